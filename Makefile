@@ -1,0 +1,43 @@
+# One command does all the set-up it needs: `make demo` trains the tiny memory agent, `make test` passes the tests.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where pip finds PyTorch's CPU build, if your pip is not set up for it already: a URL or folder of wheels.
+TORCH_WHEELS ?=
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test test-fast lint format types clean
+
+help:  ## What can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
+
+$(VENV)/.ready: pyproject.toml scripts/setup.sh
+	VENV="$(VENV)" TORCH_WHEELS="$(TORCH_WHEELS)" bash scripts/setup.sh
+	@touch $@
+
+demo: setup  ## Train the tiny memory agent here: minutes, no GPU
+	$(BIN)/clusterkit train --preset tiny
+
+test: setup  ## Run every test
+	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: setup  ## Run the tests that take no training
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+lint: setup  ## Style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup  ## Put the style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup  ## Strict types
+	$(BIN)/mypy
+
+clean:  ## Remove caches (never runs, checkpoints or the environment)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache dist build
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
