@@ -1,0 +1,1 @@
+"""The node side of clusterkit: the reinforcement-learning loop for memory agents."""

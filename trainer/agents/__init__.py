@@ -1,0 +1,1 @@
+"""Agents: a task and an engine make a trajectory."""

@@ -1,0 +1,124 @@
+"""Prompts as token ids: a template is tokenised once, around its placeholders, and ids are spliced in between.
+
+Nothing that the model sampled is ever decoded and encoded again on its way into the next prompt, so the ids that are
+sent are the ids that are trained on (MemAgent's TokenTemplate idea).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import AgentConfig
+from trainer.errors import UserError
+
+PLACEHOLDER = re.compile(r"\{(problem|memory|section)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Text of the two prompts. `no_memory` stands in the memory's place before the first update."""
+
+    update: str
+    final: str
+    no_memory: str
+
+
+def memagent_wording(section_first: bool) -> Wording:
+    """Prompts for instruction-tuned models; blocks in the paper's order, or with the section before the memory."""
+    memory = "<memory>\n{memory}\n</memory>"
+    section = "<section>\n{section}\n</section>"
+    blocks = f"{section}\n\n{memory}" if section_first else f"{memory}\n\n{section}"
+    update = (
+        "Below are a problem, one section of a long article that may help to answer it, and the memory that you kept "
+        "from earlier sections. Read the section and rewrite the memory: add whatever in the section helps to answer "
+        "the problem, and keep every relevant detail that the memory already holds.\n\n"
+        f"<problem>\n{{problem}}\n</problem>\n\n{blocks}\n\nUpdated memory:"
+    )
+    final = (
+        "Below are a problem and the memory that you kept while reading a long article. Answer the problem from the "
+        "memory and put the answer in \\boxed{}.\n\n"
+        "<problem>\n{problem}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\nYour answer:"
+    )
+    return Wording(update, final, "No previous memory")
+
+
+def words_wording(section_first: bool) -> Wording:
+    """Prompts of single words for the tiny model."""
+    blocks = "section {section} memory {memory}" if section_first else "memory {memory} section {section}"
+    return Wording(
+        update=f"<u> question {{problem}} ? {blocks} update <a>",
+        final="<u> question {problem} ? memory {memory} answer <a>",
+        no_memory="none",
+    )
+
+
+class TokenTemplate:
+    """One prompt as alternating runs of fixed ids and placeholders."""
+
+    def __init__(self, tokenizer: Any, prompt_text: str) -> None:
+        self.parts: list[list[int] | str] = []
+        for position, piece in enumerate(PLACEHOLDER.split(prompt_text)):
+            if position % 2:
+                self.parts.append(piece)
+            elif piece:
+                self.parts.append(encode(tokenizer, piece))
+
+    def fill(self, values: Mapping[str, list[int]]) -> list[int]:
+        """Prompt ids with every placeholder replaced by its ids."""
+        ids: list[int] = []
+        for part in self.parts:
+            ids.extend(values[part] if isinstance(part, str) else part)
+        return ids
+
+    @property
+    def num_fixed(self) -> int:
+        """Tokens of the prompt without what is filled in."""
+        return sum(len(p) for p in self.parts if not isinstance(p, str))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The agent's two prompts and its "no memory yet" ids, for one tokenizer."""
+
+    update: TokenTemplate
+    final: TokenTemplate
+    no_memory: list[int]
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, with no special tokens added."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def make_prompts(tokenizer: Any, config: AgentConfig) -> Prompts:
+    """Tokenise the configured wording, inside the tokenizer's chat template (one user message, generation prompt)."""
+    section_first = config.prompt_order == "section_first"
+    if config.template == "words":
+        wording = words_wording(section_first)
+        update, final = wording.update, wording.final
+    else:
+        wording = memagent_wording(section_first)
+        update = _as_chat(tokenizer, wording.update, config.enable_thinking)
+        final = _as_chat(tokenizer, wording.final, config.enable_thinking)
+    return Prompts(
+        TokenTemplate(tokenizer, update), TokenTemplate(tokenizer, final), encode(tokenizer, wording.no_memory)
+    )
+
+
+def _as_chat(tokenizer: Any, text: str, enable_thinking: bool) -> str:
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "agent.template=memagent needs a tokenizer with a chat template and this one has none: use an "
+            "instruction-tuned checkpoint, or put a chat_template.jinja into its folder"
+        )
+    return str(
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=enable_thinking,
+        )
+    )

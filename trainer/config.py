@@ -1,0 +1,433 @@
+"""RunConfig: everything that defines a run, in one validated tree.
+
+Both sides read this module, so it imports nothing but pydantic and the standard library. Every field has a default,
+a bound and a sentence; `clusterkit presets explain` prints those sentences. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused and defaults are validated too."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class TinyModel(Section):
+    """Architecture of a Llama-type model that is trained from nothing (no weights are shipped)."""
+
+    hidden_size: Annotated[int, Field(ge=8, multiple_of=8)] = 256
+    """Width of the residual stream."""
+    num_layers: Annotated[int, Field(ge=2)] = 2
+    """Transformer layers; lookup by key needs at least two."""
+    num_heads: Annotated[int, Field(ge=1)] = 4
+    """Attention heads (as many key/value heads)."""
+    intermediate_size: Annotated[int, Field(ge=8)] = 512
+    """Width of the feed-forward layers."""
+    max_position_embeddings: Annotated[int, Field(ge=64)] = 1024
+    """Context window, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TinyModel:
+        if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be an even multiple of num_heads {self.num_heads}: "
+                "choose for example hidden_size=256 num_heads=4"
+            )
+        return self
+
+
+class ModelConfig(Section):
+    """The policy that is trained."""
+
+    path: str | None = None
+    """Folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer); empty: build `tiny` and warm it up."""
+    tiny: TinyModel = TinyModel()
+    """Architecture used when `path` is empty."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Parameter dtype. float32 keeps rollout and training log-probs equal to about 1e-6."""
+    context_window: Annotated[int, Field(ge=0)] = 0
+    """Longest prompt plus response, in tokens; 0: what the checkpoint's config says."""
+    gradient_checkpointing: bool = False
+    """Recompute layer activations in the backward pass: less memory, about a third more time."""
+
+
+class TaskConfig(Section):
+    """What the policy learns on."""
+
+    name: Literal["recall", "hotpotqa"] = "recall"
+    """recall: generated key-value facts spread over chunks. hotpotqa: real questions among real documents."""
+    path: str | None = None
+    """hotpotqa: folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: looked for under /storage/datasets
+    and the asset cache."""
+    train_size: Annotated[int, Field(ge=1)] = 65536
+    """Tasks in one epoch. recall generates that many; hotpotqa uses at most that many training questions."""
+    num_documents: Annotated[int, Field(ge=2)] = 50
+    """hotpotqa: documents in one context, the question's own ones included."""
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """hotpotqa: share of the questions (by hash of the id) that is held out, with its own pool of documents."""
+    compat_upstream: bool = False
+    """hotpotqa: shuffle as MemAgent's released script does, the same slots in every item (a shortcut, to compare)."""
+    min_chunks: Annotated[int, Field(ge=1)] = 2
+    """recall: fewest chunks of a training document."""
+    max_chunks: Annotated[int, Field(ge=1)] = 4
+    """recall: most chunks of a training document."""
+    facts_per_chunk: Annotated[int, Field(ge=1)] = 3
+    """recall: facts in a chunk."""
+    filler_per_chunk: Annotated[int, Field(ge=0)] = 4
+    """recall: filler words in a chunk."""
+    num_keys: Annotated[int, Field(ge=8, le=5000)] = 256
+    """recall: distinct keys (names)."""
+    num_values: Annotated[int, Field(ge=96, le=128)] = 128
+    """recall: distinct values; a blind guess is right once in so many. With fewer than 96 some keys would have no
+    held-out value."""
+
+    @model_validator(mode="after")
+    def _chunks_ordered(self) -> TaskConfig:
+        if self.min_chunks > self.max_chunks:
+            raise ValueError(f"min_chunks {self.min_chunks} is larger than max_chunks {self.max_chunks}: lower it")
+        # Words within a section, and those of a demonstration's two facts beside it, are distinct; a few must be left.
+        if self.facts_per_chunk + 5 > self.num_values:
+            raise ValueError(
+                f"facts_per_chunk {self.facts_per_chunk} needs num_values of at least {self.facts_per_chunk + 5}, not "
+                f"{self.num_values}: raise num_values (128 at most), or lower facts_per_chunk"
+            )
+        if self.facts_per_chunk + 2 > self.num_keys:
+            raise ValueError(
+                f"facts_per_chunk {self.facts_per_chunk} needs num_keys of at least {self.facts_per_chunk + 2}, not "
+                f"{self.num_keys}: raise num_keys"
+            )
+        return self
+
+
+class AgentConfig(Section):
+    """The memory agent: one conversation a chunk, the memory is overwritten each time, then one final conversation."""
+
+    name: str = "memagent"
+    """Agent by name, or `module:Class` for one of your own."""
+    template: Literal["memagent", "words"] = "memagent"
+    """Prompt wording. words: a few single words, for models that are trained from nothing."""
+    prompt_order: Literal["paper", "section_first"] = "paper"
+    """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
+    chunk_tokens: Annotated[int, Field(ge=1)] = 5000
+    """Tokens of the document read in one conversation."""
+    max_question_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest question; a longer one is refused, never cut."""
+    max_memory_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest memory, in tokens: the response limit of every update conversation."""
+    max_final_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest final answer, in tokens."""
+    max_chunks: Annotated[int, Field(ge=0)] = 0
+    """Most chunks that are read; a longer document is handled as `overflow` says. 0: no limit."""
+    overflow: Literal["center", "error"] = "center"
+    """Document longer than max_chunks: keep its first and last halves (counted), or refuse the document and stop."""
+    empty_memory: Literal["keep", "clear"] = "keep"
+    """What an empty update means: keep the old memory, or clear it. Counted either way."""
+    enable_thinking: bool = False
+    """Let a chat template that knows the switch (Qwen3) turn thinking on."""
+
+
+class RolloutConfig(Section):
+    """How trajectories are sampled."""
+
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Tasks per training step."""
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Trajectories per task; their mean reward is the baseline."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature. The trainer applies the same one to its log-probs."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Must be 1 in training: a cut distribution biases every importance ratio."""
+    top_k: int = -1
+    """Must be -1 (off) in training, for the same reason."""
+    max_batch_tokens: Annotated[int, Field(ge=64)] = 16384
+    """embedded engine: most prompt tokens in one forward pass."""
+    save_trajectories: bool = True
+    """Write rollouts/step_N.jsonl.zst: tokens, text, rewards and weight versions of every trajectory."""
+
+
+class AlgorithmConfig(Section):
+    """Advantages and loss."""
+
+    name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
+    """Row of the algorithm table (trainer/algorithms/table.py). The fields below override the row where set."""
+    advantage: Literal["mean", "mean_std"] | None = None
+    """Reward minus group mean, or that divided by the group's standard deviation."""
+    clip_low: Annotated[float, Field(ge=0)] | None = None
+    """Lower clip range of the importance ratio, 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] | None = None
+    """Upper clip range, 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound of ratio times negative advantage (Ye et al. 2020)."""
+    loss_norm: Literal["token", "trajectory_mean", "constant"] | None = None
+    """token: one global mean over all response tokens. trajectory_mean: every trajectory weighs the same.
+    constant: divide by trajectories times the response limit (Dr. GRPO)."""
+    credit: Literal["share", "split"] = "share"
+    """share: every turn gets the trajectory's advantage. split: divided by the number of turns."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the k3 KL to the frozen starting policy; 0: no reference model is kept."""
+    old_logprobs: Literal["engine", "recompute"] = "engine"
+    """Behaviour log-probs of the ratio: those the engine returned, or a forward pass of the trainer before the step."""
+    tis_cap: Annotated[float, Field(ge=0)] = 2.0
+    """Truncated importance sampling of trainer against engine (with old_logprobs=recompute): cap; 0: off."""
+    sequence_mask: Literal["none", "max", "geometric"] = "none"
+    """Leave out turns whose trainer/engine ratio leaves [mask_low, mask_high]: any token, or the geometric mean."""
+    mask_low: Annotated[float, Field(ge=0)] = 0.33
+    """Lower bound of sequence_mask."""
+    mask_high: Annotated[float, Field(gt=0)] = 3.0
+    """Upper bound of sequence_mask."""
+    drop_truncated_final: bool = False
+    """Leave out final answers that hit max_final_tokens (they stay in the group's mean)."""
+
+    @model_validator(mode="after")
+    def _mask_holds_one(self) -> AlgorithmConfig:
+        if not self.mask_low <= 1 <= self.mask_high:
+            raise ValueError(
+                f"mask_low {self.mask_low} and mask_high {self.mask_high} leave out the ratio 1, so every turn: choose "
+                "mask_low at most 1 and mask_high at least 1"
+            )
+        return self
+
+
+class ControlConfig(Section):
+    """Negative controls: what the curve must look like when there is nothing to learn from."""
+
+    rewards: Literal["true", "shuffled", "flipped"] = "true"
+    """shuffled: permuted over the batch. flipped: sign turned round."""
+    zero_advantages: bool = False
+    """Set every advantage to zero: nothing may change."""
+
+
+class TrainConfig(Section):
+    """Optimisation."""
+
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Training steps in all; 0: total_epochs decides."""
+    total_epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the training tasks."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up steps."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    """Optimizer steps of linear warm-up of the learning rate."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Final learning rate of linear and cosine, as a share of the peak."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW; not applied to biases and norms."""
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest gradient norm."""
+    minibatches: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps per rollout batch; tasks are split evenly over them."""
+    max_tokens_per_mb: Annotated[int, Field(ge=16)] = 16384
+    """Most tokens in one packed micro-batch of one rank."""
+    logprob_chunk: Annotated[int, Field(ge=1)] = 4096
+    """Loss positions whose [chunk, vocabulary] logits exist at a time."""
+    ranks: Annotated[int, Field(ge=1)] = 1
+    """Data-parallel FSDP2 ranks. 1 needs no process group."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads per rank; 0: cores divided by ranks. Bit-identical runs need the same number."""
+
+
+class WarmupConfig(Section):
+    """Supervised warm-up on oracle traces, before the first RL step (only when the model starts from nothing)."""
+
+    recall_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of dense recall pre-training, at most; it stops early once it is right 98 % of the time."""
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of supervised fine-tuning on demonstrations; 0: no warm-up."""
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    """Sequences per step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate; linear decay to a tenth."""
+    carry_share: Annotated[float, Field(ge=0, le=1)] = 0.15
+    """How often a demonstration carries a needed fact over a section without it (else it reads each section alone)."""
+    gate: Annotated[float, Field(ge=0, le=1)] = 0.98
+    """Single-section retrieval that the warm-up must reach, greedy, on held-out tasks."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Further initialisations to try when the gate is missed."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation during training."""
+
+    every_steps: Annotated[int, Field(ge=0)] = 10
+    """Evaluate every so many steps; 0: only before the first and after the last step."""
+    num_tasks: Annotated[int, Field(ge=1)] = 128
+    """Held-out tasks per evaluation."""
+    split: Literal["dev", "test"] = "test"
+    """Which held-out tasks: dev is for choosing settings, test for reporting."""
+    final_chunks: list[Annotated[int, Field(ge=1)]] = []
+    """recall: document lengths, in chunks, of the closing table."""
+    blank_memory: bool = True
+    """Closing table: also with the memory blanked and the policy forced to answer."""
+
+
+class CheckpointConfig(Section):
+    """Recover checkpoints (overwritten, to go on from) and persistent ones (kept, Hugging Face format)."""
+
+    ckpt_freq_secs: Annotated[float, Field(ge=0)] = 600.0
+    """Write a recover checkpoint when a step ends and this much time has passed since the last one."""
+    ckpt_first_step: Annotated[int, Field(ge=1)] = 2
+    """Write the first recover checkpoint after this step."""
+    ckpt_freq_steps: Annotated[int, Field(ge=0)] = 0
+    """Also write a recover checkpoint every so many steps; 0: by time only."""
+    save_freq_steps: Annotated[int, Field(ge=0)] = 0
+    """Persistent checkpoint every so many steps; 0: off."""
+    save_freq_epochs: Annotated[int, Field(ge=0)] = 1
+    """Persistent checkpoint every so many epochs; 0: off."""
+    save_freq_secs: Annotated[float, Field(ge=0)] = 0.0
+    """Persistent checkpoint when this much time has passed since the last one; 0: off."""
+
+
+class MonitorConfig(Section):
+    """Where numbers go beside main.log and metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files to the run directory."""
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """Weights & Biases; the key is read from WANDB_API_KEY only and is written nowhere."""
+    wandb_project: str = "clusterkit"
+    """Project at Weights & Biases."""
+
+
+class RunConfig(Section):
+    """One run: what `clusterkit train` resolves and `python -m trainer` executes."""
+
+    preset: str = ""
+    """Preset that this configuration started from."""
+    experiment_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "experiment"
+    """First part of the run's name."""
+    trial_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "run1"
+    """Second part of the run's name; the same name goes on with the same run."""
+    fileroot: str = "./runs"
+    """Folder under which logs, checkpoints and recover checkpoints are written."""
+    cache_dir: str = ""
+    """Folder for warm-up weights and assets; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
+    mode: Literal["local"] = "local"
+    """Where it runs. local: this machine."""
+    seed: int = 1
+    """Seeds initialisation, tasks and sampling."""
+    recover_mode: Literal["auto", "resume", "disabled"] = "auto"
+    """auto: go on from a recover checkpoint where there is one. resume: demand one. disabled: start afresh."""
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    control: ControlConfig = ControlConfig()
+    train: TrainConfig = TrainConfig()
+    warmup: WarmupConfig = WarmupConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    monitor: MonitorConfig = MonitorConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunConfig:
+        for check in (_check_sampling, _check_batch, _check_warmup, _check_sections, _check_window):
+            check(self)
+        return self
+
+    @property
+    def recall_chunk_tokens(self) -> int:
+        """Tokens of one chunk of the recall task: facts of three tokens plus filler words."""
+        return 3 * self.task.facts_per_chunk + self.task.filler_per_chunk
+
+
+def _check_sampling(c: RunConfig) -> None:
+    if c.rollout.top_p < 1 or c.rollout.top_k != -1:
+        raise ValueError(
+            f"rollout.top_p={c.rollout.top_p} top_k={c.rollout.top_k}: training needs top_p=1 and top_k=-1, because "
+            "the trainer's log-probs cover the whole vocabulary and a cut distribution would bias every ratio"
+        )
+
+
+def _check_batch(c: RunConfig) -> None:
+    if c.rollout.batch_size % c.train.minibatches:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.minibatches={c.train.minibatches}: "
+            f"choose a multiple of {c.train.minibatches}"
+        )
+    if c.rollout.batch_size % c.train.ranks:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.ranks={c.train.ranks}: "
+            f"choose a multiple of {c.train.ranks}"
+        )
+    if c.rollout.batch_size > c.task.train_size:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is larger than task.train_size={c.task.train_size}: "
+            "one epoch would have no whole step"
+        )
+
+
+def _check_warmup(c: RunConfig) -> None:
+    if c.model.path is None and c.task.name != "recall":
+        raise ValueError(
+            f"task.name={c.task.name} needs a pretrained model: set model.path, or use --preset 135M_cpu "
+            "(a model built from nothing can only learn task.name=recall)"
+        )
+    if c.model.path is not None and c.task.name == "recall" and c.agent.template == "words":
+        raise ValueError(
+            "agent.template=words is for the tiny model's own vocabulary: with model.path set agent.template=memagent"
+        )
+
+
+def _check_sections(c: RunConfig) -> None:
+    """recall cuts its own sections: one must fit into what the agent reads at a time."""
+    tokens = c.recall_chunk_tokens
+    if c.task.name == "recall" and c.agent.template == "words" and tokens > c.agent.chunk_tokens:
+        raise ValueError(
+            f"a section has 3 x task.facts_per_chunk={c.task.facts_per_chunk} + task.filler_per_chunk="
+            f"{c.task.filler_per_chunk} = {tokens} tokens and agent.chunk_tokens is {c.agent.chunk_tokens}: raise "
+            "agent.chunk_tokens, or lower the other two"
+        )
+
+
+def _check_window(c: RunConfig) -> None:
+    """The limits alone must fit into the context window; the prompt's own words are added once a tokenizer is there."""
+    a, window, name = c.agent, c.model.context_window, "model.context_window"
+    # A model built from nothing runs with template=words only.
+    own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
+    if own and (not window or own < window):
+        window, name = own, "model.tiny.max_position_embeddings"
+    if not window:
+        return
+    memory, question = (
+        f"agent.max_memory_tokens={a.max_memory_tokens}",
+        f"agent.max_question_tokens={a.max_question_tokens}",
+    )
+    update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
+    final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
+    if update >= final:
+        total, largest = update, "agent.chunk_tokens"
+        terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {question}"
+    else:
+        total, largest = final, "agent.max_final_tokens"
+        terms = f"{memory} + {question} + agent.max_final_tokens={a.max_final_tokens}"
+    if total > window:
+        raise ValueError(
+            f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "
+            f"lower {largest}, or another of these limits, by {total - window} or more"
+        )
+
+
+def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value of every leaf of a configuration, in field order."""
+    flat: dict[str, Any] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat

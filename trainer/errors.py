@@ -1,0 +1,21 @@
+"""Errors whose message is meant for the user: what is wrong, and what to do next."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad usage or configuration. The command prints the message without a traceback and exits with 2."""
+
+    exit_code = 2
+
+
+class RunError(UserError):
+    """The run failed for a reason outside the configuration (disk full, damaged checkpoint). Exit code 1."""
+
+    exit_code = 1
+
+
+class InterruptedRunError(UserError):
+    """SIGINT or SIGTERM: a recover checkpoint has been written where there was something to keep. Exit code 130."""
+
+    exit_code = 130

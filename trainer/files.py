@@ -1,0 +1,77 @@
+"""Files that are read later are written beside their place, synced and renamed: a reader sees all of it or nothing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` by `text`, durably."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make every file below `folder` durable."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    sync_folder(folder)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tree_bytes(folder: Path) -> int:
+    """Size of all files below `folder`, in bytes."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def disk_error(error: BaseException) -> OSError | None:
+    """The operating system's error behind an exception, through the wrappers of DCP, torch and safetensors."""
+    seen: list[BaseException] = [error]
+    while seen:
+        one = seen.pop()
+        if isinstance(one, OSError):
+            return one
+        failures = getattr(one, "failures", None)
+        if isinstance(failures, dict):
+            seen.extend(f[0] if isinstance(f, tuple) else f for f in failures.values())
+        seen.extend(e for e in (one.__cause__, one.__context__) if e is not None)
+        # Native writers report a short write by text alone.
+        text = str(one)
+        if any(sign in text for sign in ("No space left", "file write failed", "unexpected pos")):
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return None
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or the user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,40 @@
+"""Where a run's files lie; see docs/run-directory.md."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import RunConfig
+
+
+def user_name() -> str:
+    """Login name, or the user's number where it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def cache_folder(config: RunConfig) -> Path:
+    """Warm-up weights and assets: config.cache_dir, $CLUSTERKIT_CACHE, or ~/.cache/clusterkit."""
+    chosen = config.cache_dir or os.environ.get("CLUSTERKIT_CACHE") or "~/.cache/clusterkit"
+    return Path(chosen).expanduser().absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The three folders of a run."""
+
+    logs: Path
+    checkpoints: Path
+    recover: Path
+
+    @classmethod
+    def of(cls, config: RunConfig) -> RunPaths:
+        """Folders of the run that a configuration names."""
+        root = Path(config.fileroot).expanduser().absolute()
+        tail = Path(user_name(), config.experiment_name, config.trial_name)
+        return cls(root / "logs" / tail, root / "checkpoints" / tail / "actor", root / "recover" / tail)

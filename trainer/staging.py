@@ -1,0 +1,130 @@
+"""Folders that appear whole or not at all: filled beside their place, synced, renamed. Standard library only."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from trainer.errors import RunError, UserError
+from trainer.files import sync_folder, sync_tree
+
+
+@contextmanager
+def staged_folder(target: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that becomes `target` when the block ends without an exception.
+
+    After an exception, Ctrl-C or SIGTERM (raised as KeyboardInterrupt) nothing of it is left; what a killed process
+    left is removed by the next call for the same target. With `replace` an existing target is replaced, else it is an
+    error.
+
+    Raises:
+        UserError: the parent folder cannot be written, or the target exists.
+        RunError: the disk is full or broken.
+
+    """
+    parent = target.parent
+    with _explained(target):
+        parent.mkdir(parents=True, exist_ok=True)
+        restore_replaced(target)
+        _sweep(target)
+        if target.exists() and not replace:
+            raise UserError(f"{target} exists already: remove it, or choose another place")
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
+    # The lock tells a later call that this folder is in use. It goes with the process, however that ends.
+    lock = os.open(staging, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        with _sigterm_interrupts(), _explained(target):
+            yield staging
+            _publish(staging, target, replace)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        os.close(lock)
+
+
+def _publish(staging: Path, target: Path, replace: bool) -> None:
+    # mkdtemp and safetensors make files for the owner alone; a cache on shared storage is read by others.
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (staging, *staging.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+    sync_tree(staging)
+    replaced = target.with_name(f".{target.name}.replaced")
+    if replace and target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    try:
+        staging.rename(target)
+    except OSError:
+        restore_replaced(target)
+        raise
+    sync_folder(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def restore_replaced(target: Path) -> None:
+    """Bring back the old folder of a replacement that was killed between its two renames."""
+    replaced = target.with_name(f".{target.name}.replaced")
+    if replaced.exists() and not target.exists():
+        replaced.rename(target)
+
+
+def _sweep(target: Path) -> None:
+    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+        with suppress(OSError):
+            descriptor = os.open(leftover, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner lives
+                shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def _explained(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = target.parent
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise disk_full(where) from error
+        if error.errno in {errno.EEXIST, errno.ENOTEMPTY} and target.exists():
+            raise UserError(f"{target} exists already: another process has just made it") from error
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+            path = error.filename or where
+            raise UserError(
+                f"{path} cannot be used ({error.strerror}): change its rights or choose another folder"
+            ) from error
+        raise RunError(f"{target} could not be made: {error}") from error
+
+
+def disk_full(where: Path) -> RunError:
+    """Make the error of a full disk."""
+    return RunError(f"no space left on the disk of {where}: free some space or choose a folder on another disk")
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM end the block like Ctrl-C, so that it is cleaned up after."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signal's signature)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,153 @@
+"""HotpotQA questions and their documents as files on disk: found, read, checked.
+
+A folder holds `questions.jsonl` (id, question, answers, supporting, own_documents; source is optional) and
+`documents.jsonl` (id, title, text), each plain or gzipped. `supporting` and `own_documents` list document ids.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.assets import cache_root
+from trainer.errors import UserError
+from trainer.tasks.jsonl import Row, read_rows
+
+QUESTIONS = "questions.jsonl"
+DOCUMENTS = "documents.jsonl"
+SHARED_DATASETS = Path("/storage/datasets")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One Wikipedia paragraph. Two documents with an equal `key` read the same."""
+
+    id: str
+    title: str
+    text: str
+    key: str
+
+    def render(self) -> str:
+        """Title line, then the paragraph."""
+        return f"{self.title}\n{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question. `own` are its own paragraphs (no two that read the same), `gold` those of them that answer it."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    gold: tuple[Document, ...]
+    own: tuple[Document, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Everything in a folder. `documents` holds one of those that read the same, in the file's order."""
+
+    questions: list[Question]
+    documents: list[Document]
+
+
+def find_folder(path: str | None, cache_dir: str = "") -> Path:
+    """Folder of the data: `path`, or the first of the usual places that has questions.
+
+    Those are $CLUSTERKIT_DATA/hotpotqa, /storage/datasets/hotpotqa and hotpotqa in the asset cache. Raises UserError
+    that lists where it looked.
+    """
+    if path:
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            what = "is a file; give the folder that holds it" if folder.exists() else "there is no such folder"
+            raise UserError(f"task.path={path}: {what}. {_how_to_get()}")
+        return folder
+    places = [SHARED_DATASETS / "hotpotqa", cache_root(cache_dir) / "hotpotqa"]
+    if os.environ.get("CLUSTERKIT_DATA"):
+        places.insert(0, Path(os.environ["CLUSTERKIT_DATA"]).expanduser() / "hotpotqa")
+    for place in places:
+        if any((place / name).is_file() for name in (QUESTIONS, f"{QUESTIONS}.gz")):
+            return place
+    raise UserError(f"no HotpotQA data; looked in {', '.join(map(str, places))}. {_how_to_get()}")
+
+
+def load_corpus(folder: Path) -> Corpus:
+    """Read and check a folder. Raises UserError that names the file, and the line where there is one."""
+    documents, by_id = _read_documents(find_file(folder, DOCUMENTS))
+    questions = list(_read_questions(find_file(folder, QUESTIONS), by_id))
+    return Corpus(questions, documents)
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """`name` in `folder`, or else `name.gz`. Raises UserError when neither is there."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.exists():
+            return candidate
+    raise UserError(f"{folder} holds neither {name} nor {name}.gz. {_how_to_get()}")
+
+
+def document_key(title: str, text: str) -> str:
+    """What two documents that differ only in whitespace (or whose texts are equal under two titles) have in common."""
+    return " ".join(text.split()) or " ".join(title.split())
+
+
+def distinct(documents: Iterable[Document], preferred: Iterable[Document] = ()) -> tuple[Document, ...]:
+    """One of those documents that read the same, in order: the first, or the one that is also in `preferred`."""
+    chosen: dict[str, Document] = {}
+    for document in documents:
+        chosen.setdefault(document.key, document)
+    for document in preferred:
+        chosen[document.key] = document
+    return tuple(chosen.values())
+
+
+def _read_documents(path: Path) -> tuple[list[Document], dict[str, Document]]:
+    by_id: dict[str, Document] = {}
+    by_key: dict[str, Document] = {}
+    for row in read_rows(path):
+        title, text = row.text("title"), row.text("text")
+        document = Document(_new_id(row, by_id), title, text, document_key(title, text))
+        # The second id of one and the same text stands for the first document.
+        by_id[document.id] = document
+        by_key.setdefault(document.key, document)
+    return list(by_key.values()), by_id
+
+
+def _read_questions(path: Path, documents: dict[str, Document]) -> Iterator[Question]:
+    seen: dict[str, Question] = {}
+    for row in read_rows(path):
+        own_ids, gold_ids = row.texts("own_documents"), row.texts("supporting")
+        for document_id in (*own_ids, *gold_ids):
+            if document_id not in documents:
+                raise row.error(f"unknown document id '{document_id}': {DOCUMENTS} has no row with it")
+        for document_id in gold_ids:
+            if document_id not in own_ids:
+                raise row.error(
+                    f"supporting document '{document_id}' is not among own_documents: the answer could not be found"
+                )
+        gold = distinct(documents[i] for i in gold_ids)
+        question = Question(
+            id=_new_id(row, seen),
+            question=row.text("question"),
+            answers=row.texts("answers"),
+            gold=gold,
+            own=distinct((documents[i] for i in own_ids), preferred=gold),
+            source=row.text("source", default=""),
+        )
+        seen[question.id] = question
+        yield question
+
+
+def _new_id(row: Row, known: dict[str, Document] | dict[str, Question]) -> str:
+    name = row.text("id")
+    if name in known:
+        raise row.error(f"id '{name}' occurs a second time")
+    return name
+
+
+def _how_to_get() -> str:
+    return "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path to its folder"

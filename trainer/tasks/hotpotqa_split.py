@@ -1,0 +1,101 @@
+"""Splits a HotpotQA corpus into training and held-out sides that share neither questions nor documents.
+
+A question's side is a hash of its id, so it does not depend on what else is in the file. Documents follow:
+
+* what a held-out question owns is held out;
+* a training question with a *gold* document among those is dropped, because without it the answer could not be found
+  (and so is one with the words of a held-out question under another id);
+* a training question with another own document among those loses that document (a distractor takes its place);
+* what only training questions own is for training;
+* documents that no question owns go to either side by a hash of their text, half each, so that held-out contexts can
+  grow long too.
+
+So no text that a held-out context can hold is ever seen in training, or the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from trainer.seeding import unit_interval
+from trainer.tasks.hotpotqa_data import Corpus, Document, Question
+
+UNOWNED_HELD_OUT = 0.5
+"""Share of the documents without a question that is held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Questions in a fixed order that looks random, and the documents their contexts are made of (sorted by key)."""
+
+    questions: tuple[Question, ...]
+    pool: tuple[Document, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The outcome. dev and test have the same pool.
+
+    dropped: training questions left out because a held-out question owns one of their gold documents or asks the same.
+    trimmed: training questions that lost other documents for the first reason; trimmed_documents: how many in all.
+    """
+
+    train: Side
+    dev: Side
+    test: Side
+    dropped: int
+    trimmed: int
+    trimmed_documents: int
+
+
+def split_of(question_id: str, eval_fraction: float) -> str:
+    """Split of a question: train, dev or test. dev and test are half of `eval_fraction` each."""
+    share = unit_interval("hotpotqa-split", question_id)
+    if share >= eval_fraction:
+        return "train"
+    return "dev" if share < eval_fraction / 2 else "test"
+
+
+def split_corpus(corpus: Corpus, eval_fraction: float) -> Sides:
+    """Divide a corpus as the module describes; a pure function of its rows."""
+    by_split: dict[str, list[Question]] = {"train": [], "dev": [], "test": []}
+    for question in sorted(corpus.questions, key=lambda q: unit_interval("hotpotqa-order", q.id)):
+        by_split[split_of(question.id, eval_fraction)].append(question)
+    held = _keys(by_split["dev"]) | _keys(by_split["test"])
+    asked = {_wording(q) for split in ("dev", "test") for q in by_split[split]}
+    train = [
+        _without(q, held)
+        for q in by_split["train"]
+        if _wording(q) not in asked and not any(d.key in held for d in q.gold)
+    ]
+    owned_by_train = _keys(train)
+    pools: tuple[list[Document], list[Document]] = ([], [])
+    for document in sorted(corpus.documents, key=lambda d: d.key):
+        is_held = document.key in held or (
+            document.key not in owned_by_train and unit_interval("hotpotqa-pool", document.key) < UNOWNED_HELD_OUT
+        )
+        pools[is_held].append(document)
+    own_before = {q.id: len(q.own) for q in by_split["train"]}
+    lost = [own_before[q.id] - len(q.own) for q in train]
+    train_pool, held_pool = map(tuple, pools)
+    return Sides(
+        train=Side(tuple(train), train_pool),
+        dev=Side(tuple(by_split["dev"]), held_pool),
+        test=Side(tuple(by_split["test"]), held_pool),
+        dropped=len(by_split["train"]) - len(train),
+        trimmed=sum(count > 0 for count in lost),
+        trimmed_documents=sum(lost),
+    )
+
+
+def _keys(questions: Iterable[Question]) -> set[str]:
+    return {document.key for question in questions for document in question.own}
+
+
+def _wording(question: Question) -> str:
+    return " ".join(question.question.lower().split())
+
+
+def _without(question: Question, keys: set[str]) -> Question:
+    return replace(question, own=tuple(d for d in question.own if d.key not in keys))

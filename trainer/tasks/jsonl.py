@@ -1,0 +1,114 @@
+"""JSON Lines, plain or gzipped, with errors that name the file and the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a JSON Lines file: its fields, and where they stand."""
+
+    path: Path
+    line: int
+    fields: dict[str, Any]
+
+    def text(self, column: str, default: str | None = None) -> str:
+        """A string column. Raises UserError when it is missing (and there is no default), empty or no string."""
+        if default is not None and column not in self.fields:
+            return default
+        value = self._get(column)
+        if not isinstance(value, str):
+            raise self.error(f"column '{column}' must be a string, not {kind(value)}")
+        if default is None and not value.strip():
+            raise self.error(f"column '{column}' is empty")
+        return value
+
+    def texts(self, column: str) -> tuple[str, ...]:
+        """A column holding a list of at least one string. Raises UserError for anything else."""
+        value = self._get(column)
+        if not isinstance(value, list):
+            raise self.error(f"column '{column}' must be a list of strings, not {kind(value)}")
+        if not value:
+            raise self.error(f"column '{column}' is an empty list: it needs at least one string")
+        for item in value:
+            if not isinstance(item, str) or not item.strip():
+                what = "an empty string" if isinstance(item, str) else kind(item)
+                raise self.error(f"column '{column}' must be a list of strings, but holds {what}")
+        return tuple(value)
+
+    def error(self, problem: str) -> UserError:
+        """Make an error that says where this row stands."""
+        return UserError(f"{self.path}, line {self.line}: {problem}")
+
+    def _get(self, column: str) -> Any:
+        if column not in self.fields:
+            there = ", ".join(map(repr, self.fields)) or "none"
+            raise self.error(f"column '{column}' is missing (columns there: {there})")
+        return self.fields[column]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Rows of a .jsonl or .jsonl.gz file in UTF-8, blank lines left out.
+
+    Whether it is gzipped is read from its first bytes, not from its name. Raises UserError, naming file and line, for a
+    missing, unreadable, empty or damaged file, and for a line that is not a JSON object.
+    """
+    line = 0
+    found = False
+    try:
+        with _open(path) as stream:
+            for line, raw in enumerate(stream, start=1):
+                if raw.strip():
+                    found = True
+                    yield Row(path, line, _parse(path, line, raw))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path}: damaged gzip data after line {line} ({error}): copy or download the file again"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if not found:
+        raise UserError(f"{path}: the file is empty: it needs one JSON object a line")
+
+
+def kind(value: Any) -> str:
+    """What JSON calls the type of a value, with its article."""
+    if value is None:
+        return "null"
+    names = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names[type(value)]
+
+
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as stream:
+        gzipped = stream.read(2) == b"\x1f\x8b"
+    if path.suffix == ".gz" and not gzipped and path.stat().st_size:
+        raise gzip.BadGzipFile("it does not begin like a gzip file")
+    return cast(IO[bytes], gzip.open(path)) if gzipped else path.open("rb")
+
+
+def _parse(path: Path, line: int, raw: bytes) -> dict[str, Any]:
+    where = f"{path}, line {line}"
+    try:
+        # utf-8-sig: some editors put a byte order mark before the first line.
+        value = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 (byte {error.start + 1} of the line): save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}): one JSON object a line") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: not usable JSON (nested too deeply): one flat JSON object a line") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: must be a JSON object, not {kind(value)}")
+    return value

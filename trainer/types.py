@@ -1,0 +1,117 @@
+"""The data that flows through a training step: Task -> Trajectory (turns) -> Group -> Row.
+
+Token ids are plain lists of int all the way: what an engine received and returned is what the loss is computed on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question about one document.
+
+    id: unique within the run. question, context: text. answers: accepted gold answers (at least one).
+    chunks: when set, the document's chunks as text, each at most `chunk_tokens` long, instead of cutting `context`.
+    meta: small facts for reports (source, number of documents, position of the evidence).
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    context: str = ""
+    chunks: tuple[str, ...] = ()
+    meta: dict[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one response is sampled.
+
+    max_new_tokens: response limit, in tokens, the end token included. temperature: 0 means greedy (evaluation only).
+    seed: of this response alone, so that a result does not depend on what else is in the batch.
+    banned_token_ids: tokens given probability zero (renormalised; evaluation only).
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    seed: int = 0
+    banned_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine returned for one prompt.
+
+    token_ids: sampled ids, the end token included when `finish_reason` is "stop". logprobs: natural log of each one's
+    probability under the distribution it was drawn from (same length). version: weight version that sampled them.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One conversation: the ids sent, the ids received. `kind` is "update" (a chunk was read) or "final"."""
+
+    kind: Literal["update", "final"]
+    prompt_ids: list[int]
+    completion: Completion
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """All turns of one pass over one document, with one scalar reward.
+
+    answer_text: text of the final response. counters: explicit counts of what went out of the ordinary
+    (empty_memory, truncated_memory, truncated_final, truncated_context ...). error: why it failed; it then has reward 0
+    and no turns that are trained on.
+    """
+
+    task_id: str
+    turns: list[Turn]
+    reward: float
+    answer_text: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories of one task, whose mean reward is their baseline."""
+
+    task: Task
+    trajectories: list[Trajectory]
+
+
+@dataclass(slots=True)
+class Row:
+    """One turn as the trainer sees it: `prompt_ids + response_ids`, loss on the response only.
+
+    advantage: the trajectory's, after credit. weight: factor of every token's loss, already normalised over the whole
+    optimizer step (all ranks, all micro-batches). behave_logprobs: the engine's, one per response token.
+    trajectory: index into the step's flat list of trajectories. old_logprobs: the trainer's own before the step, where
+    they were recomputed. ref_logprobs: the frozen reference's, where a KL is wanted.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    behave_logprobs: list[float]
+    advantage: float
+    weight: float
+    trajectory: int
+    old_logprobs: list[float] | None = None
+    ref_logprobs: list[float] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of prompt plus response."""
+        return len(self.prompt_ids) + len(self.response_ids)
