@@ -1,0 +1,40 @@
+"""The engine protocol: token ids in, token ids with log-probs and a weight version out.
+
+Engines are interchangeable: `embedded` shares the trainer's weights in process; servers (SGLang, vLLM) sit behind
+the same calls. Sampling in training always covers the whole vocabulary (top_p 1, top_k off).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trainer.types import Completion, SamplingParams
+
+
+class Engine(Protocol):
+    """What the rollout controller and the agents need from an engine."""
+
+    @property
+    def version(self) -> int:
+        """Weight version that new responses are sampled with."""
+        ...
+
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
+        """Sample one response. `key` names the task, so that servers can keep one group on one machine."""
+        ...
+
+    async def pause(self) -> None:
+        """Start no new response until `resume`."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    async def update_weights(self, version: int) -> None:
+        """Take over the trainer's present weights as `version`."""
+        ...
+
+    async def health(self) -> bool:
+        """Whether a request sent now would be answered."""
+        ...

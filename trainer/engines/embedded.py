@@ -1,0 +1,283 @@
+"""The embedded engine: the trainer's own transformers model, in process, batched, with a KV cache.
+
+It shares the weights, so publishing a version is free. Requests that are waiting at the same moment form a batch:
+identical prompts are computed once, prompts of similar length are padded on the left into one block, finished rows
+leave the block. Log-probs come from the very distribution that the token was drawn from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from trainer.types import Completion, FinishReason, SamplingParams
+
+# Prompts share a block while padding stays under this share of it.
+PADDING_LIMIT = 0.25
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt_ids: list[int]
+    params: SamplingParams
+    future: asyncio.Future[Completion]
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Running totals, in tokens and seconds; `prefilled_tokens` counts each distinct prompt of a batch once."""
+
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    sampled_tokens: int = 0
+    batches: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class EmbeddedEngine:
+    """Engine protocol over a causal language model in this process.
+
+    Args:
+        model: transformers model whose attention implementation is `trainer.train.attention.IMPLEMENTATION`.
+        stop_ids: token ids that end a response.
+        max_batch_tokens: most (padded) prompt tokens of one forward pass.
+        cancelled: asked before every token; True gives the batch up with `GenerationCancelledError`.
+
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        stop_ids: set[int],
+        max_batch_tokens: int = 16384,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model = model
+        self.cancelled = cancelled
+        self.stop_ids = stop_ids
+        self.max_batch_tokens = max_batch_tokens
+        self.stats = EngineStats()
+        self._version = 0
+        self._waiting: list[_Request] = []
+        self._paused = False
+        self._flush_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def version(self) -> int:
+        """Weight version of the shared weights."""
+        return self._version
+
+    async def pause(self) -> None:
+        """Hold back new batches, also of requests that are waiting already, until `resume`."""
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Let batches run again."""
+        self._paused = False
+        self._schedule_flush()
+
+    async def update_weights(self, version: int) -> None:
+        """The weights are shared: only the number changes."""
+        self._version = version
+
+    async def health(self) -> bool:
+        """A model in this process is always there."""
+        return True
+
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:  # noqa: ARG002
+        """Wait for a place in the next batch. Raises ValueError for an empty prompt."""
+        if not prompt_ids:
+            raise ValueError("the prompt has no tokens")
+        request = _Request(prompt_ids, params, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._schedule_flush()
+        return await request.future
+
+    def _schedule_flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        # A loop that was closed before its flush ran (an interrupted batch) must not keep the next one waiting.
+        if self._waiting and not self._paused and self._flush_loop is not loop:
+            self._flush_loop = loop
+            # One turn of the event loop later every trajectory that is ready has sent its request.
+            loop.call_soon(lambda: loop.call_soon(self._flush))
+
+    def _flush(self) -> None:
+        self._flush_loop = None
+        if self._paused:
+            return
+        requests = [r for r in self._waiting if not r.future.done()]  # the others were cancelled
+        self._waiting = []
+        try:
+            for request, completion in zip(
+                requests, self.generate_batch([(r.prompt_ids, r.params) for r in requests]), strict=True
+            ):
+                if not request.future.done():
+                    request.future.set_result(completion)
+        except BaseException as error:
+            for request in requests:
+                if not request.future.done():
+                    request.future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            if not isinstance(error, Exception):
+                raise
+
+    def generate_batch(self, requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
+        """Sample one response to each prompt; the order of the results is that of the requests."""
+        results: list[Completion | None] = [None] * len(requests)
+        self.model.eval()
+        for members in self._blocks([len(prompt) for prompt, _ in requests]):
+            for member, completion in zip(members, self._generate_block([requests[i] for i in members]), strict=True):
+                results[member] = completion
+        self.stats.batches += 1
+        return [r for r in results if r is not None]
+
+    def _blocks(self, lengths: list[int]) -> list[list[int]]:
+        """Split requests into blocks of similar prompt length under the token limit; longest first, stable."""
+        order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+        blocks: list[list[int]] = []
+        for i in order:
+            if blocks:
+                longest = lengths[blocks[-1][0]]
+                fits = longest * (len(blocks[-1]) + 1) <= self.max_batch_tokens
+                if fits and lengths[i] >= (1 - PADDING_LIMIT) * longest:
+                    blocks[-1].append(i)
+                    continue
+            blocks.append([i])
+        return blocks
+
+    @torch.inference_mode()
+    def _generate_block(self, requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
+        device = next(self.model.parameters()).device
+        unique: dict[tuple[int, ...], int] = {}
+        which = [unique.setdefault(tuple(prompt), len(unique)) for prompt, _ in requests]
+        cache, valid, logits = self._prefill([list(p) for p in unique], device)
+        rows = torch.tensor(which, device=device)
+        if len(unique) < len(requests):
+            cache.batch_select_indices(rows)
+            valid, logits = valid[rows], logits[rows]
+        self.stats.prompt_tokens += sum(len(p) for p, _ in requests)
+        self.stats.prefilled_tokens += sum(map(len, unique))
+
+        sampler = _Sampler([params for _, params in requests], self.stop_ids)
+        positions = torch.tensor([len(p) for p, _ in requests], device=device)
+        while True:
+            tokens = sampler.draw(logits)
+            keep = sampler.active_rows()
+            if not keep:
+                break
+            if self.cancelled():
+                raise GenerationCancelledError
+            if len(keep) < len(tokens):
+                index = torch.tensor(keep, device=device)
+                cache.batch_select_indices(index)
+                valid, positions = valid[index], positions[index]
+            valid = torch.cat([valid, valid.new_ones(len(keep), 1)], dim=1)
+            hidden = self.model.model(
+                input_ids=torch.tensor([[tokens[i]] for i in keep], device=device),
+                attention_mask=valid[:, None, None, :],
+                position_ids=positions[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+            logits = self.model.lm_head(hidden[:, -1]).float()
+            positions = positions + 1
+        completions = sampler.completions(self._version)
+        self.stats.sampled_tokens += sum(len(c.token_ids) for c in completions)
+        return completions
+
+    def _prefill(self, prompts: list[list[int]], device: torch.device) -> tuple[DynamicCache, Tensor, Tensor]:
+        """Cache, mask of real tokens [prompts, length] and next-token logits [prompts, vocabulary] of the prompts."""
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        valid = torch.zeros(len(prompts), longest, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            valid[row, longest - len(prompt) :] = True
+        ids, valid = ids.to(device), valid.to(device)
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
+        # A padding token sees itself, else its softmax would be over nothing and NaN.
+        mask = (causal & valid[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
+        cache = DynamicCache(config=self.model.config)
+        hidden = self.model.model(
+            input_ids=ids,
+            attention_mask=mask[:, None],
+            position_ids=(valid.long().cumsum(1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return cache, valid, self.model.lm_head(hidden[:, -1]).float()
+
+
+class GenerationCancelledError(Exception):
+    """The batch was given up because the run is to stop."""
+
+
+class _Sampler:
+    """Draws tokens for a block of responses. Every response has its own counter-based random numbers, so what it
+    draws does not depend on its neighbours.
+    """
+
+    def __init__(self, params: list[SamplingParams], stop_ids: set[int]) -> None:
+        self.params = params
+        self.stop_ids = stop_ids
+        self.ids: list[list[int]] = [[] for _ in params]
+        self.logprobs: list[list[float]] = [[] for _ in params]
+        self.finish: list[FinishReason | None] = [None] * len(params)
+        self.active = list(range(len(params)))
+        self.uniform = [
+            np.random.Generator(np.random.Philox(key=p.seed)).random(p.max_new_tokens) if p.temperature else np.empty(0)
+            for p in params
+        ]
+
+    def draw(self, logits: Tensor) -> list[int]:
+        """Next token of every active response from logits [active, vocabulary]; remembers ids and log-probs."""
+        members = self.active
+        temperature = torch.tensor([self.params[i].temperature or 1.0 for i in members], device=logits.device)
+        logits = logits / temperature[:, None]
+        for row, i in enumerate(members):
+            if self.params[i].banned_token_ids:
+                logits[row, list(self.params[i].banned_token_ids)] = -torch.inf
+        logprobs = torch.log_softmax(logits, dim=-1)
+        greedy = logprobs.argmax(-1)
+        cumulative = logprobs.double().exp().cumsum(-1)
+        step = [len(self.ids[i]) for i in members]
+        uniform = torch.tensor(
+            [self.uniform[i][s] if self.params[i].temperature else 0.0 for i, s in zip(members, step, strict=True)],
+            dtype=torch.float64,
+            device=logits.device,
+        )
+        # right=True skips tokens of probability zero; the clamp covers a draw at the rounded end of the sum.
+        drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+        drawn = torch.minimum(drawn, (cumulative < cumulative[:, -1:]).sum(-1))
+        is_greedy = torch.tensor([not self.params[i].temperature for i in members], device=logits.device)
+        tokens = torch.where(is_greedy, greedy, drawn)
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+        token_list: list[int] = tokens.tolist()
+        for i, token, logprob in zip(members, token_list, chosen, strict=True):
+            self.ids[i].append(token)
+            self.logprobs[i].append(logprob)
+            if token in self.stop_ids:
+                self.finish[i] = "stop"
+            elif len(self.ids[i]) == self.params[i].max_new_tokens:
+                self.finish[i] = "length"
+        return token_list
+
+    def active_rows(self) -> list[int]:
+        """Rows of the last draw that go on; the others have finished and leave the block."""
+        rows = [row for row, i in enumerate(self.active) if self.finish[i] is None]
+        self.active = [self.active[row] for row in rows]
+        return rows
+
+    def completions(self, version: int) -> list[Completion]:
+        """The finished responses, in the order of the requests."""
+        return [
+            Completion(ids, logprobs, finish, version)
+            for ids, logprobs, finish in zip(self.ids, self.logprobs, self.finish, strict=True)
+            if finish is not None
+        ]

@@ -1,0 +1,138 @@
+"""From groups of trajectories to training rows: rewards, advantages, token weights, and the step's numbers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from trainer.agents.memagent import MemAgent
+from trainer.algorithms.advantages import group_advantages, turn_advantages, zero_variance_groups
+from trainer.algorithms.aggregation import token_weights
+from trainer.algorithms.table import resolve
+from trainer.config import RunConfig
+from trainer.seeding import derive_seed
+from trainer.types import Group, Row, Trajectory
+
+COUNTERS = ("empty_memory", "truncated_memory", "truncated_final", "truncated_context")
+
+
+@dataclass(slots=True)
+class TrainingBatch:
+    """minibatches: rows of each optimizer step. advantages: one per trajectory, in the order of the groups.
+    stats: numbers of the rollouts.
+    """
+
+    minibatches: list[list[Row]]
+    advantages: list[float]
+    stats: dict[str, float]
+
+
+def control_rewards(rewards: list[float], control: str, *seed_parts: str | int) -> list[float]:
+    """Rewards as a negative control wants them: permuted over the batch, with the sign turned round, or untouched."""
+    if control == "shuffled":
+        shuffled = list(rewards)
+        random.Random(derive_seed(*seed_parts)).shuffle(shuffled)
+        return shuffled
+    if control == "flipped":
+        return [-r for r in rewards]
+    return rewards
+
+
+def response_limit(agent: MemAgent, trajectories: list[Trajectory]) -> int:
+    """Most response tokens that any of these trajectories could have had."""
+    c = agent.config
+    most_updates = max((sum(t.kind == "update" for t in one.turns) for one in trajectories), default=0)
+    return most_updates * c.max_memory_tokens + c.max_final_tokens
+
+
+def make_batch(groups: list[Group], agent: MemAgent, config: RunConfig, step: int) -> TrainingBatch:
+    """Rows for the optimizer steps of one training step.
+
+    Tasks are split evenly over `train.minibatches`; token weights are normalised within each. Failed trajectories
+    have no rows and stay out of their group's mean.
+    """
+    algorithm = resolve(config.algorithm)
+    trajectories = [t for group in groups for t in group.trajectories]
+    ok = [i for i, t in enumerate(trajectories) if t.error is None]
+    group_of = [g for g, group in enumerate(groups) for _ in group.trajectories]
+    rewards = control_rewards([t.reward for t in trajectories], config.control.rewards, config.seed, "shuffle", step)
+    numbers = torch.tensor([group_of[i] for i in ok], dtype=torch.long)
+    advantages = torch.zeros(len(trajectories), dtype=torch.float64)
+    if ok:
+        values = group_advantages(torch.tensor([rewards[i] for i in ok]), numbers, algorithm.advantage)
+        advantages[ok] = 0.0 if config.control.zero_advantages else values
+    flat = turn_rows(trajectories, advantages, config)
+    per_batch = len(groups) // config.train.minibatches
+    limit = response_limit(agent, trajectories)
+    minibatches = []
+    for number in range(config.train.minibatches):
+        first, last = number * per_batch, (number + 1) * per_batch
+        rows = [row for row in flat if first <= group_of[row.trajectory] < last]
+        set_weights(rows, algorithm.loss_norm, limit)
+        minibatches.append(rows)
+    stats = rollout_stats(trajectories, rewards, advantages, flat)
+    stats["zero_variance_groups"] = float(zero_variance_groups(advantages[ok], numbers)) if ok else float(len(groups))
+    return TrainingBatch(minibatches, advantages.tolist(), stats)
+
+
+def turn_rows(trajectories: list[Trajectory], advantages: torch.Tensor, config: RunConfig) -> list[Row]:
+    """One row per turn, with the trajectory's advantage after credit. Weights are still to be set."""
+    turns = [(i, turn) for i, t in enumerate(trajectories) for turn in t.turns]
+    index = torch.tensor([i for i, _ in turns], dtype=torch.long)
+    per_turn = turn_advantages(advantages, index, config.algorithm.credit).tolist()
+    rows = []
+    for (i, turn), advantage in zip(turns, per_turn, strict=True):
+        completion = turn.completion
+        if config.algorithm.drop_truncated_final and turn.kind == "final" and completion.finish_reason == "length":
+            continue
+        rows.append(
+            Row(turn.prompt_ids, completion.token_ids, completion.logprobs, advantage, weight=0.0, trajectory=i)
+        )
+    return rows
+
+
+def set_weights(rows: list[Row], norm: str, limit: int) -> None:
+    """Give every row its tokens' weight in the loss of one optimizer step."""
+    if not rows:
+        return
+    # Trajectory numbers are counted from 0 within the step, without gaps that would count as trajectories.
+    order = {number: i for i, number in enumerate(sorted({row.trajectory for row in rows}))}
+    tokens = torch.tensor([len(row.response_ids) for row in rows])
+    index = torch.tensor([order[row.trajectory] for row in rows])
+    for row, weight in zip(rows, token_weights(tokens, index, norm, limit).tolist(), strict=True):  # type: ignore[arg-type]
+        row.weight = weight
+
+
+def rollout_stats(
+    trajectories: list[Trajectory], rewards: list[float], advantages: torch.Tensor, rows: list[Row]
+) -> dict[str, float]:
+    """AReaL's names where it has one for the thing, ours for the rest."""
+    count = max(len(trajectories), 1)
+    turns = [turn for t in trajectories for turn in t.turns]
+    prompt = sum(len(turn.prompt_ids) for turn in turns)
+    sampled = sum(len(turn.completion.token_ids) for turn in turns)
+    finals = [t.turns[-1] for t in trajectories if t.turns]
+    counters: Counter[str] = Counter()
+    for t in trajectories:
+        counters.update(t.counters)
+    return {
+        "task_reward": sum(t.reward for t in trajectories) / count,
+        "final_reward": sum(rewards) / count,
+        "advantage_abs": float(advantages.abs().mean()) if len(advantages) else 0.0,
+        "avg_seq_len": (prompt + sampled) / max(len(turns), 1),
+        "avg_prompt_len": prompt / max(len(turns), 1),
+        "n_tokens": float(prompt + sampled),
+        "n_valid_tokens": float(sum(row.num_tokens for row in rows)),
+        "n_seqs": float(len(trajectories)),
+        "no_eos_ratio": sum(f.completion.finish_reason == "length" for f in finals) / max(len(finals), 1),
+        "disable_value": 1.0,
+        "mask_no_eos_with_zero": 0.0,
+        "turns": float(len(turns)),
+        "prompt_tokens": float(prompt),
+        "sampled_tokens": float(sampled),
+        "failed_trajectories": float(sum(t.error is not None for t in trajectories)),
+        **{name: float(counters[name]) for name in COUNTERS},
+    }

@@ -1,0 +1,102 @@
+"""The rollout controller: tasks in, groups of scored trajectories out, all in flight at once.
+
+Every random choice is seeded by (run seed, purpose, task, sample, turn), so a batch of rollouts is a function of the
+weights and of what was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.agents.memagent import MemAgent, PreparedTask, RolloutOptions
+from trainer.engines.base import Engine
+from trainer.engines.embedded import GenerationCancelledError
+from trainer.errors import UserError
+from trainer.rewards.boxed import boxed_reward
+from trainer.seeding import derive_seed
+from trainer.types import Group, Task, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """How a batch of tasks is rolled out.
+
+    purpose: names the seeds apart (training, greedy evaluation …). group_size: trajectories per task. temperature: 0
+    is greedy. blank_memory, banned_final_ids: see `RolloutOptions`.
+    """
+
+    purpose: str
+    group_size: int = 1
+    temperature: float = 1.0
+    blank_memory: bool = False
+    banned_final_ids: tuple[int, ...] = ()
+
+
+class RolloutController:
+    """Runs an agent on an engine. `stop_requested` is asked between turns; True cancels the batch."""
+
+    def __init__(
+        self, agent: MemAgent, engine: Engine, seed: int, stop_requested: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.agent = agent
+        self.engine = engine
+        self.seed = seed
+        self.stop_requested = stop_requested
+
+    def run(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        """Roll out every task `plan.group_size` times and score the answers. Groups come in the order of the tasks.
+
+        Raises:
+            UserError: a task breaks a limit of the configuration.
+            RolloutInterruptedError: `stop_requested` said so; no trajectory is returned.
+
+        """
+        return asyncio.run(self._run(tasks, plan))
+
+    async def _run(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        prepared = [self.agent.prepare(task) for task in tasks]
+        jobs = [
+            asyncio.ensure_future(self._trajectory(one, sample, plan))
+            for one in prepared
+            for sample in range(plan.group_size)
+        ]
+        try:
+            done = await asyncio.gather(*jobs)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            raise
+        size = plan.group_size
+        return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
+
+    async def _trajectory(self, prepared: PreparedTask, sample: int, plan: SamplingPlan) -> Trajectory:
+        task = prepared.task
+
+        def seed_of_turn(turn: int) -> int:
+            if self.stop_requested():
+                raise RolloutInterruptedError
+            return derive_seed(self.seed, plan.purpose, task.id, sample, turn)
+
+        options = RolloutOptions(plan.temperature, seed_of_turn, plan.blank_memory, plan.banned_final_ids)
+        try:
+            trajectory = await self.agent.rollout(prepared, self.engine, options)
+        except (RolloutInterruptedError, UserError, asyncio.CancelledError):
+            raise
+        except GenerationCancelledError as error:
+            raise RolloutInterruptedError from error
+        except Exception as error:
+            # One lost request must not cost the step: the trajectory counts as failed, with reward 0.
+            log.warning("trajectory %s/%d failed: %s: %s", task.id, sample, type(error).__name__, error)
+            return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
+        trajectory.reward = boxed_reward(trajectory.answer_text, task.answers)
+        return trajectory
+
+
+class RolloutInterruptedError(Exception):
+    """The batch was given up because the run is to stop."""
