@@ -1,0 +1,77 @@
+"""Policy losses and KL: pure functions of log-probs, tensors and floats in, tensors out.
+
+All are per token, [tokens] float, to be multiplied by the token's weight (trainer.algorithms.aggregation) and summed.
+Where a loss looks at whole responses, `sequence` [tokens] int64 names the response that each token belongs to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+KL_CLAMP = 10.0
+
+
+def sequence_mean(values: Tensor, sequence: Tensor) -> Tensor:
+    """Mean of `values` over each sequence, spread back over its tokens. [tokens] -> [tokens]."""
+    count = int(sequence.max()) + 1 if len(sequence) else 0
+    sums = values.new_zeros(count).index_add_(0, sequence, values)
+    sizes = values.new_zeros(count).index_add_(0, sequence, torch.ones_like(values))
+    return (sums / sizes.clamp(min=1))[sequence]
+
+
+def ppo_clip(
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate (PPO, arXiv 1707.06347) with separate ranges (DAPO) and dual clip (arXiv 1912.09729).
+
+    Args:
+        logp: [tokens] log-probs of the policy in training; the gradient flows here. old_logp: of the policy that
+            sampled. advantage: [tokens].
+        low, high: the ratio is clipped to [1 - low, 1 + high]. dual: with negative advantage the loss is at most
+            dual · |advantage|; None: off.
+
+    Returns:
+        (loss [tokens], clipped [tokens] bool: the gradient is cut off there).
+
+    """
+    ratio = (logp - old_logp).exp()
+    unclipped = -advantage * ratio
+    clipped = -advantage * ratio.clamp(1 - low, 1 + high)
+    loss = torch.maximum(unclipped, clipped)
+    is_clipped = clipped > unclipped
+    if dual is not None:
+        bound = -advantage * dual
+        over = (advantage < 0) & (loss > bound)
+        loss = torch.where(over, bound, loss)
+        is_clipped = is_clipped | over
+    return loss, is_clipped
+
+
+def gspo(
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, sequence: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """GSPO (arXiv 2507.18071), token form: the ratio is the geometric mean over the response, clipped per response.
+
+    The value is the response's ratio at every token, the gradient flows through each token's own log-prob.
+    """
+    ratio = sequence_mean(logp - old_logp, sequence).detach().exp()
+    token_ratio = ratio * (logp - logp.detach()).exp()
+    unclipped = -advantage * token_ratio
+    clipped = -advantage * token_ratio.clamp(1 - low, 1 + high)
+    return torch.maximum(unclipped, clipped), clipped > unclipped
+
+
+def cispo(logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """CISPO (MiniMax-M1, arXiv 2506.13585): REINFORCE with a clipped, detached importance weight; no token loses its
+    gradient.
+    """
+    ratio = (logp - old_logp).exp().detach()
+    weight = ratio.clamp(1 - low, 1 + high)
+    return -advantage * weight * logp, weight != ratio
+
+
+def k3_kl(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """Schulman's k3 estimator of KL(policy ‖ reference) per token: exp(d) - d - 1, d = ref_logp - logp within ±10."""
+    delta = (ref_logp - logp).clamp(-KL_CLAMP, KL_CLAMP)
+    return delta.exp() - delta - 1
