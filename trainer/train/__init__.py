@@ -1,0 +1,1 @@
+"""Packing, log-probs and the optimizer step."""

@@ -1,0 +1,100 @@
+"""The ranks of one trainer. One rank needs no process group: every collective is then the identity."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among the trainer's ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None = None
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0 writes logs, metrics and exports."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum over ranks, the same on each."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self.size == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag))).item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def single_world() -> World:
+    """One rank on the first GPU, or on the CPU."""
+    return World(0, 1, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+
+
+def join_world(rank: int, size: int, rendezvous_file: str) -> World:
+    """Meet the other ranks through a file on this machine; gloo on CPU, NCCL where every rank has a GPU.
+
+    Raises:
+        RuntimeError: not all ranks came within ten minutes.
+
+    """
+    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= size
+    if not on_gpu:
+        # Ranks of one machine: nothing has to listen on an outward interface.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{rendezvous_file}",
+        rank=rank,
+        world_size=size,
+        timeout=RENDEZVOUS_TIMEOUT,
+    )
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    return World(rank, size, device, init_device_mesh(device.type, (size,)))
+
+
+def leave_world(world: World) -> None:
+    """Close the process group, where there is one."""
+    if world.size > 1:
+        dist.destroy_process_group()
+
+
+def shard(policy: nn.Module, world: World) -> None:
+    """FSDP2 in place: every decoder layer is a unit, the rest (embedding, final norm, head) is the root's."""
+    if world.mesh is None:
+        return
+    for layer in policy.lm.model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=world.mesh)
+    fully_shard(policy, mesh=world.mesh)

@@ -1,0 +1,76 @@
+"""Getting the policy: a Hugging Face checkpoint with our packed attention, and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.config import ModelConfig
+from trainer.errors import UserError
+from trainer.train import attention
+
+
+def load_lm(folder: Path, config: ModelConfig) -> Any:
+    """Causal LM from a checkpoint folder, in the configured dtype, ready for packed rows.
+
+    Raises:
+        UserError: the folder does not hold a causal LM that transformers can load, or some weights are missing.
+
+    """
+    attention.register()
+    try:
+        lm, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention.IMPLEMENTATION,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"model.path={folder} cannot be loaded as a causal language model: {first_line}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise UserError(
+            f"model.path={folder} lacks {len(missing)} weights, {missing[0]} first: the checkpoint is incomplete; "
+            "fetch it again"
+        )
+    return prepare_lm(lm, config)
+
+
+def prepare_lm(lm: Any, config: ModelConfig) -> Any:
+    """Switch off what would make the trained policy differ from the sampled one; switch on checkpointing if asked."""
+    lm.config.attention_dropout = 0.0
+    for module in lm.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    if config.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return lm
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Tokenizer of a checkpoint folder. Raises UserError when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model.path={folder} has no tokenizer that can be loaded: {error}") from error
+
+
+def stop_token_ids(lm: Any, tokenizer: Any) -> set[int]:
+    """Token ids that end a response: the tokenizer's and the generation config's end tokens."""
+    ids: set[int] = set()
+    for source in (getattr(lm, "generation_config", None), lm.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if not ids:
+        raise UserError("the model names no end token (eos_token_id): responses could never stop")
+    return ids
+
+
+def context_window(lm: Any, config: ModelConfig) -> int:
+    """Longest prompt plus response, in tokens."""
+    limit = int(getattr(lm.config, "max_position_embeddings", 0) or 1 << 30)
+    return min(limit, config.context_window) if config.context_window else limit

@@ -1,0 +1,1 @@
+"""Publishing weight versions to engines."""
