@@ -1,0 +1,1 @@
+"""Recover checkpoints and Hugging Face exports."""

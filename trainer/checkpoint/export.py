@@ -1,0 +1,86 @@
+"""Persistent checkpoints: Hugging Face format, complete at save time; nothing has to be merged or converted later."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from trainer.errors import RunError
+from trainer.files import disk_error, is_full, sync_tree, tree_bytes
+from trainer.train.learner import Learner
+
+PREFIX = "lm."
+
+
+def checkpoint_name(epoch: int, epoch_step: int, global_step: int) -> str:
+    """AReaL's name of a persistent checkpoint; all numbers from 1."""
+    return f"epoch{epoch}epochstep{epoch_step}globalstep{global_step}"
+
+
+def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Write weights, config and tokenizer to `folder`. Collective: every rank calls it. Returns a metrics record.
+
+    Raises:
+        RunError: it cannot be written; nothing is left at `folder`.
+
+    """
+    began = time.perf_counter()
+    world = learner.world
+    state = get_model_state_dict(
+        learner.policy, options=StateDictOptions(full_state_dict=world.size > 1, cpu_offload=world.size > 1)
+    )
+    problem = ""
+    if world.is_main:
+        temporary = folder.with_name(folder.name + ".tmp")
+        lm = learner.policy.lm
+        # Gathered from ranks, tied weights have become copies: one of them is enough.
+        tied = (
+            (getattr(lm, "all_tied_weights_keys", None) or {})
+            if getattr(lm.config, "tie_word_embeddings", False)
+            else {}
+        )
+        weights = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
+        weights = {name: tensor for name, tensor in weights.items() if name not in tied}
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            lm.save_pretrained(temporary, state_dict=weights)
+            tokenizer.save_pretrained(temporary)
+            sync_tree(temporary)
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+        except Exception as error:
+            if (system := disk_error(error)) is None:
+                raise
+            shutil.rmtree(temporary, ignore_errors=True)
+            reason, remedy = system.strerror or str(system), "Make the folder writable"
+            if is_full(system):
+                reason, remedy = "no space left on the disk", "Free some space"
+            problem = (
+                f"cannot write the checkpoint {folder}: {reason}. {remedy}, then start the same command again to go on "
+                "from the last recover checkpoint"
+            )
+    if problem := next((p for p in world.gather(problem) if p), ""):
+        raise RunError(problem)
+    return {
+        "path": str(folder),
+        "bytes": tree_bytes(folder) if world.is_main else 0,
+        "seconds": round(time.perf_counter() - began, 4),
+    }
+
+
+def parameter_digest(learner: Learner) -> str:
+    """SHA-256 over all parameters, names included: equal digests mean bit-identical weights. Collective."""
+    import hashlib  # noqa: PLC0415 (only tests and the final log line ask for it)
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(learner.policy.named_parameters()):
+        full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        digest.update(name.encode())
+        digest.update(full.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,53 @@
+"""What must be the same for a run to go on from a recover checkpoint, and how a difference is told.
+
+A checkpoint that does not fit is never passed over in silence: the run refuses to start and shows what changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import RunConfig, flatten
+
+# May change between attempts: where things lie, what is watched, how long it goes on, how it is cut into pieces.
+# Settings by name, whole sections with a dot at the end.
+FREE = (
+    "preset",
+    "fileroot",
+    "cache_dir",
+    "mode",
+    "trial_name",
+    "experiment_name",
+    "recover_mode",
+    "monitor.",
+    "checkpoint.",
+    "eval.",
+    "train.total_steps",
+    "train.total_epochs",
+    "train.ranks",
+    "train.threads",
+    "train.max_tokens_per_mb",
+    "train.logprob_chunk",
+    "rollout.max_batch_tokens",
+    "rollout.save_trajectories",
+    "model.gradient_checkpointing",
+)
+
+
+def fingerprint(config: RunConfig) -> dict[str, Any]:
+    """Dotted name -> value of every setting that shapes what is learned."""
+    return {name: value for name, value in flatten(config).items() if not _is_free(name)}
+
+
+def _is_free(name: str) -> bool:
+    return any(name.startswith(free) if free.endswith(".") else name == free for free in FREE)
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """One line per setting that differs: `name: saved -> now`."""
+    names = sorted(saved.keys() | now.keys())
+    return [
+        f"{name}: {saved.get(name, '(not set)')} -> {now.get(name, '(not set)')}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]

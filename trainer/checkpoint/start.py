@@ -1,0 +1,72 @@
+"""Where an attempt starts: at a recover checkpoint, or at the beginning; and when it may not start at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.fingerprint import differences, fingerprint
+from trainer.checkpoint.recover import RecoverStore, Slot
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """slot: what to go on from, None at the beginning. notes: what a person should read about that choice."""
+
+    slot: Slot | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def global_step(self) -> int:
+        """Steps that are already done."""
+        return self.slot.state.global_step if self.slot else 0
+
+
+def find_start(config: RunConfig, recover: Path) -> Start:
+    """The newest whole slot that fits the configuration. Changes nothing on disk.
+
+    Raises:
+        UserError: a checkpoint is demanded and not there, none is whole, or it was written with other settings.
+
+    """
+    store = RecoverStore(recover)
+    if config.recover_mode == "disabled":
+        if not store.occupied():
+            return Start(None)
+        return Start(
+            None,
+            (
+                f"recover_mode=disabled: starting afresh; the earlier recover checkpoint under {recover} is kept until "
+                "this run writes its own",
+            ),
+        )
+    slot, problems = store.newest()
+    if slot is None:
+        if config.recover_mode == "resume" or problems:
+            raise UserError(
+                f"there is no whole recover checkpoint under {recover}"
+                + "".join(f"\n  {p}" for p in problems)
+                + "\nnothing was changed. To start afresh: recover_mode=disabled, or another trial_name"
+            )
+        return Start(None)
+    changed = differences(slot.fingerprint, fingerprint(config))
+    if changed:
+        raise UserError(
+            f"the recover checkpoint of step {slot.state.global_step} was written with other settings "
+            "(checkpoint -> now):\n  " + "\n  ".join(changed) + "\nto go on: put them back. To start afresh: "
+            "trial_name=NEW, or recover_mode=disabled"
+        )
+    return Start(slot, tuple(f"{p}; going on from {slot.name} (step {slot.state.global_step})" for p in problems))
+
+
+def completed_step(logs: Path) -> int:
+    """Global step at which the run was completed, from its summary; 0 when it was not."""
+    try:
+        summary: dict[str, Any] = json.loads((logs / "summary.json").read_text(encoding="utf-8"))
+        return int(summary["global_step"]) if summary["status"] == "completed" else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
