@@ -1,0 +1,99 @@
+"""Held-out evaluation: the same agent loop on tasks that are never trained on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.rewards.qa import qa_metrics
+from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.tasks.base import Split, TaskSource
+from trainer.train.distributed import World
+from trainer.types import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSpec:
+    """What to evaluate on: `num_tasks` tasks of `split`; chunks 0 is the training mixture of lengths."""
+
+    split: Split
+    num_tasks: int
+    chunks: int = 0
+    temperature: float = 0.0
+    blank_memory: bool = False
+    banned_final_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """accuracy: share of tasks with reward 1. metrics: means of the QA metrics. Failed trajectories count as wrong.
+    sampled_accuracy: the same at the training temperature, where it was measured beside the greedy one.
+    """
+
+    accuracy: float
+    metrics: dict[str, float]
+    num_tasks: int
+    num_failed: int
+    seconds: float
+    sampled_accuracy: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Fields of a metrics record."""
+        sampled = {} if self.sampled_accuracy is None else {"sampled_accuracy": self.sampled_accuracy}
+        return {
+            **sampled,
+            "num_tasks": self.num_tasks,
+            "num_failed": self.num_failed,
+            "metrics": self.metrics,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def evaluate(
+    controller: RolloutController, source: TaskSource, spec: EvalSpec, world: World | None = None
+) -> EvalResult:
+    """Roll out each held-out task once and average; the same tasks and seeds every time it is called.
+
+    Collective when `world` is given: the ranks share the tasks and all get the result.
+
+    Raises:
+        UserError: the split has no task.
+
+    """
+    began = time.perf_counter()
+    count = min(spec.num_tasks, source.num_heldout(spec.split))
+    if not count:
+        raise UserError(
+            f"no question is held out for eval.split={spec.split}: choose the other split, or hold out more"
+        )
+    rank, size = (world.rank, world.size) if world else (0, 1)
+    tasks = [source.heldout(spec.split, index, spec.chunks) for index in range(rank, count, size)]
+    plan = SamplingPlan(
+        purpose=f"eval-{spec.split}",
+        temperature=spec.temperature,
+        blank_memory=spec.blank_memory,
+        banned_final_ids=spec.banned_final_ids,
+    )
+    mine = [_score(task, group.trajectories[0]) for task, group in zip(tasks, controller.run(tasks, plan), strict=True)]
+    scores = [score for share in (world.gather(mine) if world else [mine]) for score in share]
+    return EvalResult(
+        accuracy=sum(s.reward for s in scores) / count,
+        metrics={name: sum(s.metrics[name] for s in scores) / count for name in scores[0].metrics},
+        num_tasks=count,
+        num_failed=sum(s.failed for s in scores),
+        seconds=time.perf_counter() - began,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    reward: float
+    metrics: dict[str, float]
+    failed: bool
+
+
+def _score(task: Task, trajectory: Trajectory) -> _Score:
+    metrics = qa_metrics(trajectory.answer_text, list(task.answers))
+    return _Score(trajectory.reward, metrics, trajectory.error is not None)

@@ -1,0 +1,1 @@
+"""Starting the trainer's ranks."""

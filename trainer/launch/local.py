@@ -1,0 +1,181 @@
+"""Starting the trainer on this machine: the run's folder and lock, what it goes on from, and the words it ends with."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from trainer.assets import resolve_model
+from trainer.checkpoint.start import Start, completed_step, find_start
+from trainer.config import RunConfig
+from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.files import disk_error, is_full
+from trainer.launch.ranks import RankedRun, set_threads
+from trainer.loop import TrainingRun
+from trainer.metrics import Monitor, make_sinks, open_log
+from trainer.paths import RunPaths, cache_folder
+from trainer.schedule import Course
+from trainer.signals import StopFlag
+from trainer.tasks import make_source
+from trainer.train.distributed import single_world
+from trainer.warmup.sft import Warmup, WarmupInterruptedError
+
+log = logging.getLogger("trainer")
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+log.addHandler(logging.NullHandler())  # before main.log is open, messages go to the user only
+
+
+def train(config: RunConfig, stop: StopFlag | None = None) -> None:
+    """Run a configuration to its end. `stop` is the flag that signals set, where the caller has installed it already.
+
+    Raises:
+        UserError: with its subclasses for failed and interrupted runs; the message is meant for the user.
+
+    """
+    stop = stop or StopFlag().install()
+    paths = RunPaths.of(config)
+    with _open_run(paths, config), _in_plain_words(config):
+        start = find_start(config, paths.recover)
+        if _is_complete(config, paths, start):
+            message = f"{config.experiment_name}/{config.trial_name} is complete ({start.global_step} steps)"
+            log.info(message)
+            print(f"{message}: nothing is left to train. A larger train.total_steps trains on.")
+            return
+        _attempt(config, paths, start, stop)
+
+
+def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -> None:
+    """One attempt, with its last record."""
+    number = int(os.environ.get("CLUSTERKIT_ATTEMPT") or _next_attempt(paths.logs))
+    set_threads(config)
+    monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
+    status, message, step = "failed", "", start.global_step
+    try:
+        folder = model_folder(config, monitor, stop)
+        run: TrainingRun | RankedRun
+        if config.train.ranks == 1:
+            run = TrainingRun(config, folder, single_world(), monitor, stop, start)
+        else:
+            run = RankedRun(config, folder, number, stop, start)
+        try:
+            run.run()
+        finally:
+            step = run.global_step
+        status = "completed"
+    except InterruptedRunError as error:
+        status, message = "interrupted", str(error)
+        raise
+    except BaseException as error:
+        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        with suppress(OSError):  # on a full disk there is an error to be told already
+            monitor.record("finish", status=status, global_step=step, message=message)
+        monitor.close()
+
+
+def _is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
+    """Whether the run has reached its end before and nothing more is asked for."""
+    done = start.global_step
+    if not done or completed_step(paths.logs) != done:
+        return False
+    total = config.train.total_steps or Course.of(config, make_source(config).train_size).total_steps
+    return done >= total
+
+
+def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
+    """The checkpoint to start from: the one that is named, or the warmed-up tiny model."""
+    if config.model.path:
+        return resolve_model(config.model.path, config.cache_dir)
+
+    def report(record: dict[str, object]) -> None:
+        monitor.record("warmup", **record)
+
+    try:
+        return Warmup(config, cache_folder(config) / "warmup", report, stop).result()
+    except WarmupInterruptedError as error:
+        raise InterruptedRunError(
+            f"interrupted by {stop.signal_name} during the warm-up: its state is written; the same command goes on "
+            "from there"
+        ) from error
+
+
+@contextmanager
+def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[TextIO]:
+    """Make the run's folders, lock the run and open its log.
+
+    Raises:
+        UserError: it is running already, or its folders cannot be written. RunError: the disk is full.
+
+    """
+    try:
+        for folder in (paths.logs, paths.checkpoints, paths.recover):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise UserError(f"cannot write to {folder}: change its permissions, or choose another fileroot=DIR")
+        lock = (paths.logs / "run.lock").open("a+", encoding="utf-8")
+        with lock:
+            _take(lock, config)
+            open_log(paths.logs / "main.log")
+            yield lock
+    except OSError as error:
+        where = error.filename or paths.logs
+        if is_full(error):
+            raise RunError(f"no space left at {where}: free some, or choose another fileroot=DIR") from error
+        reason = error.strerror or error
+        raise UserError(f"cannot write the run directory: {where}: {reason}. Choose another fileroot=DIR") from error
+
+
+def _take(lock: TextIO, config: RunConfig) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        raise UserError(
+            f"{config.experiment_name}/{config.trial_name} is already running (process {lock.read().strip() or '?'}): "
+            "`clusterkit status` shows it; trial_name=NEW starts another one"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
+@contextmanager
+def _in_plain_words(config: RunConfig) -> Iterator[None]:
+    """Log how the run ends, and turn what a disk answers into a message for the user."""
+    try:
+        yield
+    except InterruptedRunError as error:
+        log.info(str(error))
+        raise
+    except UserError as error:
+        log.error(str(error))
+        raise
+    except Exception as error:
+        log.error("%s: %s\n%s", type(error).__name__, error, traceback.format_exc())
+        system = disk_error(error)
+        if system is not None and is_full(system):
+            root = Path(config.fileroot).absolute()
+            where = system.filename or f"{root} or {cache_folder(config)}"
+            raise RunError(
+                f"no space left at {where}: free some space there, then start the same command again to go on"
+            ) from error
+        if system is not None and system.filename and system.errno in REFUSALS:
+            raise UserError(
+                f"cannot write {system.filename}: {system.strerror}. Change that, or choose another fileroot=DIR"
+            ) from error
+        raise
+
+
+def _next_attempt(logs: Path) -> int:
+    taken = [int(p.name.removeprefix("attempt_")) for p in logs.glob("attempt_*") if p.name[8:].isdigit()]
+    number = max(taken, default=0) + 1
+    (logs / f"attempt_{number}").mkdir()
+    return number

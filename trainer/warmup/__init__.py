@@ -1,0 +1,1 @@
+"""Supervised warm-up of a model that starts from nothing."""
