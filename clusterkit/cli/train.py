@@ -1,0 +1,144 @@
+"""`clusterkit train`: resolve a preset, start the trainer, follow it to its end."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterkit.cli import output
+
+if TYPE_CHECKING:
+    from clusterkit.resolve import Resolved
+    from clusterkit.trials import Trial
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.command()
+def train(
+    *,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the preset's, such as seed=2."),
+    ] = None,
+    preset: str | None = typer.Option(None, "--preset", help="Preset, such as tiny; see clusterkit presets."),
+    task: str | None = typer.Option(None, "--task", help="Task; the preset's default when left out."),
+    fileroot: str | None = typer.Option(None, "--fileroot", help="Folder under which the run is written [./runs]."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration and the plan; write nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
+) -> None:
+    """Train a memory agent from a preset, or go on with an unfinished run.
+
+    Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped.
+    """
+    from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
+    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.trials import Course, choose_trial, require_free  # noqa: PLC0415
+
+    typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
+    resolved = resolve(preset, task, typed)
+    trial = choose_trial(resolved.config, resolved.trial_is_named)
+    require_writable(trial.run)
+    if dry_run:
+        _print_plan(resolved, trial, as_json)
+        return
+    require_free(trial.run)
+    if trial.course is Course.COMPLETE:
+        _print_complete(trial, as_json)
+        return
+    require_trainer()
+    _train(resolved, trial, as_json, show_progress=not no_progress)
+
+
+def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool) -> None:
+    from clusterkit.launch import trainer_command  # noqa: PLC0415
+    from clusterkit.plan import Plan  # noqa: PLC0415
+    from clusterkit.progress import showing  # noqa: PLC0415
+    from clusterkit.training import again_command, follow, prepared  # noqa: PLC0415
+
+    run = trial.run
+    config = resolved.config.model_copy(update={"trial_name": run.trial})
+    plan = Plan(config, trial)
+    beginning = plan.course  # before our own lock makes the run look busy
+    with prepared(run, config) as attempt:
+        output.note(f"{beginning}. Folder: {run.logs}")
+        for warning in plan.warnings:
+            output.note(f"warning: {warning}")
+        with showing(f"{run.experiment}/{run.trial}", show_progress) as progress:
+            outcome = follow(run, trainer_command(run), attempt, progress, again_command(sys.argv[1:]))
+    if as_json:
+        output.result_json(outcome.as_dict(run))
+    if outcome.exit_code == 0:
+        _print_closing(trial, outcome.summary, as_json)
+        return
+    if outcome.status == "interrupted":
+        output.note(outcome.message)
+    else:
+        output.error(outcome.message)
+        _print_console(trial, attempt)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
+    import yaml  # noqa: PLC0415
+
+    from clusterkit.plan import Plan  # noqa: PLC0415
+
+    config = resolved.config.model_copy(update={"trial_name": trial.run.trial})
+    plan = Plan(config, trial)
+    if as_json:
+        output.result_json({"config": config.model_dump(), "plan": plan.as_dict()})
+        return
+    output.result(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
+    # As comments: the whole output is the YAML that would be written.
+    output.result("\n".join(["#", "# The plan (nothing has been written)", *(f"# {line}" for line in plan.lines())]))
+
+
+def _print_complete(trial: Trial, as_json: bool) -> None:
+    from clusterkit.closing import read_summary  # noqa: PLC0415
+    from clusterkit.training import Outcome  # noqa: PLC0415
+
+    summary = read_summary(trial.run)
+    if as_json:
+        output.result_json(Outcome("completed", 0, "", summary, trial.history.global_step).as_dict(trial.run))
+    output.note(f"{trial.run.experiment}/{trial.run.trial} is complete: nothing is left to train.")
+    _print_closing(trial, summary, as_json)
+
+
+def _print_closing(trial: Trial, summary: dict[str, object] | None, as_json: bool) -> None:
+    from clusterkit.closing import closing_lines  # noqa: PLC0415
+    from clusterkit.runlog.metrics import read_history  # noqa: PLC0415
+    from clusterkit.training import further_command  # noqa: PLC0415
+
+    run = trial.run
+    if not as_json:
+        if summary is None:
+            output.note(
+                f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}"
+            )
+        else:
+            output.result("\n".join(closing_lines(summary)))
+    steps = read_history(run.metrics).global_step
+    lines = [
+        "",
+        "Next:",
+        f"  look at it      clusterkit status --experiment {run.experiment} --trial {run.trial}",
+        f"  train further   {further_command(sys.argv[1:], run.trial, 2 * steps or 1)}",
+        "  train anew      the same command with seed=2 trial_name=NEW",
+    ]
+    if run.tensorboard.is_dir():
+        lines.append(f"  see the curves  tensorboard --logdir {run.tensorboard}")
+    output.note("\n".join(lines))
+
+
+def _print_console(trial: Trial, attempt: int) -> None:
+    """With --debug: the end of what the trainer printed and of its log, tracebacks included."""
+    if not output.debug:
+        return
+    from clusterkit.runlog.console import last_lines  # noqa: PLC0415
+
+    for path in (trial.run.console(attempt), trial.run.logs / "main.log"):
+        output.note("\n".join([f"--- {path}", *last_lines(path, 60)]))

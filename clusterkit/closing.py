@@ -1,0 +1,74 @@
+"""The closing table of a run: held-out accuracy before and after, where the time went, where the model is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from clusterkit.rundir import RunDirectory
+from clusterkit.textplot import duration, shares
+
+
+def read_summary(run: RunDirectory) -> dict[str, Any] | None:
+    """summary.json, or None where the run has not written a readable one."""
+    try:
+        summary = json.loads(run.summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """The closing table as text."""
+    rows = [row for row in summary.get("table") or [] if isinstance(row, dict)]
+    trained = [number for number in summary.get("trained_chunks") or [] if isinstance(number, int)]
+    tasks = summary.get("num_tasks")
+    title = "held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)")
+    lengths = any(row.get("chunks") for row in rows)
+    labels = [_label(row, trained) for row in rows]
+    width = max(map(len, [title, *labels, "a blind guess"]))
+    lines = [f"{title:<{width}}  {'before':>7}  {'after':>7}"]
+    for label, row in zip(labels, rows, strict=True):
+        lines.append(f"{label:<{width}}  {_percent(row.get('before')):>7}  {_percent(row.get('after')):>7}")
+        if not lengths and not row.get("blank_memory"):  # one task without lengths has room for its other metrics
+            lines += _metrics(row, width)
+    if summary.get("chance") is not None:
+        chance = _percent(summary["chance"])
+        lines.append(f"{'a blind guess':<{width}}  {chance:>7}  {chance:>7}")
+    lines.append("")
+    if summary.get("seconds") is not None:
+        split = {str(name): float(s) for name, s in (summary.get("time_split") or {}).items() if _is_number(s)}
+        spent = shares(split)
+        lines.append(f"time        {duration(float(summary['seconds']))}" + (f": {spent}" if spent else ""))
+    if summary.get("checkpoint"):
+        lines.append(f"checkpoint  {summary['checkpoint']}")
+    return lines
+
+
+def _label(row: dict[str, Any], trained: list[int]) -> str:
+    chunks = row.get("chunks") or 0
+    if not chunks:
+        label = f"as trained, {trained[0]} to {trained[-1]} chunks" if trained else "as trained"
+    else:
+        label = f"{chunks} chunks"
+        if trained and chunks > max(trained):
+            label += f" ({chunks / max(trained):.3g} x the longest trained)"
+    return f"{label}, memory blanked" if row.get("blank_memory") else label
+
+
+def _metrics(row: dict[str, Any], width: int) -> list[str]:
+    before, after = row.get("metrics_before") or {}, row.get("metrics_after") or {}
+    return [
+        f"{'  ' + name:<{width}}  {_percent(before.get(name)):>7}  {_percent(after.get(name)):>7}"
+        for name in dict.fromkeys([*before, *after])
+    ]
+
+
+def _percent(value: Any) -> str:
+    if not _is_number(value):
+        return "-"
+    return f"{value:.2%}" if 0 < value < 0.01 else f"{value:.1%}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

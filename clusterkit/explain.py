@@ -1,0 +1,48 @@
+"""Why a preset has the values it has: value, origin, default, meaning and reason of every field."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clusterkit.fields import fields, sections
+from clusterkit.overrides import known_field
+from clusterkit.resolve import resolve
+from trainer.config import flatten
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One field as `presets explain` shows it. `origin` is "default" where nothing sets it."""
+
+    key: str
+    value: Any
+    origin: str
+    default: Any
+    allowed: str
+    meaning: str
+    note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def explain(
+    preset: str, task: str | None = None, key: str | None = None, everything: bool = False
+) -> list[Explanation]:
+    """Explain one field, one section, what the preset sets, or everything."""
+    resolved = resolve(preset, task)
+    values = flatten(resolved.config)
+    keys = list(fields())
+    if key is not None:
+        keys = sections().get(key) or [known_field(key).key]
+    elif not everything:
+        keys = [name for name in keys if name in resolved.settings]
+    explanations = []
+    for name in keys:
+        field, setting = fields()[name], resolved.settings.get(name)
+        origin, note = (setting.origin, setting.note) if setting else ("default", "")
+        value = values[name] if setting else field.default
+        explanations.append(Explanation(name, value, origin, field.default, field.allowed, field.help, note))
+    return explanations

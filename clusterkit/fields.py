@@ -1,0 +1,113 @@
+"""What a field of RunConfig accepts, in words: read from its annotation, for messages and `presets explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from trainer.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Field:
+    """One leaf of RunConfig. `kind`: int, float, bool, str, choice or list. `item`: what a list holds."""
+
+    key: str
+    help: str
+    default: Any
+    kind: str
+    optional: bool
+    allowed: str
+    choices: tuple[str, ...] = ()
+    item: Field | None = None
+
+
+@cache
+def fields() -> dict[str, Field]:
+    """Every leaf of RunConfig by its dotted key, in the order of the schema."""
+    return {field.key: field for field in _walk(RunConfig, "")}
+
+
+def sections() -> dict[str, list[str]]:
+    """Dotted name of every section -> the keys below it."""
+    found: dict[str, list[str]] = {}
+    for key in fields():
+        parts = key.split(".")
+        for depth in range(1, len(parts)):
+            found.setdefault(".".join(parts[:depth]), []).append(key)
+    return found
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[Field]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _walk(info.annotation, f"{prefix}{name}.")
+        else:
+            help_text = " ".join((info.description or "").split())
+            yield _field(prefix + name, info.annotation, list(info.metadata), help_text, info.default)
+
+
+def _field(key: str, annotation: Any, metadata: list[Any], help_text: str, default: Any) -> Field:
+    annotation, optional = _without_none(annotation)
+    annotation, metadata = _without_annotated(annotation, metadata)
+    origin = get_origin(annotation)
+    if origin is Literal:
+        choices = tuple(str(choice) for choice in get_args(annotation))
+        return Field(key, help_text, default, "choice", optional, _or_null(_one_of(choices), optional), choices)
+    if origin is list:
+        item = _field(key, get_args(annotation)[0], [], "", None)
+        return Field(key, help_text, default, "list", optional, f"a list such as [4, 8]; each {item.allowed}", (), item)
+    kind = annotation.__name__ if isinstance(annotation, type) else "str"
+    return Field(key, help_text, default, kind, optional, _or_null(_bounded(kind, metadata), optional))
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) in (Union, UnionType):
+        members = [member for member in get_args(annotation) if member is not NoneType]
+        return members[0], len(members) < len(get_args(annotation))
+    return annotation, False
+
+
+def _without_annotated(annotation: Any, metadata: list[Any]) -> tuple[Any, list[Any]]:
+    if get_origin(annotation) is not Annotated:
+        return annotation, metadata
+    inner, *extras = get_args(annotation)
+    for extra in extras:
+        metadata = metadata + (list(extra.metadata) if isinstance(extra, FieldInfo) else [extra])
+    return inner, metadata
+
+
+def _one_of(choices: tuple[str, ...]) -> str:
+    return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _or_null(text: str, optional: bool) -> str:
+    return f"{text}, or null" if optional else text
+
+
+_NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_BOUNDS = {
+    "ge": "at least {}",
+    "gt": "above {}",
+    "le": "at most {}",
+    "lt": "below {}",
+    "multiple_of": "a multiple of {}",
+}
+
+
+def _bounded(kind: str, metadata: list[Any]) -> str:
+    bounds = [
+        phrase.format(f"{getattr(constraint, name):g}")
+        for constraint in metadata
+        for name, phrase in _BOUNDS.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    if any(getattr(constraint, "pattern", None) for constraint in metadata):
+        return "made of letters, digits, '.', '_' and '-'"
+    return f"{_NOUNS.get(kind, kind)} {' and '.join(bounds)}".rstrip()

@@ -1,0 +1,192 @@
+"""What a run will do, worked out from its configuration before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clusterkit.textplot import count, duration
+from clusterkit.trials import Course, Trial
+from trainer.config import RunConfig
+
+TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
+"""Tokens of the prompt's own wording, chat template included; rounded up."""
+QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30}
+DOCUMENT_TOKENS = 150
+"""Average tokens of a HotpotQA paragraph with its title."""
+LATE_CHECKPOINT_HOURS = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one run. Steps and tokens are estimates; `steps` is an upper bound where the data decides."""
+
+    config: RunConfig
+    trial: Trial
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass over the training tasks (hotpotqa may have fewer tasks than train_size)."""
+        return self.config.task.train_size // self.config.rollout.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Training steps in all."""
+        return self.config.train.total_steps or self.config.train.total_epochs * self.steps_per_epoch
+
+    @property
+    def trajectories_per_step(self) -> int:
+        """Tasks times trajectories of each."""
+        return self.config.rollout.batch_size * self.config.rollout.group_size
+
+    @property
+    def chunks(self) -> float:
+        """Average number of chunks that a trajectory reads."""
+        task, agent = self.config.task, self.config.agent
+        if task.name == "recall":
+            chunks = (task.min_chunks + task.max_chunks) / 2
+        else:
+            chunks = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
+        return min(chunks, agent.max_chunks) if agent.max_chunks else chunks
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Prompt and response tokens of one step's rollout, about."""
+        config, agent = self.config, self.config.agent
+        chunk = config.recall_chunk_tokens if config.task.name == "recall" else agent.chunk_tokens
+        fixed = TEMPLATE_TOKENS[agent.template] + QUESTION_TOKENS[config.task.name] + agent.max_memory_tokens
+        update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
+        return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds of a step, from an earlier attempt of the same run."""
+        return self.trial.history.step_time()
+
+    @property
+    def first_save(self) -> str:
+        """When the first persistent checkpoint is written."""
+        step = self._first_save_step()
+        if self.config.checkpoint.save_freq_secs:
+            return f"after {duration(self.config.checkpoint.save_freq_secs)}, at the latest after step {step}"
+        return f"after step {step}{self._seconds_away(step)}"
+
+    @property
+    def course(self) -> str:
+        """Which run it is and where it begins, in one sentence."""
+        run = self.trial.run
+        return f"{run.experiment}/{run.trial} {self._beginning()}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know before the run starts."""
+        step, seconds = self._first_save_step(), self.config.checkpoint.save_freq_secs
+        away = (step - self.trial.resume_step) * self.step_time if self.step_time else None
+        if seconds and away:
+            away = min(away, seconds)
+        if away and not self.trial.history.saves and away > LATE_CHECKPOINT_HOURS * 3600:
+            return [
+                f"the first persistent checkpoint is about {duration(away)} away: "
+                "set checkpoint.save_freq_steps or checkpoint.save_freq_secs to have one earlier"
+            ]
+        return []
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        run = self.trial.run
+        return {
+            "run": f"{run.experiment}/{run.trial}",
+            "course": self.trial.course.value,
+            "resume_step": self.trial.resume_step,
+            "busy": run.holder(),
+            "steps": self.steps,
+            "trajectories_per_step": self.trajectories_per_step,
+            "tokens_per_step": self.tokens_per_step,
+            "step_time_s": self.step_time,
+            "warmup_steps": self._warmup_steps(),
+            "first_recover_step": self._first_recover_step(),
+            "first_save_step": self._first_save_step(),
+            "logs": str(run.logs),
+            "checkpoints": str(run.checkpoints),
+            "recover": str(run.recover),
+            "warnings": self.warnings,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        config, run = self.config, self.trial.run
+        bound = "at most " if config.task.name != "recall" and not config.train.total_steps else ""
+        rows = [
+            ("run", self.course),
+            ("steps", f"{bound}{self.steps}{self._whole_time()}"),
+            ("one step", self._one_step()),
+            ("warm-up", self._warmup()),
+            ("evaluation", self._evaluation()),
+            (
+                "recover",
+                f"first after step {self._first_recover_step()}, then every "
+                f"{duration(config.checkpoint.ckpt_freq_secs)} when a step ends; {run.recover}",
+            ),
+            ("checkpoint", f"first {self.first_save}; {run.checkpoints}"),
+            ("logs", str(run.logs)),
+        ]
+        rows += [("warning", warning) for warning in self.warnings]
+        return [f"{label:<11} {text}" for label, text in rows]
+
+    def _beginning(self) -> str:
+        busy = self.trial.run.holder()
+        if busy:
+            return f"is being trained now by {busy}"
+        if self.trial.course is Course.COMPLETE:
+            return "is complete already, nothing would be trained"
+        if self.trial.course is Course.NEW:
+            return "starts from the beginning"
+        if self.trial.resume_step:
+            return f"goes on after step {self.trial.resume_step}"
+        return "goes on; there is no recover checkpoint, so from the beginning"
+
+    def _one_step(self) -> str:
+        rollout = self.config.rollout
+        return (
+            f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories of "
+            f"about {self.chunks:g} chunks, about {count(self.tokens_per_step)} tokens"
+        )
+
+    def _warmup_steps(self) -> int:
+        # A pretrained model is not warmed up.
+        return 0 if self.config.model.path else self.config.warmup.recall_steps + self.config.warmup.steps
+
+    def _warmup(self) -> str:
+        if not self._warmup_steps():
+            return "none"
+        warmup = self.config.warmup
+        return (
+            f"at most {warmup.recall_steps} steps of recall and {warmup.steps} of demonstrations, "
+            f"{warmup.batch_size} sequences each; read from the cache when these settings have been warmed up before"
+        )
+
+    def _evaluation(self) -> str:
+        settings = self.config.eval
+        often = f", every {settings.every_steps} steps" if settings.every_steps else ""
+        table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks else ""
+        return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
+
+    def _first_recover_step(self) -> int:
+        settings = self.config.checkpoint
+        return min(filter(None, (settings.ckpt_first_step, settings.ckpt_freq_steps)))
+
+    def _first_save_step(self) -> int:
+        settings = self.config.checkpoint
+        every = [settings.save_freq_steps, settings.save_freq_epochs * self.steps_per_epoch, self.steps]
+        return min(step for step in every if step)
+
+    def _whole_time(self) -> str:
+        if self.step_time is None:
+            return ""
+        left = (self.steps - self.trial.resume_step) * self.step_time
+        return f", {duration(self.step_time)} each so far: about {duration(max(left, 0))} to go"
+
+    def _seconds_away(self, step: int) -> str:
+        if self.step_time is None:
+            return ""
+        return f", in about {duration(max(step - self.trial.resume_step, 0) * self.step_time)}"

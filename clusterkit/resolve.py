@@ -1,0 +1,55 @@
+"""One resolved run from what was typed: preset, task, overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterkit import presets
+from clusterkit.overrides import parse_overrides, to_config
+from clusterkit.presets import Setting, SizePreset
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated configuration and where it came from. `overrides` are the arguments as typed."""
+
+    config: RunConfig
+    size: SizePreset
+    task: str
+    settings: dict[str, Setting]
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def trial_is_named(self) -> bool:
+        """Whether the user chose the trial's name, so that it is not ours to choose."""
+        return "trial_name" in self.settings
+
+
+def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
+    """Merge the layers of a preset with overrides and validate the result."""
+    if not preset:
+        raise UserError(
+            f"no preset chosen: add --preset NAME, one of {', '.join(presets.size_names())}. "
+            "What each is for: clusterkit presets"
+        )
+    size = presets.load_size(preset)
+    chosen = presets.choose_task(size, task)
+    values = parse_overrides(overrides)
+    if values.get("task.name", chosen) != chosen:
+        raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
+    if values.get("preset", preset) != preset:
+        raise UserError(f"preset={values['preset']}: choose the preset with --preset")
+    settings = presets.collect(size, chosen, values)
+    config = to_config(presets.nest({key: setting.value for key, setting in settings.items()}))
+    for key in ("experiment_name", "trial_name"):
+        if getattr(config, key).startswith("."):
+            raise UserError(
+                f"{key}={getattr(config, key)} becomes the name of a folder: begin it with a letter or digit"
+            )
+    # Absolute, so that `python -m trainer RUN/config.yaml` means the same run from every folder.
+    config = config.model_copy(update={"fileroot": str(Path(config.fileroot).expanduser().absolute())})
+    return Resolved(config, size, chosen, settings, tuple(overrides))

@@ -1,0 +1,86 @@
+"""A status as text for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterkit.runlog.metrics import Record, number
+from clusterkit.status import Status
+from clusterkit.textplot import count, duration, shares, size, sparkline
+
+SHOWN_WARNINGS = 3
+
+
+def status_lines(status: Status) -> list[str]:
+    """One line per fact, a label in front of each."""
+    history, run = status.history, status.run
+    rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
+    if not history.steps and history.warmup:
+        rows.append(("warm-up", warmup_text(history.warmup)))
+    rewards = history.stat("task_reward")
+    if rewards:
+        rows.append(("task_reward", f"{rewards[-1]:.3f}  {sparkline(rewards)}  (first {rewards[0]:.3f})"))
+    if history.evals:
+        rows.append(("held-out", _evaluation(history.evals[-1])))
+    if history.steps:
+        speed = f"{count(number(history.steps[-1], 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
+        rows.append(("speed", speed))
+        rows.append(("time", shares(history.time_split())))
+    facts = status.as_dict()
+    rows.append(("recover", _checkpoint(facts["recover"])))
+    rows.append(("saved", _checkpoint(facts["save"])))
+    rows.append(("attempts", str(facts["attempts"])))
+    if status.silence is not None:
+        rows.append(("last record", f"{duration(status.silence)} ago"))
+    rows += [("warning", warning) for warning in history.warnings[-SHOWN_WARNINGS:]]
+    rows.append(("folder", str(run.logs)))
+    if status.state in ("interrupted", "killed", "failed", "new"):
+        rows.append(("next", "repeat the `clusterkit train` command: it goes on with this run"))
+    return [f"{label:<12} {text}" for label, text in rows if text]
+
+
+def warmup_text(record: Record) -> str:
+    """Where the warm-up is, in one line."""
+    if record.get("cached"):
+        return "read from the cache"
+    step = f" step {record['step']}/{record.get('steps', '?')}" if record.get("step") is not None else ""
+    parts = [f"{record.get('phase', '')}{step}"]
+    loss, accuracy = number(record, "loss"), number(record, "accuracy")
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    if accuracy is not None:
+        parts.append(f"accuracy {accuracy:.1%}")
+    speed = number(record, "tokens_per_s")
+    if speed:
+        parts.append(f"{count(speed)} tokens/s")
+    return ", ".join(parts)
+
+
+def _state(status: Status) -> str:
+    holder = f" ({status.holder})" if status.holder else ""
+    message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" says it already
+    return f"{status.state}{holder}{': ' if message else ''}{message}"
+
+
+def _step(status: Status) -> str:
+    history = status.history
+    text = f"{history.global_step}/{status.total_steps or '?'}"
+    last = history.steps[-1] if history.steps else {}
+    if last.get("epoch"):
+        text += f"  (epoch {last['epoch']}/{last.get('epochs', '?')}, step {last.get('epoch_step', '?')}"
+        text += f"/{last.get('steps_per_epoch', '?')})"
+    if status.alive and status.eta is not None:
+        text += f"  ETA {duration(status.eta)}"
+    return text
+
+
+def _evaluation(record: Record) -> str:
+    accuracy = number(record, "accuracy")
+    shown = "unknown" if accuracy is None else f"{accuracy:.1%}"
+    return f"{shown} of {record.get('num_tasks', '?')} tasks after step {record.get('global_step', '?')}"
+
+
+def _checkpoint(facts: dict[str, Any]) -> str:
+    if not facts["count"]:
+        return "none yet"
+    return f"after step {facts['global_step']}, {duration(facts['age_s'])} ago, {size(facts['bytes'])}"

@@ -1,0 +1,61 @@
+"""Numbers as short text: sparklines, durations, sizes, shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The course of a number in one line, averaged down to at most `width` characters; flat is in the middle."""
+    finite = [value for value in values if value - value == 0]
+    if not finite:
+        return ""
+    count = min(width, len(finite))
+    bins = [finite[len(finite) * i // count : len(finite) * (i + 1) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in bins]
+    low, high = min(means), max(means)
+    if high == low:
+        return _BARS[3] * count
+    return "".join(_BARS[round((mean - low) / (high - low) * (len(_BARS) - 1))] for mean in means)
+
+
+def duration(seconds: float | None) -> str:
+    """`8.2 s`, `3 min 20 s`, `2 h 05 min`, `1 d 3 h`, or `unknown`."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60:02d} s" if whole % 60 else "")
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def count(value: float | None) -> str:
+    """`950`, `12.3 k`, `4.56 M`."""
+    if value is None:
+        return "unknown"
+    for limit, factor, unit in ((1e3, 1, ""), (1e6, 1e3, " k"), (1e9, 1e6, " M")):
+        if value < limit:
+            return f"{value / factor:.3g}{unit}" if unit else f"{value:.0f}"
+    return f"{value / 1e9:.3g} G"
+
+
+def size(num_bytes: float | None) -> str:
+    """`12 MB`."""
+    return "unknown size" if num_bytes is None else f"{count(num_bytes)}B" if num_bytes >= 1e3 else f"{num_bytes:.0f} B"
+
+
+def shares(parts: dict[str, float]) -> str:
+    """`rollout 61 %, train 30 %`, largest first, without what rounds to nothing."""
+    total = sum(parts.values())
+    if total <= 0:
+        return ""
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {value / total:.0%}" for name, value in ordered if value / total >= 0.005)

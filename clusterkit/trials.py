@@ -1,0 +1,177 @@
+"""Which trial a `train` command means: a new one, one to go on with, or one that is complete."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.presets import leaves
+from clusterkit.rundir import RunDirectory, numbered_trials, user_name
+from clusterkit.runlog.metrics import History, read_history
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
+
+FREE_TO_CHANGE = (
+    "preset",
+    "fileroot",
+    "cache_dir",
+    "mode",
+    "trial_name",
+    "experiment_name",
+    "recover_mode",
+    "monitor.",
+    "checkpoint.",
+    "eval.",
+    "train.total_steps",
+    "train.total_epochs",
+    "train.ranks",
+    "train.threads",
+    "train.max_tokens_per_mb",
+    "train.logprob_chunk",
+    "rollout.max_batch_tokens",
+    "rollout.save_trajectories",
+    "model.gradient_checkpointing",
+)
+"""Settings, or sections (with a dot), that may differ when a run goes on: they do not shape what is learned.
+
+The trainer holds the same view in the fingerprint of its recover checkpoints; a test compares the two.
+"""
+
+
+class Course(Enum):
+    """What happens to the chosen trial."""
+
+    NEW = "new"
+    RESUME = "resume"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The chosen run directory, what to do with it, and its history so far."""
+
+    run: RunDirectory
+    course: Course
+    history: History
+
+    @property
+    def resume_step(self) -> int:
+        """Step after which the run goes on, as far as its records tell; 0: from the start."""
+        if self.course is not Course.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
+            return 0
+        return int(self.history.recovers[-1].get("global_step") or 0)
+
+
+def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
+    """Find the trial that this configuration goes on with, or the next free name.
+
+    Raises UserError where it would go on with a run that was started with other settings.
+    """
+    if named_by_user:
+        return _judge(config, config.trial_name, named_by_user=True)
+    numbers = numbered_trials(Path(config.fileroot), config.experiment_name)
+    newest = numbers[-1] if numbers else 0
+    following = f"run{newest + 1}"
+    if not newest:
+        return _judge(config, following, named_by_user=False)
+    busy = run_directory(config, f"run{newest}").holder() is not None
+    if config.recover_mode == "disabled" and not busy:
+        return _judge(config, following, named_by_user=False)
+    trial = _judge(config, f"run{newest}", named_by_user=False)
+    return _judge(config, following, named_by_user=False) if trial.course is Course.COMPLETE else trial
+
+
+def run_directory(config: RunConfig, trial: str) -> RunDirectory:
+    """Paths of one trial of this configuration's experiment."""
+    return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, trial)
+
+
+def require_free(run: RunDirectory) -> None:
+    """Refuse a run that another process is working on."""
+    holder = run.holder()
+    if holder:
+        raise UserError(
+            f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status "
+            f"--experiment {run.experiment} --trial {run.trial}. To train beside it: add trial_name=NEW"
+        )
+
+
+def must_stay(key: str) -> bool:
+    """Whether a setting has to be the same when a run goes on."""
+    return not any(key == free or (free.endswith(".") and key.startswith(free)) for free in FREE_TO_CHANGE)
+
+
+def differences(old: dict[str, Any], new: RunConfig) -> list[str]:
+    """`key: was → now` for every setting that must stay when a run goes on."""
+    before, now = dict(leaves(old)), flatten(new)
+    with suppress(ValueError):  # fields that did not exist when the file was written have had their default
+        before = flatten(RunConfig.model_validate(old))
+    keys = [key for key in dict.fromkeys([*now, *before]) if must_stay(key)]
+    changed = [key for key in keys if before.get(key, ...) != now.get(key, ...)]
+    return [f"{key}: {_shown(before, key)} → {_shown(now, key)}" for key in changed]
+
+
+def _judge(config: RunConfig, name: str, named_by_user: bool) -> Trial:
+    run = run_directory(config, name)
+    if not run.logs.is_dir():
+        return _demand_checkpoint(config, Trial(run, Course.NEW, History()))
+    history = read_history(run.metrics)
+    if run.holder():  # the caller refuses it; comparing settings with a living run would only confuse
+        return Trial(run, Course.RESUME, history)
+    if is_complete(history, config if named_by_user else None):
+        return Trial(run, Course.COMPLETE, history)
+    if config.recover_mode == "disabled":
+        return Trial(run, Course.NEW, history)
+    if not history.steps and not run.has_recover_checkpoint:
+        return _demand_checkpoint(config, Trial(run, Course.NEW, history))  # nothing was learned that could be lost
+    _refuse_differences(config, run)
+    return _demand_checkpoint(config, Trial(run, Course.RESUME, history))
+
+
+def is_complete(history: History, wanted: RunConfig | None = None) -> bool:
+    """Whether the run reached its end; with `wanted`, also the (perhaps later) end that is asked for now."""
+    finish = history.finish
+    if finish is None or finish.get("status") != "completed":
+        return False
+    reached = int(finish.get("global_step") or history.global_step)
+    return wanted is None or reached >= _target(wanted, history)
+
+
+def _target(wanted: RunConfig, history: History) -> int:
+    per_epoch = int(history.steps[-1].get("steps_per_epoch") or 0) if history.steps else 0
+    return wanted.train.total_steps or wanted.train.total_epochs * per_epoch
+
+
+def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
+    if config.recover_mode == "resume" and not trial.run.has_recover_checkpoint:
+        raise UserError(
+            f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "
+            f"{trial.run.recover}: leave recover_mode out to start, or name the trial with trial_name="
+        )
+    return trial
+
+
+def _refuse_differences(config: RunConfig, run: RunDirectory) -> None:
+    try:
+        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # the trainer's own fingerprint in the recover checkpoint still guards
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{run.config} cannot be read ({reason}): repair it, or add trial_name=NEW") from None
+    different = differences(old if isinstance(old, dict) else {}, config)
+    if different:
+        raise UserError(
+            f"{run.experiment}/{run.trial} is unfinished and was started with other settings (was → now):\n"
+            + "\n".join(f"  {line}" for line in different)
+            + "\nGo on with it: repeat the command with the old values. Start another run: add trial_name=NEW"
+        )
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    return str(values[key]) if key in values else "(absent)"

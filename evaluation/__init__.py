@@ -1,0 +1,1 @@
+"""Scores of checkpoints. Runs on the node side."""
