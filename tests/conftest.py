@@ -1,0 +1,90 @@
+"""Fixtures that several groups of tests share: data files, a small data set of our own, a real small model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+PEOPLE = ["Ada Quill", "Bo Marsh", "Cleo Finch", "Dov Tarn", "Edda Rook", "Finn Sorrel", "Gwen Alder", "Hal Brook"]
+PEOPLE += ["Ida Thorn", "Jon Vale", "Kit Lark", "Lena Moss"]
+TOWNS = ["Arnby", "Belk", "Corvale", "Dunmere", "Eskow", "Fallory", "Greth", "Holmsund", "Istria Bay", "Jarrow Fen"]
+TOWNS += ["Kelmar", "Lindow"]
+RIVERS = ["Ouzel", "Pell", "Quern", "Rushy", "Sable", "Tamsin", "Ulver", "Vine", "Wend", "Xanten", "Yarrow", "Zell"]
+
+
+def real_part_is_missing(reason: str) -> None:
+    """Skip a test that needs something real; fail where CLUSTERKIT_REQUIRE_DATA=1 says that it must be there."""
+    if os.environ.get("CLUSTERKIT_REQUIRE_DATA") == "1":
+        pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_DATA=1 forbids skipping)")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the data files: $CLUSTERKIT_TEST_DATA, or ../shared/data beside the repository."""
+    folder = Path(os.environ.get("CLUSTERKIT_TEST_DATA") or REPOSITORY.parent / "shared" / "data")
+    if not (folder / "hotpotqa").is_dir():
+        real_part_is_missing(f"no data files in {folder}: set CLUSTERKIT_TEST_DATA to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """Folder of SmolLM2-135M-Instruct, fetched and converted once per cache ($CLUSTERKIT_CACHE or the default one)."""
+    command = [sys.executable, "-m", "clusterkit.cli.main", "assets", "get", "smollm2-135m", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode:
+        real_part_is_missing(f"SmolLM2 could not be fetched: {done.stderr[-2000:]}")
+    return Path(json.loads(done.stdout)["path"])
+
+
+def mini_hotpotqa_rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """A dozen two-hop questions of our own and 40 documents in the schema of the HotpotQA files.
+
+    Question n asks for the river of the town where a person was born. It owns that person, that town (both gold) and
+    the river; nobody owns the four fruits. No two questions share a document.
+    """
+    documents: list[dict[str, object]] = []
+    for n, (person, town, river) in enumerate(zip(PEOPLE, TOWNS, RIVERS, strict=True)):
+        documents.append({"id": f"p{n}", "title": person, "text": f"{person} is a painter who was born in {town}."})
+        documents.append({"id": f"t{n}", "title": town, "text": f"{town} is a town on the river {river}."})
+        documents.append({"id": f"r{n}", "title": river, "text": f"The {river} is a river; swans nest on its banks."})
+    for n, fruit in enumerate(["pear", "plum", "quince", "medlar"]):
+        documents.append({"id": f"x{n}", "title": fruit, "text": f"The {fruit} ripens late and keeps until spring."})
+    questions: list[dict[str, object]] = [
+        {
+            # With these ids the default split gives 8 training, 2 dev (6, 7) and 2 test (1, 10) questions.
+            "id": f"mini-i{n}",
+            "question": f"On which river is the town where {person} was born?",
+            "answers": [RIVERS[n]],
+            "gold_titles": [person, TOWNS[n]],
+            "supporting": [f"p{n}", f"t{n}"],
+            "own_documents": [f"r{n}", f"p{n}", f"t{n}"],
+            "source": "mini",
+        }
+        for n, person in enumerate(PEOPLE)
+    ]
+    return questions, documents
+
+
+def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
+    """One JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def mini_hotpotqa(tmp_path: Path) -> Path:
+    """Folder with the small data set, for tests that must run without any download."""
+    folder = tmp_path / "mini_hotpotqa"
+    folder.mkdir()
+    questions, documents = mini_hotpotqa_rows()
+    write_jsonl(folder / "questions.jsonl", questions)
+    write_jsonl(folder / "documents.jsonl", documents)
+    return folder

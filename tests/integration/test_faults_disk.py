@@ -1,0 +1,230 @@
+"""A disk that is full or may not be written: one message, nothing lost, and the same command goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from runs import Forks, NewTrial, Trial, assert_same_run, command
+
+from trainer.checkpoint.recover import RecoverStore
+
+
+class SmallDisk:
+    """A tmpfs of its own, so that a full disk is a real one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            reason = f"a real full disk needs the right to mount a tmpfs: {done.stderr.strip()}"
+            if os.environ.get("CLUSTERKIT_REQUIRE_REAL") == "1":
+                pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_REAL=1 forbids skipping)")
+            pytest.skip(reason)
+
+    def trial(self, cache: Path, **settings: object) -> Trial:
+        """A trial on this disk, whose output goes elsewhere."""
+        trial = Trial(self.folder / "runs", cache, **settings)
+        trial.console = self.folder.with_name("console.log")
+        return trial
+
+    def leave(self, free: int) -> None:
+        """Fill the disk until only `free` bytes are left."""
+        with (self.folder / "ballast").open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                room = os.statvfs(self.folder).f_bavail * os.statvfs(self.folder).f_frsize
+                if room <= free:
+                    break
+                file.write(bytes(min(room - free, 1 << 20)))
+
+    def grow(self) -> None:
+        subprocess.run(["mount", "-o", "remount,size=128m", str(self.folder)], check=True, timeout=60)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "-l", str(self.folder)], check=True, timeout=60)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    disk = SmallDisk(tmp_path / "disk")
+    yield disk
+    disk.unmount()
+
+
+def _stop_after(forks: Forks, trial: Trial, steps: int) -> None:
+    """Bring a trial to the end of a step by asking for no more, then ask for all of them."""
+    total = trial.config.train.total_steps
+    trial.change(**{"train.total_steps": steps})
+    assert forks.run(trial) == 0, trial.said()
+    trial.change(**{"train.total_steps": total})
+
+
+def _one_message(trial: Trial) -> str:
+    said = trial.said()
+    assert said.startswith("error: "), said
+    assert said.count("error: ") == 1, said
+    assert "Traceback" not in said
+    assert "Logging error" not in said
+    return said
+
+
+# Bytes left on the disk: nothing; a record but not the rollouts' file; the records of a step but not a checkpoint.
+@pytest.mark.parametrize("free", [0, 8192, 49152, 131072])
+def test_full_while_training(
+    forks: Forks, small_disk: SmallDisk, warm_cache: Path, reference: Trial, free: int
+) -> None:
+    trial = small_disk.trial(warm_cache)
+    _stop_after(forks, trial, 5)
+    kept = RecoverStore(trial.paths.recover).newest()
+    size = trial.records("recover")[-1]["bytes"]
+    assert size > 200_000, "a checkpoint must be larger than what is left for it"
+    small_disk.leave(free)
+
+    assert forks.run(trial) == 1, trial.said()
+
+    message = _one_message(trial)
+    assert "no space left" in message
+    assert str(small_disk.folder) in message
+    assert "start the same command again to go on" in message or "choose another fileroot" in message
+    assert RecoverStore(trial.paths.recover).newest() == kept
+    assert not list(trial.paths.recover.glob("*.tmp"))
+
+    small_disk.grow()
+    assert forks.run(trial) == 0, trial.said()
+    assert trial.records("attempt")[-1]["resume_step"] == 5
+    assert_same_run(trial, reference, more=frozenset({"epoch1epochstep5globalstep5"}))
+
+
+def test_full_for_the_message_too(forks: Forks, small_disk: SmallDisk, warm_cache: Path) -> None:
+    trial = small_disk.trial(warm_cache)
+    _stop_after(forks, trial, 2)
+    small_disk.leave(0)
+    process = command(trial, stderr=(small_disk.folder / "runs" / "printed").open("w"))
+    process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert (small_disk.folder / "runs" / "printed").read_text() == ""
+
+
+def test_full_while_writing_a_recover_checkpoint(
+    forks: Forks, small_disk: SmallDisk, warm_cache: Path, reference: Trial
+) -> None:
+    trial = small_disk.trial(warm_cache, checkpoint={"save_freq_steps": 0})
+    _stop_after(forks, trial, 5)
+    kept = RecoverStore(trial.paths.recover).newest()
+    small_disk.leave(131072)
+
+    assert forks.run(trial) == 1, trial.said()
+
+    assert _one_message(trial) == (
+        f"error: no space left for a recover checkpoint under {trial.paths.recover} (the one of step 5 is untouched): "
+        "free some space there, then start the same command again to go on\n"
+    )
+    assert RecoverStore(trial.paths.recover).newest() == kept
+    assert "no space left for a recover checkpoint" in trial.log()
+    assert trial.records("finish")[-1]["status"] == "failed"
+    small_disk.grow()
+    assert forks.run(trial) == 0, trial.said()
+    assert trial.summary()["parameter_sha256"] == reference.summary()["parameter_sha256"]
+    assert trial.trained_tasks() == reference.trained_tasks()
+
+
+def test_full_while_exporting(forks: Forks, small_disk: SmallDisk, warm_cache: Path, reference: Trial) -> None:
+    trial = small_disk.trial(warm_cache, checkpoint={"ckpt_freq_secs": 3600.0})
+    _stop_after(forks, trial, 6)
+    small_disk.leave(90_000)
+
+    assert forks.run(trial) == 1, trial.said()
+
+    folder = trial.paths.checkpoints / "epoch2epochstep2globalstep8"
+    assert _one_message(trial) == (
+        f"error: cannot write the checkpoint {folder}: no space left on the disk. Free some space, then start the same "
+        "command again to go on from the last recover checkpoint\n"
+    )
+    assert sorted(trial.weights()) == ["epoch1epochstep4globalstep4", "epoch1epochstep6globalstep6"]
+    assert len(list(trial.paths.checkpoints.iterdir())) == 2
+    small_disk.grow()
+    assert forks.run(trial) == 0, trial.said()
+    assert_same_run(trial, reference, more=frozenset({"epoch1epochstep6globalstep6"}))
+
+
+def test_full_cache_while_warming_up(forks: Forks, small_disk: SmallDisk, tmp_path: Path, reference: Trial) -> None:
+    trial = Trial(tmp_path / "trial", small_disk.folder / "cache")
+    small_disk.leave(32768)
+    assert forks.run(trial) == 1, trial.said()
+    message = _one_message(trial)
+    assert "no space left" in message
+    assert str(small_disk.folder / "cache") in message
+    small_disk.grow()
+    assert forks.run(trial) == 0, trial.said()
+    assert_same_run(trial, reference)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda trial: trial.paths.logs,
+        lambda trial: trial.paths.logs.parent.parent,
+        lambda trial: trial.paths.recover,
+        lambda trial: trial.paths.checkpoints.parent,
+    ],
+    ids=["run", "user", "recover", "checkpoints"],
+)
+def test_a_file_in_the_way(forks: Forks, new_trial: NewTrial, place: Callable[[Trial], Path]) -> None:
+    trial = new_trial()
+    blocked = place(trial)
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.write_text("here first")
+    assert forks.run(trial) == 2
+    message = _one_message(trial)
+    assert message.startswith("error: cannot write the run directory: ")
+    assert str(blocked) in message
+    assert "fileroot=DIR" in message
+    assert blocked.read_text() == "here first"
+
+
+@pytest.mark.parametrize("name", ["main.log", "metrics.jsonl", "run.lock"])
+def test_a_folder_in_the_way(forks: Forks, new_trial: NewTrial, name: str) -> None:
+    trial = new_trial()
+    (trial.paths.logs / name).mkdir(parents=True)
+    assert forks.run(trial) == 2
+    message = _one_message(trial)
+    assert str(trial.paths.logs / name) in message
+    assert "fileroot=DIR" in message
+
+
+@pytest.mark.parametrize("place", ["fileroot", "run"])
+def test_a_run_directory_that_may_not_be_written(new_trial: NewTrial, place: str) -> None:
+    trial = new_trial()
+    closed = trial.file.parent if place == "fileroot" else trial.paths.logs
+    closed.mkdir(parents=True, exist_ok=True)
+    closed.chmod(0o555)
+    # Without this right root is as bound by permissions as anyone.
+    drop = ["setpriv", "--inh-caps=-dac_override", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    process = command(trial, prefix=drop)
+    out, err = process.communicate(timeout=120)
+    closed.chmod(0o755)
+    assert (process.returncode, out) == (2, ""), err
+    told = f"cannot write the run directory: {closed / 'logs'}: Permission denied. Choose another fileroot=DIR"
+    if place == "run":
+        told = f"cannot write to {closed}: change its permissions, or choose another fileroot=DIR"
+    assert err == f"error: {told}\n"
+
+
+def test_a_disk_that_is_read_only(forks: Forks, small_disk: SmallDisk, warm_cache: Path) -> None:
+    trial = small_disk.trial(warm_cache)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True, timeout=60)
+    assert forks.run(trial) == 2
+    assert _one_message(trial) == (
+        f"error: cannot write the run directory: {trial.file.parent / 'logs'}: Read-only file system. "
+        "Choose another fileroot=DIR\n"
+    )

@@ -1,0 +1,98 @@
+"""kill -9 at any moment: the same command goes on, and the run ends with the very weights of an undisturbed one."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from runs import TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run
+
+from trainer.paths import cache_folder
+
+KILLS = 40
+# From what can be seen from outside to the blow, at most: about as long as that part of a step takes.
+MOMENTS = {"start": 0.15, "step": 0.1, "checkpoint": 0.08, "export": 0.03, "end": 0.05}
+
+
+def _watch(trial: Trial, moment: str) -> Callable[[], bool]:
+    """What to wait for, from now on."""
+    steps, attempts = len(trial.records("step")), len(trial.records("attempt"))
+    return {
+        "start": lambda: len(trial.records("attempt")) > attempts,
+        "step": lambda: len(trial.records("step")) > steps,
+        "checkpoint": lambda: any(trial.paths.recover.glob("slot-*.tmp")),
+        "export": lambda: any(trial.paths.checkpoints.glob("*.tmp")),
+        "end": lambda: any(r["global_step"] == TOTAL_STEPS for r in trial.records("step")),
+    }[moment]
+
+
+def _kill(attempt: Attempt, condition: Callable[[], bool], delay: float) -> bool:
+    """Kill at `delay` seconds after the condition came true; False when the trainer was done before."""
+    if not attempt.reach(condition):
+        return False
+    time.sleep(delay)  # where within the step the blow falls; the end is waited for below
+    attempt.send(signal.SIGKILL)
+    return attempt.end() == -signal.SIGKILL
+
+
+def test_kill_9_at_random_points(
+    forks: Forks, tmp_path: Path, warm_cache: Path, reference: Trial, record_property: Callable[[str, object], None]
+) -> None:
+    rng = random.Random(20)
+    landed: Counter[str] = Counter()
+    torn = {"slot": 0, "export": 0}
+    number = 0
+    while landed.total() < KILLS:
+        number += 1
+        trial = Trial(tmp_path / f"trial{number}", warm_cache)
+        done = False
+        while not done and landed.total() < KILLS:
+            moment = rng.choice(["start", "step", "step", "step", "checkpoint", "checkpoint", "export", "end"])
+            attempt = forks.start(trial)
+            if _kill(attempt, _watch(trial, moment), rng.uniform(0, MOMENTS[moment])):
+                landed[moment] += 1
+                torn["slot"] += any(trial.paths.recover.glob("slot-*.tmp"))
+                torn["export"] += any(trial.paths.checkpoints.glob("*.tmp"))
+            else:
+                done = True
+        assert forks.run(trial) == 0, trial.said()
+        assert_same_run(trial, reference)
+        assert not [p for p in trial.records("warning") if "damaged" in p["message"]]
+    record_property("kills", dict(landed))
+    assert torn["slot"] >= 2, "no blow fell while a recover checkpoint was written"
+    assert torn["export"] >= 1, "no blow fell while a persistent checkpoint was written"
+    assert landed["step"] >= 4
+
+
+def test_kill_9_during_the_warmup(forks: Forks, tmp_path: Path, reference: Trial) -> None:
+    trial = Trial(tmp_path / "trial", tmp_path / "cold")
+    for phase, delay in (("recall", 0.2), ("sft", 0.0), ("sft", 0.4)):
+        seen = len(trial.records("warmup"))
+        attempt = forks.start(trial)
+        assert _kill(
+            attempt,
+            lambda phase=phase, seen=seen: any(r["phase"] == phase for r in trial.records("warmup")[seen:]),
+            delay,
+        )
+        assert not list((cache_folder(trial.config) / "warmup").glob("*/warmup.json"))
+    assert forks.run(trial) == 0, trial.said()
+    assert_same_run(trial, reference)
+
+
+def test_what_was_not_kept_is_done_again(forks: Forks, new_trial: NewTrial, reference: Trial) -> None:
+    trial = new_trial(checkpoint={"ckpt_freq_secs": 3600.0, "ckpt_first_step": 3})
+
+    assert _kill(forks.start(trial), lambda: len(trial.records("step")) >= 6, 0.0)
+    before = trial.records("step")
+    assert forks.run(trial) == 0, trial.said()
+
+    assert [r["resume_step"] for r in trial.records("attempt")] == [0, 3]
+    assert [r["global_step"] for r in trial.records("recover")] == [3, TOTAL_STEPS]
+    assert "Will recover from: StepInfo(epoch=1, epoch_step=3, global_step=3)" in trial.log()
+    again = trial.records("step")[len(before) :]
+    assert [s["task_ids"] for s in again[: len(before) - 3]] == [s["task_ids"] for s in before[3:]]
+    assert_same_run(trial, reference)

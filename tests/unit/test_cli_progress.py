@@ -1,0 +1,118 @@
+"""What is shown while a run is followed, and the table at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_writer import RunWriter
+
+from clusterkit.closing import closing_lines, read_summary
+from clusterkit.progress import LiveDisplay, PlainLines, live_lines
+from clusterkit.runlog.metrics import History, MetricsTail
+from clusterkit.training import again_command, further_command
+
+
+def _plain(writer: RunWriter, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    history, plain = History(), PlainLines()
+    news = MetricsTail(writer.run.metrics).read()
+    for record in news:
+        history.add(record)
+    plain.show(history, news)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_plain_lines_tell_every_step_checkpoint_and_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 2).recover(2).record("warning", message="memory is low")
+    writer.record("eval", name="heldout", global_step=2, accuracy=0.5, num_tasks=128)
+    writer.record("save", global_step=2, path="actor/x")
+    writer.record("eval", name="after", global_step=2, chunks=64, blank_memory=True, accuracy=0.0, num_tasks=128)
+
+    assert _plain(writer, capsys) == [
+        "step 1/30  task_reward 0.010  12.3 k tokens/s  4.0 s  ETA 1 min 52 s",
+        "step 2/30  task_reward 0.020  12.3 k tokens/s  4.0 s  ETA 1 min 52 s",
+        "recover checkpoint after step 2 (12 MB)",
+        "warning: memory is low",
+        "held-out accuracy 50.0% (128 tasks) after step 2",
+        "checkpoint after step 2: actor/x",
+        "after: accuracy 0.0% at 64 chunks, memory blanked",
+    ]
+
+
+def test_plain_warmup_lines_come_every_ten_seconds_and_with_every_phase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RunWriter(tmp_path)
+    for second in range(25):
+        writer.clock += 1
+        writer.record("warmup", phase="recall" if second < 12 else "sft", step=second, steps=25, loss=1.0, accuracy=0.5)
+
+    steps = [line.split()[3].partition("/")[0] for line in _plain(writer, capsys)]
+
+    assert steps == ["0", "10", "12", "22"]
+
+
+def test_the_live_display_shows_reward_speed_time_and_checkpoint(tmp_path: Path) -> None:
+    history = History()
+    assert "loading" in live_lines(history, 0.0)[0]
+    writer = RunWriter(tmp_path).attempt().steps(1, 8).recover(8)
+    for record in MetricsTail(writer.run.metrics).read():
+        history.add(record)
+
+    display = LiveDisplay("tiny-recall/run1")
+    display.close()
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(display.drawing(history))
+
+    text = captured.get()
+    for part in ("tiny-recall/run1", "step 8/30", "ETA 1 min 28 s", "▁▂▃▄▅▆▇█", "rollout 75%", "after step 8"):
+        assert part in text
+
+
+def test_the_closing_table_compares_before_and_after(tmp_path: Path) -> None:
+    summary = read_summary(RunWriter(tmp_path).summary().run)
+    assert summary is not None
+
+    lines = [" ".join(line.split()) for line in closing_lines(summary)]
+
+    assert lines[:5] == [
+        "held-out accuracy (128 tasks, greedy) before after",
+        "as trained, 2 to 4 chunks 34.0% 98.0%",
+        "64 chunks (16 x the longest trained) 14.0% 97.0%",
+        "64 chunks (16 x the longest trained), memory blanked 0.0% 0.17%",
+        "a blind guess 0.17% 0.17%",
+    ]
+    assert "time 3 min 20 s: rollout 45%, warmup 40%, train 15%" in lines
+    assert "checkpoint actor/epoch1epochstep30globalstep30" in lines
+
+
+def test_a_task_without_lengths_shows_its_other_metrics(tmp_path: Path) -> None:
+    row = {"chunks": 0, "blank_memory": False, "before": 0.1, "after": 0.2}
+    row |= {"metrics_before": {"f1": 0.15}, "metrics_after": {"f1": 0.25}}
+    summary = read_summary(RunWriter(tmp_path).summary(table=[row], chance=None, trained_chunks=[]).run)
+    assert summary is not None
+
+    lines = [" ".join(line.split()) for line in closing_lines(summary)]
+
+    assert lines[1:3] == ["as trained 10.0% 20.0%", "f1 15.0% 25.0%"]
+    assert not any("blind" in line for line in lines)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{"])
+def test_a_summary_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+    writer = RunWriter(tmp_path)
+    writer.run.summary.write_text(content)
+
+    assert read_summary(writer.run) is None
+    assert closing_lines({})[0].startswith("held-out accuracy")
+
+
+def test_what_to_type_next_is_a_command_a_shell_understands() -> None:
+    typed = ["train", "--preset", "tiny", "task.path=/my data", "recover_mode=disabled", "train.total_steps=30"]
+
+    assert again_command(typed) == "clusterkit train --preset tiny 'task.path=/my data' train.total_steps=30"
+    assert further_command(typed, "run3", 60) == (
+        "clusterkit train --preset tiny 'task.path=/my data' trial_name=run3 train.total_steps=60"
+    )

@@ -1,0 +1,60 @@
+"""What must be the same for a run to go on: nothing that shapes the result may be missing from the fingerprint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterkit.resolve import resolve
+from trainer.checkpoint.fingerprint import differences, fingerprint
+
+
+def changed(*overrides: str) -> list[str]:
+    return differences(fingerprint(resolve("tiny").config), fingerprint(resolve("tiny", None, overrides).config))
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.tiny.hidden_size=128", "model.tiny.hidden_size: 256 -> 128"),
+        ("model.dtype=bfloat16", "model.dtype: float32 -> bfloat16"),
+        ("seed=2", "seed: 1 -> 2"),
+        ("rollout.group_size=4", "rollout.group_size: 8 -> 4"),
+        ("train.learning_rate=0.01", "train.learning_rate: 0.0001 -> 0.01"),
+        ("train.minibatches=2", "train.minibatches: 1 -> 2"),
+        ("control.rewards=flipped", "control.rewards: true -> flipped"),
+        ("algorithm.clip_high=0.5", "algorithm.clip_high: None -> 0.5"),
+    ],
+)
+def test_what_shapes_the_result_is_told(override: str, line: str) -> None:
+    assert changed(override) == [line]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "fileroot=/elsewhere",
+        "train.total_steps=99",
+        "train.ranks=2",
+        "train.max_tokens_per_mb=999",
+        "eval.num_tasks=7",
+        "checkpoint.ckpt_freq_secs=1",
+        "monitor.tensorboard=false",
+        "model.gradient_checkpointing=true",
+    ],
+)
+def test_what_may_change_between_attempts_is_not(override: str) -> None:
+    assert changed(override) == []
+
+
+def test_settings_that_one_side_does_not_have_are_told() -> None:
+    saved = {"a.old": 1, "b": 2}
+
+    assert differences(saved, {"b": 2, "c.new": 3}) == ["a.old: 1 -> (not set)", "c.new: (not set) -> 3"]
+
+
+def test_a_fingerprint_survives_its_file() -> None:
+    now = fingerprint(resolve("tiny").config)
+
+    assert differences(json.loads(json.dumps(now)), now) == []

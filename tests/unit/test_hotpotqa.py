@@ -1,0 +1,260 @@
+"""The HotpotQA task: what a context holds, where the evidence stands, and that the sides stay apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer.config import TaskConfig
+from trainer.errors import UserError
+from trainer.tasks.hotpotqa import HotpotQA
+from trainer.types import Task
+
+UPSTREAM_SLOTS_200 = {6, 9, 16, 80, 87, 95, 108, 153, 176, 190}
+Edit = Callable[[list[dict], list[dict]], None]
+
+
+def source(folder: Path, seed: int = 1, **settings) -> HotpotQA:
+    return HotpotQA(TaskConfig(name="hotpotqa", path=str(folder), **{"num_documents": 12, **settings}), seed)
+
+
+def edited(folder: Path, edit: Edit) -> Path:
+    """Change the rows of a data folder on disk."""
+    files = [folder / "questions.jsonl", folder / "documents.jsonl"]
+    rows = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    edit(*rows)
+    for file, content in zip(files, rows, strict=True):
+        file.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+    return folder
+
+
+def documents_of(task: Task) -> list[str]:
+    """The documents of a context, in order; checks the labels on the way."""
+    documents = re.split(r"(?:^|\n\n)Document \d+:\n", task.context)[1:]
+    labels = [int(n) for n in re.findall(r"(?:^|\n\n)Document (\d+):\n", task.context)]
+    assert labels == list(range(1, len(documents) + 1))
+    return documents
+
+
+def all_heldout(tasks: HotpotQA) -> list[Task]:
+    return [tasks.heldout(split, i) for split in ("dev", "test") for i in range(tasks.num_heldout(split))]
+
+
+def test_a_context_holds_the_own_documents_among_others(mini_hotpotqa: Path) -> None:
+    tasks = source(mini_hotpotqa)
+    for task in [tasks.train(i) for i in range(tasks.train_size)] + all_heldout(tasks):
+        documents = documents_of(task)
+        assert len(documents) == len(set(documents)) == 12 == task.meta["num_documents"]
+        person = re.search(r"where (.*) was born", task.question).group(1)
+        gold = [documents[int(n) - 1] for n in str(task.meta["gold_documents"]).split()]
+        assert len(gold) == 2
+        assert {g.split("\n")[0] for g in gold} >= {person}
+        assert any(f"river {task.answers[0]}" in g for g in gold)
+        assert task.meta["source"] == "mini"
+
+
+def test_layout_is_title_line_then_text(mini_hotpotqa: Path) -> None:
+    context = source(mini_hotpotqa, num_documents=2).heldout("test", 0).context
+    assert re.fullmatch(r"Document 1:\n[^\n]+\n[^\n]+\n\nDocument 2:\n[^\n]+\n[^\n]+", context)
+
+
+def test_every_epoch_holds_every_question_once_in_its_own_order(mini_hotpotqa: Path) -> None:
+    tasks = source(mini_hotpotqa)
+    epochs = [[tasks.train(e * 8 + i) for i in range(8)] for e in range(3)]
+    questions = [[task.question for task in epoch] for epoch in epochs]
+    assert tasks.train_size == 8
+    assert len({frozenset(q) for q in questions}) == 1
+    assert all(len(set(q)) == 8 for q in questions)
+    assert len({tuple(q) for q in questions}) == 3
+    assert len({task.id for epoch in epochs for task in epoch}) == 24
+    by_question = [{task.question: task.context for task in epoch} for epoch in epochs]
+    assert all(by_question[0][q] != by_question[1][q] for q in by_question[0])
+
+
+def test_a_task_depends_on_seed_and_number_alone(mini_hotpotqa: Path) -> None:
+    first, second, other = source(mini_hotpotqa), source(mini_hotpotqa), source(mini_hotpotqa, seed=2)
+    backwards = [second.train(i) for i in reversed(range(20))][::-1]
+    assert [first.train(i) for i in range(20)] == backwards
+    assert [other.train(i) for i in range(20)] != backwards
+    assert all_heldout(first) == all_heldout(other)
+
+
+def test_tasks_do_not_depend_on_the_order_of_the_files(mini_hotpotqa: Path) -> None:
+    before = source(mini_hotpotqa)
+    expected = [before.train(i) for i in range(8)] + all_heldout(before)
+    edited(mini_hotpotqa, lambda q, d: (q.reverse(), d.reverse()))
+    after = source(mini_hotpotqa)
+    assert [after.train(i) for i in range(8)] + all_heldout(after) == expected
+
+
+def test_train_size_takes_a_part_of_the_questions(mini_hotpotqa: Path) -> None:
+    tasks = source(mini_hotpotqa, train_size=3)
+    assert tasks.train_size == 3
+    assert len({tasks.train(i).question for i in range(30)}) == 3
+
+
+def assert_sides_share_nothing(tasks: HotpotQA, train_tasks: int) -> None:
+    train = [tasks.train(i) for i in range(train_tasks)]
+    held = all_heldout(tasks)
+    assert not {t.question for t in train} & {t.question for t in held}
+    text = [{d.split("\n", 1)[1] for t in side for d in documents_of(t)} for side in (train, held)]
+    assert not text[0] & text[1]
+
+
+def test_training_and_held_out_contexts_share_no_document(mini_hotpotqa: Path) -> None:
+    assert_sides_share_nothing(source(mini_hotpotqa), 80)
+
+
+def test_a_training_question_whose_gold_document_is_held_out_is_dropped(mini_hotpotqa: Path) -> None:
+    # Question 10 is held out; question 0 is for training.
+    def share_gold(questions: list[dict], documents: list[dict]) -> None:
+        questions[10]["own_documents"].append("t0")
+
+    tasks = source(edited(mini_hotpotqa, share_gold))
+    assert (tasks.train_size, tasks.sides.dropped, tasks.sides.trimmed) == (7, 1, 0)
+    assert "1 training questions dropped" in tasks.describe()
+    assert_sides_share_nothing(tasks, 70)
+
+
+def test_a_training_question_loses_another_document_that_is_held_out(mini_hotpotqa: Path) -> None:
+    def share_river(questions: list[dict], documents: list[dict]) -> None:
+        questions[10]["own_documents"].append("r0")
+
+    tasks = source(edited(mini_hotpotqa, share_river))
+    assert (tasks.train_size, tasks.sides.dropped) == (8, 0)
+    assert (tasks.sides.trimmed, tasks.sides.trimmed_documents) == (1, 1)
+    assert_sides_share_nothing(tasks, 80)
+
+
+def test_the_words_of_a_held_out_question_under_another_id_are_not_trained_on(mini_hotpotqa: Path) -> None:
+    def repeat(questions: list[dict], documents: list[dict]) -> None:
+        questions[0]["question"] = "  " + questions[10]["question"].upper()
+
+    assert source(edited(mini_hotpotqa, repeat)).sides.dropped == 1
+
+
+def test_documents_that_differ_only_in_whitespace_or_title_never_meet(mini_hotpotqa: Path) -> None:
+    def duplicate(questions: list[dict], documents: list[dict]) -> None:
+        copies = [{**d, "id": f"copy-{d['id']}", "text": d["text"].replace(" ", "\n ")} for d in documents]
+        copies += [{**d, "id": f"alias-{d['id']}", "title": f"{d['title']} (alias)"} for d in documents]
+        documents += copies
+        for question in questions:
+            question["own_documents"] += [f"alias-{i}" for i in question["own_documents"]]
+
+    tasks = source(edited(mini_hotpotqa, duplicate))
+    for task in [tasks.train(i) for i in range(40)] + all_heldout(tasks):
+        texts = [" ".join(d.split("\n", 1)[1].split()) for d in documents_of(task)]
+        assert len(texts) == len(set(texts)) == 12
+        assert len(str(task.meta["gold_documents"]).split()) == 2
+        assert "(alias)" not in "".join(documents_of(task)[int(n) - 1] for n in task.meta["gold_documents"].split())
+
+
+def test_fewer_slots_than_own_documents_keep_the_gold_ones(mini_hotpotqa: Path) -> None:
+    tasks = source(mini_hotpotqa, num_documents=2)
+    assert {tasks.train(i).meta["gold_documents"] for i in range(40)} == {"1 2"}
+
+
+def chi_square(counts: Counter[int], slots: int) -> float:
+    expected = counts.total() / slots
+    return sum((counts[slot] - expected) ** 2 / expected for slot in range(slots))
+
+
+def slot_counts(tasks: HotpotQA, number: int) -> Counter[int]:
+    """How often an own document stands in each slot, from 0, over training tasks."""
+    own = {q.question: {d.render() for d in q.own} for q in tasks.sides.train.questions}
+    counts: Counter[int] = Counter()
+    for index in range(number):
+        task = tasks.train(index)
+        counts.update(slot for slot, d in enumerate(documents_of(task)) if d in own[task.question])
+    return counts
+
+
+# 99.99 % points of chi-square with 11 and 49 degrees of freedom. The tasks are fixed, so the outcome is too.
+CHI_SQUARE_11, CHI_SQUARE_49 = 37.4, 94.9
+
+
+def test_own_documents_stand_everywhere_equally_often(mini_hotpotqa: Path) -> None:
+    assert chi_square(slot_counts(source(mini_hotpotqa), 1600), 12) < CHI_SQUARE_11
+
+
+def test_compat_upstream_puts_them_in_the_same_slots_each_time(mini_hotpotqa: Path) -> None:
+    counts = slot_counts(source(mini_hotpotqa, compat_upstream=True), 160)
+    assert len(counts) == 3
+    assert chi_square(counts, 12) > 10 * CHI_SQUARE_11
+
+
+@pytest.mark.data
+def test_real_data_uniform_slots(shared_data: Path) -> None:
+    tasks = source(shared_data / "hotpotqa", num_documents=50)
+    assert tasks.train_size > 500
+    assert chi_square(slot_counts(tasks, tasks.train_size), 50) < CHI_SQUARE_49
+
+
+@pytest.mark.data
+def test_real_data_upstream_slots(shared_data: Path) -> None:
+    tasks = source(shared_data / "hotpotqa", num_documents=200, compat_upstream=True)
+    own_count = {q.question: len(q.own) for q in tasks.sides.train.questions}
+    seen: set[int] = set()
+    for index in range(40):
+        slots = set(slot_counts_of(tasks, index))
+        assert slots <= UPSTREAM_SLOTS_200
+        if own_count[tasks.train(index).question] == 10:
+            assert slots == UPSTREAM_SLOTS_200
+        seen |= slots
+    assert seen == UPSTREAM_SLOTS_200
+
+
+def slot_counts_of(tasks: HotpotQA, index: int) -> list[int]:
+    own = {q.question: {d.render() for d in q.own} for q in tasks.sides.train.questions}
+    task = tasks.train(index)
+    return [slot for slot, d in enumerate(documents_of(task)) if d in own[task.question]]
+
+
+@pytest.mark.data
+def test_real_data_sides_are_disjoint_and_counted(shared_data: Path) -> None:
+    tasks = source(shared_data / "hotpotqa", num_documents=200)
+    sides = tasks.sides
+    assert tasks.train_size + sides.dropped + tasks.num_heldout("dev") + tasks.num_heldout("test") == 753
+    assert sides.dropped + sides.trimmed > 0
+    assert_sides_share_nothing(tasks, 60)
+
+
+@pytest.mark.data
+def test_real_data_items_with_few_own_documents(shared_data: Path) -> None:
+    tasks = source(shared_data / "hotpotqa", num_documents=50)
+    few = [
+        q.question
+        for s in (tasks.sides.train, tasks.sides.dev, tasks.sides.test)
+        for q in s.questions
+        if len(q.own) < 6
+    ]
+    found = [tasks.train(i) for i in range(tasks.train_size)] + all_heldout(tasks)
+    found = [task for task in found if task.question in few]
+    assert len(found) >= 5
+    assert all(len(documents_of(task)) == 50 for task in found)
+
+
+def test_too_many_documents_says_how_many_there_are(mini_hotpotqa: Path) -> None:
+    with pytest.raises(UserError, match=r"task.num_documents=500 .* choose at most (\d+)") as caught:
+        source(mini_hotpotqa, num_documents=500)
+    largest = int(re.search(r"at most (\d+)", str(caught.value)).group(1))
+    tasks = source(mini_hotpotqa, num_documents=largest)
+    assert {len(documents_of(t)) for t in [*all_heldout(tasks), *map(tasks.train, range(8))]} == {largest}
+    with pytest.raises(UserError):
+        source(mini_hotpotqa, num_documents=largest + 1)
+
+
+def test_a_held_out_task_that_does_not_exist(mini_hotpotqa: Path) -> None:
+    with pytest.raises(UserError, match=r"test split .* has 2 questions.*eval_fraction"):
+        source(mini_hotpotqa).heldout("test", 2)
+
+
+@pytest.mark.parametrize(("fraction", "advice"), [(0.001, "raise task.eval_fraction"), (0.999, "lower task.eval_frac")])
+def test_a_split_that_leaves_a_side_empty(mini_hotpotqa: Path, fraction: float, advice: str) -> None:
+    with pytest.raises(UserError, match=advice):
+        source(mini_hotpotqa, eval_fraction=fraction)

@@ -1,0 +1,142 @@
+"""Limits of the memory agent, and the wording of its prompts."""
+
+from __future__ import annotations
+
+import pytest
+from builders import byte_tokenizer
+
+from trainer.agents.memagent import MemAgent
+from trainer.config import AgentConfig
+from trainer.errors import UserError
+from trainer.types import Task
+from trainer.warmup.tiny import make_tokenizer
+
+WORDS = [f"w{i}" for i in range(60)]
+TOKENIZER = make_tokenizer([*WORDS, "none", "q"])
+
+
+def make_agent(**settings: object) -> MemAgent:
+    limits = {"chunk_tokens": 4, "max_question_tokens": 3, "max_memory_tokens": 5, "max_final_tokens": 6}
+    return MemAgent(AgentConfig.model_validate({"template": "words", **limits, **settings}), TOKENIZER)
+
+
+def words(chunks: list[list[int]]) -> list[str]:
+    return [TOKENIZER.decode(chunk) for chunk in chunks]
+
+
+def test_the_middle_of_a_long_document_is_left_out_and_counted() -> None:
+    # Two chunks of four may stay of 17 tokens: the first four and the last four.
+    prepared = make_agent(max_chunks=2).prepare(Task("t", "q", ("a",), context=" ".join(WORDS[:17])))
+
+    assert words(prepared.chunks) == ["w0 w1 w2 w3", "w13 w14 w15 w16"]
+    assert prepared.dropped_tokens == 9
+
+
+def test_halves_need_not_be_whole_chunks() -> None:
+    prepared = make_agent(max_chunks=3).prepare(Task("t", "q", ("a",), context=" ".join(WORDS[:20])))
+
+    assert words(prepared.chunks) == ["w0 w1 w2 w3", "w4 w5 w14 w15", "w16 w17 w18 w19"]
+
+
+def test_a_document_at_the_limit_is_left_alone() -> None:
+    prepared = make_agent(max_chunks=2).prepare(Task("t", "q", ("a",), context=" ".join(WORDS[:8])))
+
+    assert words(prepared.chunks) == ["w0 w1 w2 w3", "w4 w5 w6 w7"]
+    assert prepared.dropped_tokens == 0
+
+
+def test_sections_that_the_task_cut_are_left_out_whole() -> None:
+    sections = tuple(f"w{i} w{i + 10}" for i in range(6))
+    prepared = make_agent(max_chunks=3).prepare(Task("t", "q", ("a",), chunks=sections))
+
+    assert words(prepared.chunks) == ["w0 w10", "w4 w14", "w5 w15"]
+    assert prepared.dropped_tokens == 6
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Task("doc-7", "q", ("a",), context=" ".join(WORDS[:9])),
+        Task("doc-7", "q", ("a",), chunks=("w1", "w2", "w3")),
+    ],
+)
+def test_a_long_document_can_be_refused(one: Task) -> None:
+    with pytest.raises(UserError, match=r"doc-7: the document has 3 chunks and agent\.max_chunks is 2: raise it"):
+        make_agent(max_chunks=2, overflow="error").prepare(one)
+
+
+def test_a_long_question_is_refused_never_cut() -> None:
+    agent = make_agent()
+
+    assert len(agent.prepare(Task("t", "q w1 w2", ("a",))).question) == 3
+    with pytest.raises(UserError, match=r"task t: .* 4 tokens and agent\.max_question_tokens is 3: raise it"):
+        agent.prepare(Task("t", "q w1 w2 w3", ("a",)))
+
+
+def test_a_long_section_of_the_task_is_refused() -> None:
+    with pytest.raises(UserError, match=r"a chunk has 5 tokens and agent\.chunk_tokens is 4: raise it"):
+        make_agent().prepare(Task("t", "q", ("a",), chunks=("w1", "w1 w2 w3 w4 w5")))
+
+
+@pytest.mark.parametrize("order", ["paper", "section_first"])
+def test_the_longest_conversation_is_reached_and_never_passed(order: str) -> None:
+    agent = make_agent(prompt_order=order)
+    question, memory, section = [1] * 3, [2] * 5, [3] * 4
+    update = agent.prompts.update.fill({"problem": question, "memory": memory, "section": section})
+    final = agent.prompts.final.fill({"problem": question, "memory": memory})
+
+    assert agent.longest_conversation() == max(len(update) + 5, len(final) + 6)
+
+
+def test_word_prompts_in_both_orders() -> None:
+    values = {"problem": [100], "memory": [101], "section": [102]}
+
+    def blocks(order: str) -> list[int]:
+        filled = make_agent(prompt_order=order).prompts.update.fill(values)
+        assert filled[0] == TOKENIZER.convert_tokens_to_ids("<u>")
+        assert filled[-1] == TOKENIZER.convert_tokens_to_ids("<a>")
+        return [i for i in filled if i >= 100]
+
+    assert (blocks("paper"), blocks("section_first")) == ([100, 101, 102], [100, 102, 101])
+
+
+@pytest.mark.parametrize(
+    ("order", "blocks"),
+    [
+        ("paper", "<memory>\nOLD\n</memory>\n\n<section>\nTEXT\n</section>"),
+        ("section_first", "<section>\nTEXT\n</section>\n\n<memory>\nOLD\n</memory>"),
+    ],
+)
+def test_chat_prompts_are_one_user_message_around_the_blocks(order: str, blocks: str) -> None:
+    tokenizer = byte_tokenizer()
+    agent = MemAgent(AgentConfig.model_validate({"prompt_order": order}), tokenizer)
+    values = {
+        name: tokenizer(t)["input_ids"] for name, t in (("problem", "WHY"), ("memory", "OLD"), ("section", "TEXT"))
+    }
+
+    update = tokenizer.decode(agent.prompts.update.fill(values))
+    final = tokenizer.decode(agent.prompts.final.fill(values))
+
+    assert update.startswith("[user]")
+    assert f"<problem>\nWHY\n</problem>\n\n{blocks}\n\nUpdated memory:[end][assistant]" in update
+    assert "put the answer in \\boxed{}" in final
+    assert final.endswith("<problem>\nWHY\n</problem>\n\n<memory>\nOLD\n</memory>\n\nYour answer:[end][assistant]")
+    assert "TEXT" not in final
+
+
+def test_a_document_that_talks_like_the_prompt_is_not_filled_in() -> None:
+    tokenizer = byte_tokenizer()
+    agent = MemAgent(AgentConfig(), tokenizer)
+    prepared = agent.prepare(Task("t", "what is {memory}?", ("a",), context="{section} {problem}"))
+    values = {"problem": prepared.question, "memory": agent.prompts.no_memory, "section": prepared.chunks[0]}
+
+    text = tokenizer.decode(agent.prompts.update.fill(values))
+
+    assert "<problem>\nwhat is {memory}?\n</problem>" in text
+    assert "<section>\n{section} {problem}\n</section>" in text
+    assert "<memory>\nNo previous memory\n</memory>" in text
+
+
+def test_instruction_prompts_need_a_chat_template() -> None:
+    with pytest.raises(UserError, match="needs a tokenizer with a chat template"):
+        MemAgent(AgentConfig(), TOKENIZER)

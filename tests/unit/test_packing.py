@@ -1,0 +1,98 @@
+"""Packing: every row exactly once, under the budget, the same number of micro-batches on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.errors import UserError
+from trainer.train.attention import PackedLayout
+from trainer.train.packing import first_fit_decreasing, pack, share_out
+from trainer.types import Row
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=40)
+BUDGETS = st.integers(50, 200)
+CPU = torch.device("cpu")
+
+
+@given(LENGTHS, BUDGETS)
+def test_bins_hold_every_row_once_and_respect_the_budget(lengths: list[int], budget: int) -> None:
+    bins = first_fit_decreasing(lengths, budget)
+    sums = [sum(lengths[i] for i in b) for b in bins]
+
+    assert sorted(i for b in bins for i in b) == list(range(len(lengths)))
+    assert max(sums, default=0) <= budget
+    # A bin is opened only for a row that fits nowhere: no two bins would fit into one.
+    assert all(a + b > budget for n, a in enumerate(sums) for b in sums[n + 1 :])
+    assert [] not in bins
+
+
+def test_a_row_over_the_budget_is_told_with_its_length() -> None:
+    with pytest.raises(UserError, match=r"51 tokens and train\.max_tokens_per_mb is 50: raise it to at least that"):
+        first_fit_decreasing([3, 51], 50)
+
+
+@given(LENGTHS, st.integers(1, 5), BUDGETS)
+def test_rows_are_shared_out_whole_and_evenly(lengths: list[int], ranks: int, budget: int) -> None:
+    plans = share_out(lengths, ranks, budget)
+    load = [sum(lengths[i] for batch in plan for i in batch) for plan in plans]
+
+    assert len(plans) == ranks
+    assert sorted(i for plan in plans for batch in plan for i in batch) == list(range(len(lengths)))
+    assert len({len(plan) for plan in plans}) == 1
+    assert len(plans[0]) >= 1
+    assert all(sum(lengths[i] for i in batch) <= budget for plan in plans for batch in plan)
+    assert max(load) - min(load) <= max(lengths, default=0)
+    assert plans == share_out(lengths, ranks, budget)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_attention_blocks_cover_every_position_once_and_mix_no_rows(lengths: list[int]) -> None:
+    layout = PackedLayout.of(lengths, CPU)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    rows = {(s, s + n) for s, n in zip(starts, lengths, strict=True)}
+
+    found = set()
+    for block in layout.blocks:
+        for index, valid in zip(block.index, block.valid, strict=True):
+            places = index[valid].tolist()
+            assert places == list(range(places[0], places[-1] + 1))
+            assert set(index[~valid].tolist()) <= {places[0]}
+            found.add((places[0], places[-1] + 1))
+        assert block.valid.double().mean() >= 0.75
+    assert found == rows
+    assert layout.num_tokens == sum(lengths)
+
+
+def test_a_packed_row_by_hand() -> None:
+    batch = pack(
+        [
+            Row([11, 12, 13], [14, 15], [-0.1, -0.2], advantage=2.0, weight=0.5, trajectory=7),
+            Row(
+                [21], [22, 23, 24], [-1.0, -2.0, -3.0], -1.0, 0.25, 9, old_logprobs=[-1.5] * 3, ref_logprobs=[-4.0] * 3
+            ),
+        ],
+        CPU,
+    )
+
+    assert batch.input_ids.tolist() == [[11, 12, 13, 14, 15, 21, 22, 23, 24]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3]]
+    assert batch.loss_index.tolist() == [2, 3, 5, 6, 7]
+    assert batch.targets.tolist() == [14, 15, 22, 23, 24]
+    assert batch.behave_logprobs.tolist() == pytest.approx([-0.1, -0.2, -1, -2, -3])
+    assert batch.old_logprobs.tolist() == pytest.approx([-0.1, -0.2, -1.5, -1.5, -1.5])
+    assert batch.ref_logprobs.tolist() == [0, 0, -4, -4, -4]
+    assert batch.advantages.tolist() == [2, 2, -1, -1, -1]
+    assert batch.weights.tolist() == [0.5, 0.5, 0.25, 0.25, 0.25]
+    assert batch.sequence.tolist() == [0, 0, 1, 1, 1]
+    assert batch.num_rows == 2
+
+
+def test_no_rows_still_make_a_pass_that_weighs_nothing() -> None:
+    batch = pack([], CPU)
+
+    assert batch.input_ids.numel() > 1
+    assert len(batch.targets) == 1
+    assert batch.weights.tolist() == batch.advantages.tolist() == [0.0]

@@ -1,0 +1,243 @@
+"""From rollouts to training rows: groups, failures, controls, mini-batches and weights. Real engine, random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+from builders import Parts, RecordingEngine, small_config, small_parts
+
+from trainer.errors import UserError
+from trainer.rollout.batch import make_batch
+from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
+from trainer.types import Completion, Group, Row, SamplingParams, Task
+
+PARTS = small_parts()
+GROUPS = PARTS.rollouts()
+
+
+def batch_rows(groups: list[Group] | None = None, *overrides: str, step: int = 1) -> list[Row]:
+    return [
+        row
+        for rows in make_batch(groups or GROUPS, PARTS.agent, small_config(*overrides), step).minibatches
+        for row in rows
+    ]
+
+
+def rewards(groups: list[Group]) -> list[list[float]]:
+    return [[t.reward for t in group.trajectories] for group in groups]
+
+
+def test_every_turn_of_a_trajectory_has_its_advantage() -> None:
+    batch = make_batch(GROUPS, PARTS.agent, PARTS.config, step=1)
+    flat = [t for group in GROUPS for t in group.trajectories]
+    expected = [r - sum(group) / len(group) for group in rewards(GROUPS) for r in group]
+
+    rows = batch.minibatches[0]
+    assert batch.advantages == pytest.approx(expected)
+    assert [row.advantage for row in rows] == pytest.approx([expected[row.trajectory] for row in rows])
+    assert Counter(row.trajectory for row in rows) == {i: len(t.turns) for i, t in enumerate(flat)}
+    assert len(set(Counter(row.trajectory for row in rows).values())) > 1  # documents of several lengths
+
+
+def test_split_credit_reaches_the_rows() -> None:
+    turns = Counter(row.trajectory for row in batch_rows())
+
+    for shared, split in zip(batch_rows(), batch_rows(None, "algorithm.credit=split"), strict=True):
+        assert split.advantage == pytest.approx(shared.advantage / turns[shared.trajectory])
+
+
+@pytest.mark.parametrize("norm", ["token", "trajectory_mean"])
+def test_weights_sum_to_one_in_every_minibatch(norm: str) -> None:
+    config = small_config("train.minibatches=2", f"algorithm.loss_norm={norm}")
+    batch = make_batch(GROUPS, PARTS.agent, config, step=1)
+
+    assert len(batch.minibatches) == 2
+    for rows in batch.minibatches:
+        assert sum(row.weight * len(row.response_ids) for row in rows) == pytest.approx(1)
+    # Tasks are not torn: eight trajectories, two groups of four, in each half.
+    assert [sorted({row.trajectory for row in rows}) for rows in batch.minibatches] == [[*range(8)], [*range(8, 16)]]
+
+
+def test_constant_weights_depend_on_the_limits_only() -> None:
+    longest = max(len(t.turns) for group in GROUPS for t in group.trajectories) - 1
+    agent = PARTS.config.agent
+    limit = longest * agent.max_memory_tokens + agent.max_final_tokens
+
+    assert {row.weight for row in batch_rows(None, "algorithm.name=dr_grpo")} == {1 / (16 * limit)}
+
+
+def test_truncated_answers_can_be_left_out_of_the_rows_but_not_of_the_mean() -> None:
+    everything, kept = batch_rows(), batch_rows(None, "algorithm.drop_truncated_final=true")
+    truncated = sum(t.counters.get("truncated_final", 0) for group in GROUPS for t in group.trajectories)
+
+    assert truncated > 0
+    assert len(everything) - len(kept) == truncated
+    by_trajectory = {row.trajectory: row.advantage for row in everything}
+    assert all(row.advantage == by_trajectory[row.trajectory] for row in kept)
+    assert sum(row.weight * len(row.response_ids) for row in kept) == pytest.approx(1)
+
+
+def test_controls_change_rewards_as_they_say() -> None:
+    true = [r for group in rewards(GROUPS) for r in group]
+
+    def seen(control: str, step: int = 1) -> tuple[dict[str, float], list[float]]:
+        batch = make_batch(GROUPS, PARTS.agent, small_config(f"control.rewards={control}"), step)
+        return batch.stats, batch.advantages
+
+    plain, flipped, shuffled = seen("true"), seen("flipped"), seen("shuffled")
+    assert flipped[1] == pytest.approx([-a for a in plain[1]])
+    assert flipped[0]["final_reward"] == pytest.approx(-sum(true) / 16)
+    assert shuffled[1] != plain[1]
+    assert shuffled[0]["final_reward"] == pytest.approx(sum(true) / 16)
+    assert seen("shuffled") == shuffled
+    assert seen("shuffled", step=2)[1] != shuffled[1]
+    # What is reported as the task's reward is the true one under every control.
+    assert {stats["task_reward"] for stats, _ in (plain, flipped, shuffled)} == {sum(true) / 16}
+
+
+def test_the_steps_numbers_are_counted_from_the_turns() -> None:
+    stats = make_batch(GROUPS, PARTS.agent, PARTS.config, step=1).stats
+    turns = [turn for group in GROUPS for t in group.trajectories for turn in t.turns]
+    prompt, sampled = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion.token_ids) for t in turns)
+    cut = Counter((turn.kind, turn.completion.finish_reason) for turn in turns)
+
+    assert (stats["turns"], stats["n_seqs"]) == (len(turns), 16)
+    assert (stats["prompt_tokens"], stats["sampled_tokens"], stats["n_tokens"]) == (prompt, sampled, prompt + sampled)
+    assert stats["truncated_memory"] == cut["update", "length"]
+    assert stats["truncated_final"] == cut["final", "length"]
+    assert stats["no_eos_ratio"] == pytest.approx(cut["final", "length"] / 16)
+    assert stats["zero_variance_groups"] == 0
+
+
+class FailingEngine(RecordingEngine):
+    """The real engine, which loses the requests of some seeds."""
+
+    def __init__(self, parts: Parts, lost: int) -> None:
+        super().__init__(parts.engine())
+        self.lost = lost
+
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
+        if self.lost and len(self.seen) >= self.lost:
+            self.lost = 0
+            raise ConnectionError("the server is gone")
+        return await super().generate(prompt_ids, params, key=key)
+
+
+def test_a_lost_request_costs_one_trajectory_and_is_counted() -> None:
+    groups = PARTS.rollouts(engine=FailingEngine(PARTS, lost=16))
+    flat = [t for group in groups for t in group.trajectories]
+    failed = [i for i, t in enumerate(flat) if t.error]
+    flat[failed[0]].reward = 0.0
+
+    batch = make_batch(groups, PARTS.agent, PARTS.config, step=1)
+
+    assert len(failed) == 1
+    assert flat[failed[0]].error == "ConnectionError: the server is gone"
+    assert failed[0] not in {row.trajectory for row in batch.minibatches[0]}
+    assert batch.stats["failed_trajectories"] == 1
+    group = groups[failed[0] // 4]
+    ok = [t.reward for t in group.trajectories if not t.error]
+    found = [batch.advantages[i] for i in range(failed[0] // 4 * 4, failed[0] // 4 * 4 + 4) if i not in failed]
+    assert found == pytest.approx([r - sum(ok) / 3 for r in ok])  # the lost one is not in the mean
+
+
+def test_a_step_in_which_everything_failed_has_no_rows() -> None:
+    groups = copy.deepcopy(GROUPS)
+    for trajectory in (t for group in groups for t in group.trajectories):
+        trajectory.error, trajectory.turns = "lost", []
+
+    batch = make_batch(groups, PARTS.agent, PARTS.config, step=1)
+
+    assert batch.minibatches == [[]]
+    assert set(batch.advantages) == {0.0}
+    assert batch.stats["failed_trajectories"] == 16
+
+
+# -- the controller --------------------------------------------------------------------------------------------------
+
+
+def run(parts: Parts, tasks: list[Task], plan: SamplingPlan, **settings: Any) -> list[Group]:
+    return RolloutController(parts.agent, parts.engine(), parts.config.seed, **settings).run(tasks, plan)
+
+
+def tokens(groups: list[Group]) -> dict[tuple[str, int], list[list[int]]]:
+    return {
+        (g.task.id, n): [turn.completion.token_ids for turn in t.turns]
+        for g in groups
+        for n, t in enumerate(g.trajectories)
+    }
+
+
+def test_rollouts_are_a_function_of_what_was_asked_for() -> None:
+    tasks = [PARTS.source.train(i) for i in range(3)]
+    once = tokens(run(PARTS, tasks, SamplingPlan("p", 4)))
+
+    assert tokens(run(PARTS, tasks[::-1], SamplingPlan("p", 4))) == once
+    assert tokens(run(PARTS, tasks[1:2], SamplingPlan("p", 2))).items() <= once.items()
+    assert tokens(run(PARTS, tasks, SamplingPlan("another", 4))) != once
+    assert len({str(t) for t in once.values()}) == 12  # samples of a group differ
+
+
+def test_groups_come_in_the_order_of_the_tasks() -> None:
+    tasks = [PARTS.source.train(i) for i in (4, 1, 3)]
+    groups = run(PARTS, tasks, SamplingPlan("p", 2))
+
+    assert [g.task for g in groups] == tasks
+    assert [[t.task_id for t in g.trajectories] for g in groups] == [[t.id] * 2 for t in tasks]
+
+
+def test_answers_are_scored_against_the_task() -> None:
+    task = PARTS.source.train(0)
+    words = [w for w in PARTS.source.vocabulary()[:40] if w != task.question]
+
+    class Answers:
+        """A fake engine: the right answer or another one, by the seed."""
+
+        version = 0
+
+        async def generate(self, _: list[int], params: SamplingParams, **__: str) -> Completion:
+            answer = task.answers[0] if params.seed % 2 else words[0]
+            ids = PARTS.tokenizer(f"\\boxed{{ {answer} }}")["input_ids"]
+            return Completion(ids, [-1.0] * len(ids), "length", 0)
+
+    (group,) = RolloutController(PARTS.agent, Answers(), seed=1).run([task], SamplingPlan("p", 12))
+
+    assert {t.reward for t in group.trajectories} == {0.0, 1.0}
+    assert all(t.reward == (task.answers[0] in t.answer_text) for t in group.trajectories)
+
+
+def test_stopping_gives_the_whole_batch_up() -> None:
+    asked: list[None] = []
+
+    def stop() -> bool:
+        asked.append(None)
+        return len(asked) > 20
+
+    with pytest.raises(RolloutInterruptedError):
+        run(PARTS, [PARTS.source.train(i) for i in range(4)], SamplingPlan("p", 4), stop_requested=stop)
+
+
+def test_a_task_that_breaks_a_limit_ends_the_batch_before_anything_is_sampled() -> None:
+    engine = PARTS.engine()
+    broken = Task("long", " ".join(PARTS.source.keys[:9]), ("a",), chunks=("a",))
+
+    with pytest.raises(UserError, match="task long: the question has 9 tokens"):
+        RolloutController(PARTS.agent, engine, 1).run([PARTS.source.train(0), broken], SamplingPlan("p"))
+    assert engine.stats.sampled_tokens == 0
+
+
+def test_a_controller_can_be_used_again_after_an_interruption() -> None:
+    engine = PARTS.engine()
+    interrupted = RolloutController(PARTS.agent, engine, 1, stop_requested=lambda: engine.stats.batches > 0)
+    tasks = [PARTS.source.train(i) for i in range(2)]
+    with pytest.raises(RolloutInterruptedError):
+        interrupted.run(tasks, SamplingPlan("p", 2))
+
+    groups = RolloutController(PARTS.agent, engine, 1).run(tasks, SamplingPlan("p", 2))
+
+    assert tokens(groups) == tokens(run(PARTS, tasks, SamplingPlan("p", 2)))
+    assert asyncio.run(engine.health())

@@ -1,0 +1,133 @@
+"""The history of a run as its readers tell it, whatever happened to the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_writer import RunWriter
+
+from clusterkit.runlog.metrics import History, MetricsTail, read_history
+
+
+def _line(kind: str, **fields: object) -> bytes:
+    return json.dumps({"kind": kind, "time": 1.0, "attempt": 1, **fields}).encode() + b"\n"
+
+
+def test_going_back_to_a_recover_checkpoint_forgets_the_steps_after_it(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 9).record("eval", global_step=8, accuracy=0.5)
+    writer.record("save", global_step=7, path="p", bytes=1)
+    writer.attempt(resume_step=5).steps(6, 7)
+
+    history = read_history(writer.run.metrics)
+
+    assert [step["global_step"] for step in history.steps] == [1, 2, 3, 4, 5, 6, 7]
+    assert [step["attempt"] for step in history.steps] == [1, 1, 1, 1, 1, 2, 2]
+    assert history.evals == []
+    assert history.saves == []
+
+
+def test_a_new_attempt_takes_back_the_end_of_the_one_before(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3).finish("interrupted", 3).attempt(resume_step=3)
+
+    assert read_history(writer.run.metrics).finish is None
+
+
+def test_a_missing_file_is_an_empty_history(tmp_path: Path) -> None:
+    history = read_history(tmp_path / "metrics.jsonl")
+
+    assert (history.global_step, history.total_steps, history.step_time(), history.eta()) == (0, 0, None, None)
+
+
+def test_a_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = _line("step", global_step=1)
+    path.write_bytes(line[:20])
+    tail = MetricsTail(path)
+
+    assert tail.read() == []
+    with path.open("ab") as file:
+        file.write(line[20:])
+    assert [record["global_step"] for record in tail.read()] == [1]
+    assert tail.damaged == 0
+
+
+def test_a_record_written_on_to_half_a_line_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    torn = _line("step", global_step=2, timings={"rollout": 1.0})[:60]
+    path.write_bytes(_line("step", global_step=1) + torn + _line("attempt", resume_step=1, total_steps=9))
+
+    tail = MetricsTail(path)
+
+    assert [record["kind"] for record in tail.read()] == ["step", "attempt"]
+    assert tail.damaged == 1
+
+
+@pytest.mark.parametrize("rubbish", [b"\x00\xff\xfe", b"[1, 2]", b'"text"', b"{}", b'{"kind": 3}', b"null"])
+def test_rubbish_between_records_is_passed_over(tmp_path: Path, rubbish: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(_line("step", global_step=1) + rubbish + b"\n" + _line("step", global_step=2))
+
+    assert [record["global_step"] for record in MetricsTail(path).read()] == [1, 2]
+
+
+@given(cuts=st.lists(st.integers(min_value=0, max_value=400), max_size=8))
+def test_records_are_the_same_however_the_file_grows(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    data = b"".join(_line("step", global_step=step, note="ä → z") for step in range(6))
+    tail, seen, written = MetricsTail(path), [], 0
+    for cut in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
+        with path.open("ab") as file:
+            file.write(data[written:cut])
+        written = cut
+        seen += tail.read()
+
+    assert [record["global_step"] for record in seen] == list(range(6))
+    assert tail.damaged == 0
+
+
+def test_numbers_of_the_wrong_type_do_not_stop_the_reader() -> None:
+    history = History()
+    history.add({"kind": "attempt", "resume_step": None, "total_steps": "many"})
+    history.add({"kind": "step", "global_step": 1, "step_time_s": "slow", "stats": None, "timings": {"rollout": "?"}})
+    history.add({"kind": "from a later version"})
+
+    assert (history.global_step, history.step_time(), history.eta()) == (1, None, None)
+    assert history.stat("task_reward") == []
+    assert history.time_split() == {}
+
+
+def test_eta_is_the_median_of_recent_steps_over_attempts(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 40, seconds=100.0, total_steps=70)
+    writer.attempt(resume_step=40, total_steps=70).steps(41, 55, seconds=2.0, total_steps=70)
+    writer.steps(56, 56, seconds=500.0, total_steps=70)  # one slow step is no trend
+
+    history = read_history(writer.run.metrics)
+
+    assert history.step_time() == 2.0
+    assert history.eta() == 2.0 * (70 - 56)
+
+
+def test_time_split_sums_over_the_steps(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 4, seconds=8.0)
+
+    assert read_history(writer.run.metrics).time_split() == {"rollout": 24.0, "train": 8.0}
+
+
+def test_a_warmup_before_the_attempt_record_is_of_that_attempt_and_ends_with_it(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    writer.number = 1
+    writer.record("warmup", phase="sft", step=3, steps=9).finish("interrupted", 0)
+    writer.number = 2
+    writer.record("warmup", phase="sft", step=4, steps=9)
+
+    warming = read_history(writer.run.metrics)
+    assert warming.finish is None
+    assert warming.warmup is not None
+    assert warming.warmup["step"] == 4
+
+    writer.record("attempt", resume_step=0, total_steps=30)
+    assert read_history(writer.run.metrics).warmup is None

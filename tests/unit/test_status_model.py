@@ -1,0 +1,160 @@
+"""What `clusterkit status` says about a run in each of its states."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from run_writer import RunWriter
+
+from clusterkit.rundir import hold_lock
+from clusterkit.status import Status, find_run, observe
+from clusterkit.status_view import status_lines
+from trainer.errors import RunError
+
+
+def _text(status: Status) -> str:
+    return "\n".join(status_lines(status))
+
+
+@pytest.mark.parametrize(
+    ("finish", "state"), [("completed", "finished"), ("interrupted", "interrupted"), ("failed", "failed")]
+)
+def test_a_run_that_ended_says_how(tmp_path: Path, finish: str, state: str) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3).finish(finish, 3, "because")
+
+    status = observe(writer.run, writer.clock + 5)
+
+    assert (status.state, status.message) == (state, "because")
+
+
+def test_a_run_without_a_last_word_was_killed(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3)
+    status = observe(writer.run, writer.clock + 5)
+
+    assert status.state == "killed"
+    assert str(writer.run.console(1)) in status.message
+
+
+def test_an_attempt_that_died_before_its_first_record_is_told_from_the_one_before(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3).finish("interrupted", 3)
+    writer.run.console(2).parent.mkdir()
+    writer.run.console(2).write_text("error: no module named torch\n")
+
+    status = observe(writer.run, writer.clock + 5)
+
+    assert (status.state, status.message) == ("failed", "no module named torch")
+    assert status.as_dict()["attempts"] == 2
+
+
+def test_a_living_run_is_stalled_after_five_steps_of_silence_but_not_within_a_minute(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3, seconds=20.0)
+    with hold_lock(writer.run.logs / "run.lock"):
+        assert observe(writer.run, writer.clock + 99).state == "running"
+        assert observe(writer.run, writer.clock + 101).state == "stalled"
+    fast = RunWriter(tmp_path, trial="run2").attempt().steps(1, 3, seconds=0.1)
+    with hold_lock(fast.run.logs / "run.lock"):
+        assert observe(fast.run, fast.clock + 59).state == "running"
+        assert observe(fast.run, fast.clock + 61).state == "stalled"
+
+
+def test_a_run_is_running_between_the_command_and_the_trainers_own_lock(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config()
+    with hold_lock(writer.run.logs / "launch.lock"):
+        assert observe(writer.run, writer.clock).state == "running"
+    assert observe(writer.run, writer.clock).state == "new"
+
+
+def test_json_has_the_promised_shape(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 5).recover(4).record("warning", message="look").steps(6, 10)
+    writer.record("save", global_step=10, path="actor/x", bytes=99, seconds=1.0)
+
+    facts = json.loads(json.dumps(observe(writer.run, writer.clock + 7).as_dict()))
+
+    assert (facts["experiment"], facts["trial"], facts["state"]) == ("tiny-recall", "run1", "killed")
+    assert facts["progress"] == {
+        "epoch": 1,
+        "epochs": 1,
+        "step": 10,
+        "steps": 2048,
+        "global_step": 10,
+        "total_steps": 30,
+        "eta_s": 80.0,
+        "step_time_s": 4.0,
+        "tokens_per_s": 12345.0,
+    }
+    assert facts["stats"] == {"task_reward": 0.1}
+    assert facts["history"]["task_reward"] == [step / 100 for step in range(1, 11)]
+    assert facts["recover"]["global_step"] == 4
+    assert facts["recover"]["bytes"] == 12_000_000
+    assert facts["recover"]["count"] == 1
+    assert facts["recover"]["age_s"] == pytest.approx(27.0)
+    assert facts["save"]["global_step"] == 10
+    assert facts["warnings"] == ["look"]
+    assert facts["seconds_since_last_record"] == pytest.approx(7.0)
+    assert facts["observed_at"].endswith("+00:00")
+
+
+def test_the_eta_of_a_living_run_runs_down_while_a_step_runs(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 10)
+    with hold_lock(writer.run.logs / "run.lock"):
+        assert observe(writer.run, writer.clock + 3).eta == pytest.approx(77.0)
+        assert observe(writer.run, writer.clock + 50).eta == pytest.approx(76.0)  # at most one step is under way
+
+
+def test_text_shows_trend_speed_checkpoint_and_what_to_do(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 8).recover(8)
+
+    text = _text(observe(writer.run, writer.clock + 65))
+
+    for part in ("8/30", "0.080  ▁▂▃▄▅▆▇█", "4.0 s a step", "rollout 75%, train 25%", "after step 8, 1 min 05 s ago"):
+        assert part in text
+    assert "clusterkit train" in text
+
+
+def test_warmup_is_shown_before_the_first_step_and_gone_after(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config("train.total_steps=12")
+    writer.record("warmup", phase="sft", step=40, steps=150, loss=0.5, accuracy=0.25, tokens_per_s=40000)
+
+    before = _text(observe(writer.run, writer.clock))
+    writer.attempt(total_steps=12).steps(1, 1)
+
+    assert "0/12" in before
+    assert "sft step 40/150, loss 0.500, accuracy 25.0%" in before
+    assert "sft" not in _text(observe(writer.run, writer.clock))
+
+
+@pytest.mark.parametrize("content", ["", '{"kind": "st', "\x00\x00\n", "[]\n"])
+def test_a_torn_or_empty_record_file_is_no_obstacle(tmp_path: Path, content: str) -> None:
+    writer = RunWriter(tmp_path)
+    writer.run.metrics.write_text(content)
+
+    status = observe(writer.run, writer.clock)
+
+    assert status.history.global_step == 0
+    assert "state" in _text(status)
+
+
+def test_the_newest_run_is_found_and_one_can_be_named(tmp_path: Path) -> None:
+    for age, trial in ((300, "run2"), (100, "run1"), (200, "run10")):
+        writer = RunWriter(tmp_path, trial=trial).attempt()
+        for path in (writer.run.metrics, writer.run.logs):
+            _set_age(path, writer.clock - age)
+
+    assert find_run(tmp_path).trial == "run1"
+    assert find_run(tmp_path, "tiny-recall", "run10").trial == "run10"
+
+
+def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"no runs found under .*clusterkit train --preset tiny") as raised:
+        find_run(tmp_path / "nothing")
+    assert raised.value.exit_code == 1
+    RunWriter(tmp_path)
+    with pytest.raises(RunError, match="There is tiny-recall/run1"):
+        find_run(tmp_path, "other")
+
+
+def _set_age(path: Path, when: float) -> None:
+    os.utime(path, (when, when))
