@@ -15,8 +15,8 @@ import yaml
 
 from clusterkit.resolve import resolve
 
-# Settings were chosen with seeds 101 and 102 on the dev tasks; these seeds and the test tasks were not looked at.
-SEEDS = (1, 2, 3)
+# Settings were chosen with seeds 101 to 112 on the dev tasks; these seeds and the test tasks were not looked at.
+SEEDS = (11, 12, 13)
 CONTROLS = ("shuffled", "flipped")
 NUM_TASKS = 256
 

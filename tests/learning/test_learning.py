@@ -69,12 +69,12 @@ def test_with_the_memory_blanked_a_forced_answer_is_a_guess(outcomes: dict[str, 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_was_learned_reaches_sixteen_times_the_trained_length(outcomes: dict[str, Outcome], seed: int) -> None:
-    # The aim is a loss of at most 10 points against the trained length; docs/learning.md says how far each seed is.
     outcome = outcomes[f"true-{seed}"]
-    longest = outcome.row(16 * outcome.summary["trained_chunks"][1])
+    trained = outcome.summary["trained_chunks"][1]
+    at_length, far = outcome.row(trained), outcome.row(16 * trained)
 
-    assert longest["after"] - longest["before"] >= 0.40
-    assert longest["after"] >= 0.50
+    assert far["after"] >= at_length["after"] - 0.10
+    assert far["after"] - far["before"] >= 0.40
 
 
 @pytest.mark.parametrize("seed", SEEDS)
