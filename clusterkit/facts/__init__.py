@@ -1,0 +1,1 @@
+"""What a host is like, read in one round trip."""

@@ -1,0 +1,115 @@
+"""The facts about a host that checks and steps decide by. Read by one probe script (probe.py), parsed by parse.py.
+
+None or an empty value means: not there, or it could not be read. Sizes are in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Os(_Facts):
+    """/etc/os-release and the machine."""
+
+    id: str = ""  # debian, ubuntu, rhel, rocky, almalinux, centos …
+    version: str = ""  # VERSION_ID: 12, 24.04, 9.4
+    codename: str = ""  # VERSION_CODENAME or UBUNTU_CODENAME
+    name: str = ""  # PRETTY_NAME
+    arch: str = ""  # uname -m: x86_64, aarch64
+    kernel: str = ""
+    init: str = ""  # name of PID 1: systemd, or something else
+
+
+class Disk(_Facts):
+    """The file system that a path is on (for a path that does not exist: its nearest parent)."""
+
+    path: str
+    source: str = ""
+    fstype: str = ""
+    size: int = 0
+    free: int = 0
+    inodes_free: int | None = None  # None: the file system does not count them
+    read_only: bool = False
+    exists: bool = True
+    timed_out: bool = False  # a dead network mount
+
+
+class Gpu(_Facts):
+    """One GPU as nvidia-smi reports it."""
+
+    index: int
+    name: str
+    uuid: str = ""
+    memory: int = 0
+    driver: str = ""
+    ecc_uncorrected: int | None = None
+    utilization: int | None = None
+    memory_used: int = 0
+    processes: int = 0
+
+
+class Container(_Facts):
+    """One container of the host, running or not."""
+
+    id: str
+    name: str
+    image: str = ""
+    state: str = ""  # running, exited, created …
+    labels: dict[str, str] = {}
+
+
+class Docker(_Facts):
+    """Docker Engine and what it holds."""
+
+    client: str = ""  # version of the docker command; empty: not installed
+    server: str = ""  # version of the engine that answers; empty: it does not
+    error: str = ""  # why it does not
+    root: str = ""  # data root
+    driver: str = ""
+    runtimes: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()  # as the engine lists them
+    containers: tuple[Container, ...] = ()
+    images: dict[str, str] = {}  # image ID (sha256:…) by repository:tag, and by repository@digest
+    daemon_json: str | None = None  # text of /etc/docker/daemon.json
+    pid: int | None = None  # of dockerd
+
+
+class Facts(_Facts):
+    """Everything about one host at one moment."""
+
+    hostname: str = ""
+    machine_id: str = ""
+    clock: float = 0.0  # its Unix time
+    clock_error: float = 0.0  # half of the probe's round trip: how far the reading may be off
+    uid: int = -1
+    sudo: str = ""  # root, nopasswd, password, none
+    os: Os = Os()
+    cpus: int = 0
+    memory: int = 0
+    shm: int = 0
+    disks: dict[str, Disk] = {}  # by path asked for: /, /var/lib/docker, /var/lib/containerd, the storage folder, /tmp
+    addresses: dict[str, tuple[str, ...]] = {}  # by interface, IPv4 and IPv6
+    route_to_head: str = ""  # own address that the route to the head leaves from
+    listening: tuple[int, ...] = ()  # TCP ports
+    packages: dict[str, str] = {}  # installed version by package name, of those that steps ask about
+    commands: dict[str, str] = {}  # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
+    files: dict[str, str] = {}  # sha256 by path, of the files that steps manage
+    lock_holder: str = ""  # who holds the package manager's lock
+    gpus: tuple[Gpu, ...] = ()
+    nvidia_pci: int = 0  # NVIDIA GPUs on the PCI bus, driver or not
+    nvidia_error: str = ""  # nvidia-smi is there and fails: its last line
+    driver_module: str = ""  # version of the loaded kernel module
+    nvswitches: int = 0
+    fabricmanager: str = ""  # active, inactive, absent
+    fabricmanager_version: str = ""
+    toolkit: str = ""  # version of nvidia-ctk
+    cdi_devices: tuple[str, ...] = ()  # nvidia-ctk cdi list
+    hard_limits: dict[str, int | None] = {}  # nofile, memlock; None: unlimited
+    docker: Docker = Docker()
+    extra: dict[str, Any] = {}

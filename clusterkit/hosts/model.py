@@ -1,0 +1,70 @@
+"""What clusterkit knows about a cluster before it has spoken to it: hosts, and how each is reached."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Host(_Model):
+    """One machine. What is empty or None is taken from ~/.ssh/config, then from the command's options."""
+
+    name: str
+    """As the user names it: the key of tables, logs and the inventory; also the address where `address` is empty."""
+    address: str = ""
+    """Host name or IP address to connect to."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """SSH port."""
+    username: str | None = None
+    """Account to log in with."""
+    identity_files: tuple[str, ...] = ()
+    """Private keys to offer, before those of the agent."""
+    proxy_jump: str | None = None
+    """Bastion: [user@]host[:port], several separated by commas."""
+    private_address: str | None = None
+    """Address that the other nodes reach this one at; found by the route to the head where it is left out."""
+    interface: str | None = None
+    """Network interface for Ray, NCCL and gloo; that of `private_address` where it is left out."""
+    host_key: str | None = None
+    """SHA256:… fingerprint that the host must show."""
+
+    @property
+    def target(self) -> str:
+        """What to connect to, before ~/.ssh/config has its say."""
+        return self.address or self.name
+
+
+class Cluster(_Model):
+    """Hosts under one name, with what later commands must not have to be told again."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
+    head: str = ""
+    """Name of the head node; the first host where it is empty."""
+    storage: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
+    """Folder that all hosts share."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cluster:
+        names = [host.name for host in self.hosts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: named twice; name every host once")
+        if self.head and self.head not in names:
+            raise ValueError(f"head {self.head} is none of the hosts ({', '.join(names)})")
+        return self
+
+    @property
+    def head_host(self) -> Host:
+        """The head node."""
+        return next((host for host in self.hosts if host.name == self.head), self.hosts[0])
+
+    @property
+    def workers(self) -> tuple[Host, ...]:
+        """All hosts but the head node."""
+        return tuple(host for host in self.hosts if host is not self.head_host)

@@ -1,0 +1,1 @@
+"""One verified, multiplexed SSH connection per host."""
