@@ -13,34 +13,9 @@ import yaml
 from clusterkit.presets import leaves
 from clusterkit.rundir import RunDirectory, numbered_trials, user_name
 from clusterkit.runlog.metrics import History, read_history
+from trainer.checkpoint.fingerprint import is_free
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
-
-FREE_TO_CHANGE = (
-    "preset",
-    "fileroot",
-    "cache_dir",
-    "mode",
-    "trial_name",
-    "experiment_name",
-    "recover_mode",
-    "monitor.",
-    "checkpoint.",
-    "eval.",
-    "train.total_steps",
-    "train.total_epochs",
-    "train.ranks",
-    "train.threads",
-    "train.max_tokens_per_mb",
-    "train.logprob_chunk",
-    "rollout.max_batch_tokens",
-    "rollout.save_trajectories",
-    "model.gradient_checkpointing",
-)
-"""Settings, or sections (with a dot), that may differ when a run goes on: they do not shape what is learned.
-
-The trainer holds the same view in the fingerprint of its recover checkpoints; a test compares the two.
-"""
 
 
 class Course(Enum):
@@ -103,7 +78,7 @@ def require_free(run: RunDirectory) -> None:
 
 def must_stay(key: str) -> bool:
     """Whether a setting has to be the same when a run goes on."""
-    return not any(key == free or (free.endswith(".") and key.startswith(free)) for free in FREE_TO_CHANGE)
+    return not is_free(key)
 
 
 def differences(old: dict[str, Any], new: RunConfig) -> list[str]:

@@ -36,10 +36,11 @@ FREE = (
 
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """Dotted name -> value of every setting that shapes what is learned."""
-    return {name: value for name, value in flatten(config).items() if not _is_free(name)}
+    return {name: value for name, value in flatten(config).items() if not is_free(name)}
 
 
-def _is_free(name: str) -> bool:
+def is_free(name: str) -> bool:
+    """Whether a setting may change between the attempts at a run."""
     return any(name.startswith(free) if free.endswith(".") else name == free for free in FREE)
 
 
