@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from trainer import closing
-from trainer.agents.memagent import MemAgent, check_window
+from trainer.agents.memagent import MemAgent, check_budget, check_window
 from trainer.agents.template import encode
 from trainer.checkpoint.export import checkpoint_name, export, parameter_digest
 from trainer.checkpoint.fingerprint import fingerprint
@@ -90,6 +90,7 @@ class TrainingRun:
         lm = load_lm(model_folder, config.model).to(world.device)
         self.agent = MemAgent(config.agent, self.tokenizer)
         check_window(self.agent, context_window(lm, config.model))
+        check_budget(self.agent, config.train.max_tokens_per_mb)
         self.course = Course.of(config, self.source.train_size)
         self.replica = sampling_copy(lm, world)
         self.reference = PolicyModel(copy.deepcopy(lm)) if config.algorithm.kl_coef > 0 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import byte_tokenizer
 
-from trainer.agents.memagent import MemAgent
+from trainer.agents.memagent import MemAgent, check_budget
 from trainer.config import AgentConfig
 from trainer.errors import UserError
 from trainer.types import Task
@@ -140,3 +140,12 @@ def test_a_document_that_talks_like_the_prompt_is_not_filled_in() -> None:
 def test_instruction_prompts_need_a_chat_template() -> None:
     with pytest.raises(UserError, match="needs a tokenizer with a chat template"):
         MemAgent(AgentConfig(), TOKENIZER)
+
+
+def test_a_conversation_longer_than_a_micro_batch_is_refused_before_training() -> None:
+    agent = make_agent()
+    longest = agent.longest_conversation()
+
+    check_budget(agent, longest)
+    with pytest.raises(UserError, match=rf"{longest} tokens and train\.max_tokens_per_mb is {longest - 1}: raise it"):
+        check_budget(agent, longest - 1)

@@ -158,3 +158,13 @@ def check_window(agent: MemAgent, window: int) -> None:
             f"read and {c.max_memory_tokens} written, question {c.max_question_tokens}, the prompt's own words), "
             f"over the model's context window of {window}: lower agent.chunk_tokens, or another limit"
         )
+
+
+def check_budget(agent: MemAgent, max_tokens_per_mb: int) -> None:
+    """Raise UserError when the longest conversation does not fit into a training micro-batch."""
+    longest = agent.longest_conversation()
+    if longest > max_tokens_per_mb:
+        raise UserError(
+            f"the longest conversation has {longest} tokens and train.max_tokens_per_mb is {max_tokens_per_mb}: raise "
+            "it to at least that, or lower agent.chunk_tokens or another limit"
+        )

@@ -47,7 +47,11 @@ def prepare_lm(lm: Any, config: ModelConfig) -> Any:
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
     if config.gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        kwargs = {"use_reentrant": False}
+        if hasattr(lm, "activation_checkpointing_enable"):
+            lm.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        else:  # transformers before 5.20 or so, which SGLang pins
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     return lm
 
 
