@@ -39,7 +39,9 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     if summary.get("seconds") is not None:
         split = {str(name): float(s) for name, s in (summary.get("time_split") or {}).items() if _is_number(s)}
         spent = shares(split)
-        lines.append(f"time        {duration(float(summary['seconds']))}" + (f": {spent}" if spent else ""))
+        # Steps alone where the split is unknown, else everything that the split accounts for, the warm-up first.
+        total = sum(split.values()) or float(summary["seconds"])
+        lines.append(f"time        {duration(total)}" + (f": {spent}" if spent else ""))
     if summary.get("checkpoint"):
         lines.append(f"checkpoint  {summary['checkpoint']}")
     return lines

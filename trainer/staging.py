@@ -100,7 +100,7 @@ def _explained(target: Path) -> Iterator[None]:
             raise disk_full(where) from error
         if error.errno in {errno.EEXIST, errno.ENOTEMPTY} and target.exists():
             raise UserError(f"{target} exists already: another process has just made it") from error
-        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}:
             path = error.filename or where
             raise UserError(
                 f"{path} cannot be used ({error.strerror}): change its rights or choose another folder"
