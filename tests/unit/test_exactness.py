@@ -132,9 +132,10 @@ def test_rows_of_weight_zero_change_nothing(lm: Any) -> None:
     expected, without = gradients(learner(lm, config), rows)
     found, stats = gradients(learner(lm, config), [*padding[:2], *rows, *padding[2:]])
 
-    assert relative_difference(found, expected) <= 1e-6
+    # More rows make other matrix shapes, whose sums are rounded in another order.
+    assert relative_difference(found, expected) <= 1e-5
     for name in without.values.keys() - {"trained_rows"}:
-        assert stats.values[name] == pytest.approx(without.values[name], rel=1e-6, abs=1e-7), name
+        assert stats.values[name] == pytest.approx(without.values[name], rel=1e-5, abs=1e-6), name
 
 
 def test_the_chunk_of_logits_does_not_matter(lm: Any) -> None:
