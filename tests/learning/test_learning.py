@@ -52,7 +52,7 @@ def test_zero_advantages_change_nothing_at_all(outcomes: dict[str, Outcome], roo
     start = [load_file(f) for f in (root / "cache" / "warmup").glob("*/model.safetensors")]
     end = load_file(Path(zero.summary["checkpoint"]) / "model.safetensors")
 
-    assert sum(s.keys() == end.keys() and all(s[k].equal(end[k]) for k in end) for s in start) == 1
+    assert any(s.keys() == end.keys() and all(s[k].equal(end[k]) for k in end) for s in start)
     assert zero.row(0)["after"] == zero.row(0)["before"]
     assert zero.row(0)["sampled_after"] == zero.row(0)["sampled_before"]
 
