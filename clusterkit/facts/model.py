@@ -87,6 +87,7 @@ class Facts(_Facts):
     machine_id: str = ""
     clock: float = 0.0  # its Unix time
     clock_error: float = 0.0  # half of the probe's round trip: how far the reading may be off
+    clock_offset: float = 0.0  # its clock minus that of the machine that asked, at the same moment
     uid: int = -1
     sudo: str = ""  # root, nopasswd, password, none
     os: Os = Os()
@@ -102,6 +103,7 @@ class Facts(_Facts):
     files: dict[str, str] = {}  # sha256 by path, of the files that steps manage
     lock_holder: str = ""  # who holds the package manager's lock
     gpus: tuple[Gpu, ...] = ()
+    mig: tuple[int, ...] = ()  # indexes of the GPUs that are cut into MIG instances
     nvidia_pci: int = 0  # NVIDIA GPUs on the PCI bus, driver or not
     nvidia_error: str = ""  # nvidia-smi is there and fails: its last line
     driver_module: str = ""  # version of the loaded kernel module
