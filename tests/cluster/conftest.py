@@ -1,0 +1,30 @@
+"""Real hosts for the tests of this folder: one testbed for the whole run, bare nodes for every test that asks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+from testbed import Node, Testbed, TestbedError
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Iterator[Testbed]:
+    """Three real nodes with what the last test left on them. Needs root and Linux; installs the rest by itself."""
+    with contextlib.ExitStack() as stack:
+        try:
+            running = stack.enter_context(Testbed.start(nodes=3))
+        except TestbedError as error:
+            if os.environ.get("CLUSTERKIT_REQUIRE_REAL") == "1":
+                pytest.fail(f"{error} (and CLUSTERKIT_REQUIRE_REAL=1 forbids skipping)")
+            pytest.skip(str(error))
+        yield running
+
+
+@pytest.fixture
+def nodes(testbed: Testbed) -> list[Node]:
+    """The nodes as bare hosts: nothing installed, an empty shared storage."""
+    testbed.reset()
+    return testbed.nodes
