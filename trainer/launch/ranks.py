@@ -185,7 +185,11 @@ def _rank_main(rank: int, job: _Job) -> None:
         step = run.global_step if run else job.start.global_step
         outcome = {"global_step": step, "message": message, "exit_code": code}
         (meeting / "outcome").write_text(json.dumps(outcome), encoding="utf-8")
-    sys.exit(code)
+    # The process group of an abandoned run still has threads: the interpreter's own way out would end in a C++ abort.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_with_parent() -> None:
