@@ -1,0 +1,65 @@
+"""Runs inside the runtime container (`docker exec -i … python3 - MODE`, standard library only): prints one JSON object.
+
+node: the versions and GPUs that this container sees. head PORT: what Ray's own API says about its nodes and jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HTTP_SECONDS = 15
+COMMAND_SECONDS = 30
+MANY = 10_000
+
+
+def node() -> dict[str, Any]:
+    """Return versions of Ray and Python, and how many GPUs nvidia-smi lists here (None: it failed)."""
+    try:
+        ray = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        ray = ""
+    return {"ray": ray, "python": sys.version.split()[0], "gpus": _gpus()}
+
+
+def head(port: int) -> dict[str, Any]:
+    """Return what the API says; `error` and the text of `ray status` where it does not answer."""
+    try:
+        nodes = _get(port, f"/api/v0/nodes?limit={MANY}")["data"]["result"]["result"]
+        jobs = _get(port, "/api/jobs/")
+        return {"ray": _get(port, "/api/version")["ray_version"], "nodes": nodes, "jobs": jobs}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {"error": f"{type(error).__name__}: {error}", "status": _run(["ray", "status"])[1]}
+
+
+def _get(port: int, path: str) -> Any:
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text(encoding="utf-8").strip()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
+    # Not through a proxy that the container's environment may name.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=HTTP_SECONDS) as response:
+        return json.load(response)
+
+
+def _gpus() -> int | None:
+    code, text = _run(["nvidia-smi", "-L"])
+    return sum(line.startswith("GPU ") for line in text.splitlines()) if code == 0 else None
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stdout
+
+
+if __name__ == "__main__":
+    print(json.dumps(node() if sys.argv[1] == "node" else head(int(sys.argv[2]))))

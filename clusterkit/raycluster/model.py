@@ -1,0 +1,92 @@
+"""What the Ray containers of a cluster are made of: names, labels, places, and the settings they are started with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from clusterkit.facts.model import Container, Facts
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.raycluster.ports import Ports
+
+LABEL_CLUSTER = "clusterkit.cluster"
+LABEL_ROLE = "clusterkit.role"
+LABEL_CONFIG = "clusterkit.config"
+"""Hash of what the container was started with."""
+LABEL_TOKEN = "clusterkit.token"
+"""Fingerprint of the token that it was started with."""
+LABEL_GPUS = "clusterkit.gpus"
+"""Number of GPUs that Ray was started with."""
+LABEL_HEAD = "clusterkit.head"
+"""On workers: ID of the head's container. A new head is a new Ray, which the workers of the old one never join."""
+
+HEAD, WORKER = "head", "worker"
+NODE_ROLES = (HEAD, WORKER)
+
+NODE_FOLDER = "/etc/clusterkit"
+"""On every host; one folder per cluster in it."""
+TOKEN_IN_CONTAINER = "/run/clusterkit/ray_token"
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """What the Ray of a cluster is started with; the same for all its hosts.
+
+    image: reference of the runtime image; image_id: its ID, where it is known. token: empty where it is not known yet
+    (a plan before the first start). head_address: where the other nodes reach the head. head_container: ID of the
+    running head's container; "" where it will be a new one; None: unknown, workers are not compared with it.
+    gpus: None: those that a host has; False: none; True: a host without is refused. shm: bytes of /dev/shm, 0 for half
+    of the memory. environment: for every container; never secrets, `docker inspect` shows them.
+    """
+
+    cluster: Cluster
+    image: str
+    head_address: str
+    image_id: str = ""
+    token: str = field(default="", repr=False)
+    head_container: str | None = None
+    gpus: bool | None = None
+    privileged: bool = False
+    recreate: bool = False
+    shm: int = 0
+    ports: Ports = field(default_factory=Ports)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def role(self, host: Host) -> str:
+        """Head or worker."""
+        return HEAD if host.name == self.cluster.head_host.name else WORKER
+
+
+def container_name(cluster: str, role: str) -> str:
+    """Name of the container: clusterkit-default-head."""
+    return f"clusterkit-{cluster}-{role}"
+
+
+def node_folder(cluster: str) -> str:
+    """Folder on a host with what belongs to this cluster."""
+    return f"{NODE_FOLDER}/{cluster}"
+
+
+def token_file(cluster: str) -> str:
+    """File on a host that holds the cluster's Ray token."""
+    return f"{node_folder(cluster)}/ray_token"
+
+
+def fingerprint(token: str) -> str:
+    """What may be shown of a token (256 random bits, so that its hash tells nothing about it)."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+def own_nodes(facts: Facts, cluster: str) -> tuple[Container, ...]:
+    """Head and worker containers of this cluster on the host, running or not."""
+    return tuple(
+        container
+        for container in facts.docker.containers
+        if container.labels.get(LABEL_CLUSTER) == cluster and container.labels.get(LABEL_ROLE) in NODE_ROLES
+    )
+
+
+def node_of(containers: Iterable[Container], role: str) -> Container | None:
+    """The container of that role."""
+    return next((container for container in containers if container.labels.get(LABEL_ROLE) == role), None)

@@ -1,0 +1,217 @@
+"""Starting Ray in order: the head until it answers, then all workers at once, then wait until every node is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from clusterkit.facts.model import Facts
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.raycluster.model import HEAD, RaySettings, node_of, own_nodes
+from clusterkit.raycluster.observe import ContainerState, ask_ray, containers_on, log_tail
+from clusterkit.raycluster.plan import MustReplace, plan_node
+from clusterkit.raycluster.ports import Ports
+from clusterkit.raycluster.state import ClusterState, observe
+from clusterkit.ssh.api import HostError, Session
+from clusterkit.steps.api import Action, Refused
+
+HEAD_SECONDS = 180.0
+READY_SECONDS = 180.0
+POLL_SECONDS = 1.0
+CONNECT_FIX = "see the container's log: docker logs {name}"
+
+Apply = Callable[[Session, Sequence[Action]], Awaitable[None]]
+"""Runs actions on a host; raises when one fails."""
+
+
+class NodeFailedError(Exception):
+    """A host's Ray could not be started, or is not what it should be. lines: the container's last words."""
+
+    def __init__(self, host: str, message: str, lines: Sequence[str] = (), fix: str = "") -> None:
+        super().__init__("\n".join([f"{host}: {message}", *(f"    {line}" for line in lines), *([fix] if fix else [])]))
+        self.host, self.message, self.lines, self.fix = host, message, tuple(lines), fix
+
+
+class NotReadyError(Exception):
+    """The cluster did not become ready. `state`: as it was last seen."""
+
+    def __init__(self, state: ClusterState, waited: float) -> None:
+        lines = [f"the Ray of cluster {state.cluster} is not ready after {waited:.0f} s:", *state.wrong]
+        for node in state.nodes:
+            if node.problem and node.log:
+                lines += [f"last lines of {node.name}'s container:", *(f"    {line}" for line in node.log)]
+        super().__init__("\n".join(lines))
+        self.state = state
+
+
+@dataclass
+class Started:
+    """changes: titles of what was done, by host. failed: workers that could not be started."""
+
+    changes: dict[str, list[str]] = field(default_factory=dict)
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+
+def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
+    """Settings with the head's container as the facts show it: what a plan of the workers is made with.
+
+    A head that does not run as wished will be a new one, so its workers will have to be, too.
+    """
+    container = node_of(own_nodes(head_facts, settings.cluster.name), HEAD)
+    try:
+        stays = container is not None and not plan_node(settings.cluster.head_host, head_facts, settings)
+    except Refused:
+        stays = container is not None
+    return replace(settings, head_container=container.id if container is not None and stays else "")
+
+
+async def run_actions(session: Session, actions: Sequence[Action]) -> None:
+    """Run actions in order. Raises NodeFailedError or HostError."""
+    for action in actions:
+        result = await session.run(f"set -eu\n{action.script}", root=True, stdin=action.stdin, timeout=action.timeout)
+        if not result.ok:
+            lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()][-8:]
+            raise NodeFailedError(session.host.name, f"could not {action.title}: exit code {result.exit_code}", lines)
+
+
+async def start_cluster(
+    sessions: Mapping[str, Session],
+    facts: Mapping[str, Facts],
+    settings: RaySettings,
+    *,
+    apply: Apply = run_actions,
+    head_seconds: float = HEAD_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> Started:
+    """Start what does not run as wished: the head first until it answers, then the workers in parallel.
+
+    Hosts without a session or facts are left out; one worker's failure does not hold up the others (`Started.failed`).
+
+    Raises:
+        NodeFailedError: the head cannot be reached or does not answer; without it no worker is touched.
+        HostError, Refused: from the head's host.
+
+    """
+    cluster = settings.cluster
+    head = cluster.head_host
+    if head.name not in sessions or head.name not in facts:
+        raise NodeFailedError(head.name, "the head node cannot be reached, so no Ray can be started", fix="repair it")
+    if not settings.token:
+        raise ValueError("settings.token is empty")
+    session, done = sessions[head.name], Started()
+    await _apply(session, head, facts[head.name], replace(settings, head_container=None), done, apply)
+    container = await answering(session, cluster.name, settings.ports, head_seconds, poll_seconds)
+    final = replace(settings, head_container=container.id)
+
+    async def worker(host: Host) -> None:
+        try:
+            await _apply(sessions[host.name], host, facts[host.name], final, done, apply)
+        except Exception as error:
+            done.failed[host.name] = error
+
+    await asyncio.gather(*(worker(host) for host in cluster.workers if host.name in sessions and host.name in facts))
+    return done
+
+
+async def answering(
+    session: Session,
+    cluster: str,
+    ports: Ports | None = None,
+    seconds: float = HEAD_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> ContainerState:
+    """Wait until the head's API answers; return its container.
+
+    Raises:
+        NodeFailedError: the container is gone or dead, or the API did not answer in time; with its log's last lines.
+        HostError: the host could not be asked.
+
+    """
+    host, loop = session.host.name, asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        container = next((c for c in await containers_on(session, cluster) if c.role == HEAD), None)
+        if container is None:
+            raise NodeFailedError(host, "the head's container is gone", fix="run clusterkit setup again")
+        fix = CONNECT_FIX.format(name=container.name)
+        if not container.running:
+            raise NodeFailedError(host, f"Ray's head ended: container {container.phrase}", container.log, fix)
+        answer = await ask_ray(session, cluster, ports)
+        if not answer.error:
+            return container
+        if loop.time() > end:
+            lines = await log_tail(session, container.id)
+            raise NodeFailedError(
+                host, f"Ray's head did not answer within {seconds:.0f} s ({answer.error})", lines, fix
+            )
+        await asyncio.sleep(poll_seconds)
+
+
+async def ready(
+    sessions: Mapping[str, Session],
+    cluster: Cluster,
+    expected: Mapping[str, int | None] | None = None,
+    *,
+    ports: Ports | None = None,
+    seconds: float = READY_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> ClusterState:
+    """Wait until every expected node and GPU is alive in Ray, with the same Ray, Python and image everywhere.
+
+    expected: GPUs by host (None: as many as its Ray was started with); all of the cluster's hosts when left out.
+
+    Raises:
+        NotReadyError: not within `seconds`, or a container ended, so that waiting would not help.
+
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        # Versions are read once all are there: that costs a process in every container.
+        state = await observe(sessions, cluster, expected=expected, ports=ports, inside=False)
+        if state.ready:
+            state = await observe(sessions, cluster, expected=expected, ports=ports)
+        if state.ready:
+            return state
+        waited = loop.time() - began
+        if state.hopeless or waited > seconds:
+            raise NotReadyError(await _with_logs(state, sessions, cluster.name), waited)
+        await asyncio.sleep(poll_seconds)
+
+
+async def _apply(
+    session: Session, host: Host, facts: Facts, settings: RaySettings, done: Started, apply: Apply
+) -> None:
+    try:
+        actions = plan_node(host, facts, settings)
+    except MustReplace as refusal:
+        raise await _with_jobs(refusal, session, settings) from refusal
+    if actions:
+        await apply(session, actions)
+        done.changes[host.name] = [action.title for action in actions]
+
+
+async def _with_jobs(refusal: MustReplace, session: Session, settings: RaySettings) -> MustReplace:
+    if settings.role(session.host) != HEAD:
+        return refusal
+    answer = await ask_ray(session, settings.cluster.name, settings.ports)
+    jobs = f" Running now: {', '.join(answer.jobs)}." if answer.jobs else ""
+    return MustReplace(refusal.message, refusal.fix + jobs)
+
+
+async def _with_logs(state: ClusterState, sessions: Mapping[str, Session], cluster: str) -> ClusterState:
+    """Add the last lines of containers that run and are not what they should be (dead ones carry theirs)."""
+
+    async def lines(name: str) -> tuple[str, ...]:
+        containers = await containers_on(sessions[name], cluster) if name in sessions else ()
+        return await log_tail(sessions[name], containers[0].id) if containers else ()
+
+    nodes = []
+    for node in state.nodes:
+        try:
+            log = node.log or (await lines(node.name) if node.problem else ())
+        except HostError:
+            log = ()
+        nodes.append(replace(node, log=log))
+    return replace(state, nodes=tuple(nodes))
