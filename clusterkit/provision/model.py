@@ -1,0 +1,106 @@
+"""What the engine tells: where each host is, what was changed, how long it took, and how a host failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+LAST_LINES = 8
+
+
+class State(StrEnum):
+    """Of one step on one host."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    OK = "ok"  # nothing had to be done
+    CHANGED = "changed"
+    PLANNED = "planned"  # --dry-run: would be changed
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class StepFailedError(Exception):
+    """A step failed on one host. message: one sentence. command: what was being done. lines: the last output."""
+
+    def __init__(self, step: str, message: str, *, command: str = "", lines: Iterable[str] = (), fix: str = "") -> None:
+        super().__init__(message)
+        self.step, self.message, self.command, self.fix = step, message, command, fix
+        self.lines = [line for line in lines if line.strip()][-LAST_LINES:]
+
+
+@dataclass
+class HostReport:
+    """One host's row: the state of every step so far, the changes, the seconds of its own work, the failure."""
+
+    name: str
+    states: dict[str, State] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    changes: list[str] = field(default_factory=list)
+    failure: StepFailedError | None = None
+    log: str = ""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Sum of the host's own steps, without the time that it waited for others."""
+        return sum(self.seconds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        failure = self.failure
+        return {
+            "host": self.name,
+            "steps": {step: str(state) for step, state in self.states.items()},
+            "seconds": {step: round(value, 3) for step, value in self.seconds.items()},
+            "changes": self.changes,
+            "failure": None
+            if failure is None
+            else {
+                "step": failure.step,
+                "message": failure.message,
+                "command": failure.command,
+                "last_lines": failure.lines,
+                "fix": failure.fix,
+            },
+            "log": self.log,
+        }
+
+
+@dataclass
+class Report:
+    """The whole run. wall_seconds: from the first connection to the end."""
+
+    hosts: dict[str, HostReport]
+    wall_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[HostReport]:
+        """Hosts that did not get through."""
+        return [host for host in self.hosts.values() if host.failure is not None]
+
+    @property
+    def num_changes(self) -> int:
+        """Changes on all hosts."""
+        return sum(len(host.changes) for host in self.hosts.values())
+
+    @property
+    def exit_code(self) -> int:
+        """0 all hosts done, 1 none, 3 some."""
+        if not self.failed:
+            return 0
+        return 1 if len(self.failed) == len(self.hosts) else 3
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "changes": self.num_changes,
+            "failed": [host.name for host in self.failed],
+            "wall_seconds": round(self.wall_seconds, 3),
+            "slowest_host_seconds": round(max((h.busy_seconds for h in self.hosts.values()), default=0.0), 3),
+            "notes": self.notes,
+            "hosts": [host.as_dict() for host in self.hosts.values()],
+        }

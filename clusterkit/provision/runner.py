@@ -1,0 +1,123 @@
+"""One host's way through the steps: plan, apply, look again, and nothing may be left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from clusterkit.facts.model import Facts
+from clusterkit.hosts.model import Host
+from clusterkit.provision.hostlog import HostLog
+from clusterkit.provision.model import HostReport, State, StepFailedError
+from clusterkit.ssh.api import HostError, Session
+from clusterkit.steps.api import Action, Refused, Step, Wish
+
+RETRY_WAIT_S = 5.0
+
+Look = Callable[[Session], Awaitable[Facts]]
+"""Reads the host's facts."""
+
+Watch = Callable[[HostReport], None]
+"""Told whenever a row changes."""
+
+
+class HostRunner:
+    """Takes one host through the steps, keeping its report and log.
+
+    Args:
+        host: which. report: its row. log: its file. look: reads facts. watch: told of every change of the row. dry:
+            only plan.
+
+    """
+
+    def __init__(self, host: Host, report: HostReport, log: HostLog, look: Look, watch: Watch, *, dry: bool) -> None:
+        self.host, self.report, self.log, self.look, self.watch, self.dry = host, report, log, look, watch, dry
+        self.session: Session | None = None
+        self.facts = Facts()
+
+    def show(self, step: str, state: State, detail: str = "") -> None:
+        """Set a cell of the row."""
+        self.report.states[step] = state
+        self.report.details[step] = detail
+        self.watch(self.report)
+
+    @asynccontextmanager
+    async def timed(self, step: str) -> AsyncIterator[None]:
+        """Run a block as `step`: its time is the host's own, its errors become the step's failure."""
+        began = time.monotonic()
+        self.show(step, State.RUNNING)
+        try:
+            yield
+        except HostError as error:
+            lines = list(self.log.tail)
+            raise StepFailedError(
+                step, error.message, command=_last_heading(self), lines=lines, fix=error.fix
+            ) from error
+        except Refused as refusal:
+            raise StepFailedError(step, refusal.message, fix=refusal.fix) from refusal
+        finally:
+            self.report.seconds[step] = self.report.seconds.get(step, 0.0) + time.monotonic() - began
+
+    async def run_steps(self, steps: Sequence[Step], wish: Wish) -> None:
+        """All pure steps in order. Raises StepFailedError."""
+        for step in steps:
+            async with self.timed(step.name):
+                await self._step(step, wish)
+
+    async def _step(self, step: Step, wish: Wish) -> None:
+        actions = step.plan(self.host, self.facts, wish)
+        if not actions:
+            self.show(step.name, State.OK)
+            return
+        if self.dry:
+            self.report.changes += [action.title for action in actions]
+            self.show(step.name, State.PLANNED, f"{len(actions)} to do")
+            return
+        await self.apply(step.name, actions)
+        assert self.session is not None
+        self.facts = await self.look(self.session)
+        left = step.plan(self.host, self.facts, wish)
+        if left:
+            raise StepFailedError(
+                step.name,
+                f"everything ran and yet this is still to do: {'; '.join(action.title for action in left)}",
+                lines=self.log.tail,
+                fix="the log shows what was run; running setup again tries anew",
+            )
+        self.show(step.name, State.CHANGED, "")
+
+    async def apply(self, step: str, actions: Sequence[Action]) -> None:
+        """Run actions in order, each as often as it may be tried. Raises StepFailedError or HostError."""
+        for number, action in enumerate(actions, 1):
+            count = f" ({number}/{len(actions)})" if len(actions) > 1 else ""
+            self.show(step, State.RUNNING, f"{action.title}{count}")
+            await self._action(step, action)
+            self.report.changes.append(action.title)
+
+    async def _action(self, step: str, action: Action) -> None:
+        assert self.session is not None
+        for attempt in range(action.retries + 1):
+            self.log.heading(f"{step}: {action.title}")
+            result = await self.session.run(
+                f"set -eu\n{action.script}",
+                root=True,
+                stdin=action.stdin,
+                timeout=action.timeout,
+                on_output=self.log.line,
+            )
+            self.log.line(f"exit code {result.exit_code} after {result.seconds:.1f} s")
+            if result.ok:
+                return
+            if attempt < action.retries:
+                self.show(step, State.RUNNING, f"{action.title}: failed, trying again")
+                await asyncio.sleep(RETRY_WAIT_S * (attempt + 1))
+        lines = (result.stdout + result.stderr).splitlines()
+        raise StepFailedError(
+            step,
+            f"could not {action.title}: exit code {result.exit_code}",
+            command=action.title,
+            lines=lines,
+            fix="the log has the whole output; run the same command again when the cause is gone",
+        )

@@ -1,0 +1,171 @@
+"""One host's way through the steps: what is changed, what is left alone, and how a failure is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from localsession import LocalSession
+
+from clusterkit.facts.model import Facts
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision import runner as runner_module
+from clusterkit.provision.hostlog import HostLog
+from clusterkit.provision.milestones import Milestones
+from clusterkit.provision.model import HostReport, State, StepFailedError
+from clusterkit.provision.runner import HostRunner
+from clusterkit.ssh.api import Session
+from clusterkit.steps.api import Action, Refused, Step, Wish
+
+HOST = Host(name="one")
+WISH = Wish(Cluster(hosts=(HOST,)))
+
+
+@dataclass
+class Line:
+    """Wants a file to hold a line. `script`: what is run to get there, for the tests of failures."""
+
+    file: Path
+    text: str
+    script: str = ""
+    name: str = "line"
+    retries: int = 0
+    timeout: float = 20.0
+
+    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+        if facts.files.get(str(self.file)) == self.text:
+            return ()
+        script = self.script or f"cat > {self.file}"
+        action = Action(f"write {self.file.name}", script, self.text.encode(), self.timeout, self.retries)
+        return (action,)
+
+
+class Refusing:
+    name = "refusing"
+
+    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+        raise Refused("this cannot be", "do that")
+
+
+def make_runner(tmp_path: Path, file: Path, *, dry: bool = False, secrets: tuple[str, ...] = ()) -> HostRunner:
+    async def look(session: Session) -> Facts:
+        return Facts(files={str(file): file.read_text()} if file.exists() else {})
+
+    log = HostLog(tmp_path, HOST.name, secrets)
+    runner = HostRunner(HOST, HostReport(HOST.name), log, look, lambda report: None, dry=dry)
+    runner.session = LocalSession(HOST.name)
+    return runner
+
+
+def run(runner: HostRunner, steps: Sequence[Step]) -> None:
+    asyncio.run(runner.run_steps(steps, WISH))
+
+
+def failure(runner: HostRunner, steps: Sequence[Step]) -> StepFailedError:
+    with pytest.raises(StepFailedError) as caught:
+        run(runner, steps)
+    return caught.value
+
+
+def test_what_is_missing_is_done_once_and_told(tmp_path: Path) -> None:
+    step = Line(tmp_path / "file", "hello")
+    first = make_runner(tmp_path, step.file)
+    run(first, [step])
+
+    assert step.file.read_text() == "hello"
+    assert (first.report.states, first.report.changes) == ({"line": State.CHANGED}, ["write file"])
+    assert first.report.seconds["line"] > 0
+
+    second = make_runner(tmp_path, step.file)
+    second.facts = first.facts
+    run(second, [step])
+    assert (second.report.states, second.report.changes) == ({"line": State.OK}, [])
+
+
+def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path) -> None:
+    step = Line(tmp_path / "file", "hello")
+    runner = make_runner(tmp_path, step.file, dry=True)
+    run(runner, [step])
+
+    assert not step.file.exists()
+    assert isinstance(runner.session, LocalSession)
+    assert runner.session.scripts == []
+    assert (runner.report.states, runner.report.changes) == ({"line": State.PLANNED}, ["write file"])
+
+
+def test_a_failing_script_is_told_with_its_last_lines_and_kept_in_the_log(tmp_path: Path) -> None:
+    step = Line(tmp_path / "file", "x", script="echo all is well; echo disk on fire >&2; exit 7")
+    runner = make_runner(tmp_path, step.file)
+    error = failure(runner, [step])
+
+    assert (error.step, error.message) == ("line", "could not write file: exit code 7")
+    assert error.lines == ["all is well", "disk on fire"]
+    log = runner.log.path.read_text()
+    assert "== line: write file" in log
+    assert "disk on fire" in log
+    assert "exit code 7" in log
+
+
+def test_a_script_that_changes_nothing_is_no_success(tmp_path: Path) -> None:
+    step = Line(tmp_path / "file", "x", script="true")
+    error = failure(make_runner(tmp_path, step.file), [step])
+
+    assert "everything ran and yet this is still to do: write file" in error.message
+
+
+def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "RETRY_WAIT_S", 0.01)
+    script = (
+        f"cat >/dev/null; echo try >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ]; printf x > {tmp_path}/file"
+    )
+    step = Line(tmp_path / "file", "x", script=script, retries=2)
+    run(make_runner(tmp_path, step.file), [step])
+
+    assert (tmp_path / "tries").read_text().count("try") == 3
+
+
+def test_a_script_over_its_time_names_what_it_was(tmp_path: Path) -> None:
+    step = Line(tmp_path / "file", "x", script="echo began; sleep 60", timeout=0.3)
+    error = failure(make_runner(tmp_path, step.file), [step])
+
+    assert "longer than 0.3 s" in error.message
+    assert error.command == "write file"
+    assert "began" in error.lines
+
+
+def test_a_refusal_ends_the_host_with_its_way_out_and_later_steps_are_not_tried(tmp_path: Path) -> None:
+    step = Line(tmp_path / "file", "x")
+    error = failure(make_runner(tmp_path, step.file), [Refusing(), step])
+
+    assert (error.step, error.message, error.fix) == ("refusing", "this cannot be", "do that")
+    assert not step.file.exists()
+
+
+def test_secrets_never_reach_the_log(tmp_path: Path) -> None:
+    secret = "0123456789abcdef" * 2
+    step = Line(tmp_path / "file", "x", script=f"cat > {tmp_path}/file; echo token is {secret}")
+    runner = make_runner(tmp_path, step.file, secrets=(secret,))
+    run(runner, [step])
+
+    assert secret not in runner.log.path.read_text()
+    assert "token is ********" in runner.log.path.read_text()
+    assert runner.log.path.stat().st_mode & 0o077 == 0
+
+
+def test_those_who_wait_for_the_head_go_on_or_fail_with_it() -> None:
+    async def both() -> tuple[str, str]:
+        points = Milestones("head1")
+        early = asyncio.create_task(points.wait("storage", "shared"))
+        late = asyncio.create_task(points.wait("ray", "ray"))
+        await points.reach("storage")
+        await early
+        await points.fail(StepFailedError("image", "no space left"))
+        await points.wait("storage", "shared")  # what was reached stays reached
+        with pytest.raises(StepFailedError) as caught:
+            await late
+        return caught.value.step, caught.value.message
+
+    assert asyncio.run(both()) == ("ray", "the head node head1 failed at image: no space left")
