@@ -51,10 +51,8 @@ class HostRunner:
         try:
             yield
         except HostError as error:
-            lines = list(self.log.tail)
-            raise StepFailedError(
-                step, error.message, command=_last_heading(self), lines=lines, fix=error.fix
-            ) from error
+            command = self.report.details.get(step, "")
+            raise StepFailedError(step, error.message, command=command, lines=self.log.tail, fix=error.fix) from error
         except Refused as refusal:
             raise StepFailedError(step, refusal.message, fix=refusal.fix) from refusal
         finally:
