@@ -1,0 +1,125 @@
+"""Ray as the last stage of a set-up: the head first, every worker as soon as it is ready itself, then the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from clusterkit.provision.model import State, StepFailedError
+from clusterkit.provision.runner import HostRunner
+from clusterkit.provision.setup import Setup, Stage
+from clusterkit.raycluster.addresses import head_address
+from clusterkit.raycluster.model import RaySettings
+from clusterkit.raycluster.plan import plan_node
+from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, ready, settings_for_plan
+from clusterkit.raycluster.state import ClusterState
+from clusterkit.raycluster.token import cluster_token, read_token
+from clusterkit.steps.api import Refused
+
+
+@dataclass
+class RayStage(Stage):
+    """Labelled containers with Ray as their main process, and the gate that all of them are alive in Ray.
+
+    image: reference of the runtime image. state: the cluster as it was when it was ready.
+    """
+
+    image: str
+    privileged: bool = False
+    recreate: bool = False
+    image_id: str = ""
+    name: str = "ray"
+    state: ClusterState | None = None
+    _settings: RaySettings | None = field(default=None, repr=False)
+
+    async def run(self, setup: Setup, runner: HostRunner) -> None:
+        """Start this host's node unless it runs as wished."""
+        if runner.host.name == setup.request.cluster.head_host.name:
+            await self._head(setup, runner)
+        else:
+            await setup.head.wait("ray", self.name)
+            assert self._settings is not None
+            async with runner.timed(self.name):
+                await self._node(runner, self._settings)
+
+    async def observe(self, setup: Setup, head: HostRunner) -> None:
+        """Let workers join the Ray that the head runs."""
+        assert head.session is not None
+        async with head.timed(self.name):
+            token = await cluster_token(head.session, setup.request.cluster.name)
+            settings = replace(self._wished(setup, head), token=token)
+            await self._answering(head, settings)
+        await setup.head.reach("ray")
+
+    async def _head(self, setup: Setup, runner: HostRunner) -> None:
+        cluster = setup.request.cluster
+        assert runner.session is not None
+        async with runner.timed(self.name):
+            settings = replace(self._wished(setup, runner), token=await cluster_token(runner.session, cluster.name))
+            runner.log.secrets = (*runner.log.secrets, settings.token)
+            await self._node(runner, settings)
+            await self._answering(runner, settings)
+        await setup.head.reach("ray")
+
+    async def _answering(self, head: HostRunner, settings: RaySettings) -> None:
+        assert head.session is not None
+        try:
+            container = await answering(head.session, settings.cluster.name, settings.ports)
+        except NodeFailedError as error:
+            raise StepFailedError(self.name, error.message, lines=error.lines, fix=error.fix) from error
+        self._settings = replace(settings, head_container=container.id)
+
+    async def _node(self, runner: HostRunner, settings: RaySettings) -> None:
+        assert runner.session is not None
+        actions = plan_node(runner.host, runner.facts, settings)
+        if not actions:
+            runner.show(self.name, State.OK)
+            return
+        await runner.apply(self.name, actions)
+        runner.facts = await runner.look(runner.session)
+        runner.show(self.name, State.CHANGED)
+
+    def _wished(self, setup: Setup, head: HostRunner) -> RaySettings:
+        cluster, wish = setup.request.cluster, setup.request.wish
+        return RaySettings(
+            cluster=cluster,
+            image=self.image,
+            image_id=self.image_id,
+            head_address=head_address(cluster, head.facts),
+            gpus=wish.gpus,
+            privileged=self.privileged,
+            recreate=self.recreate,
+        )
+
+    def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
+        """What would be started or replaced, as the facts stand now."""
+        cluster = setup.request.cluster
+        head = setup.runners.get(cluster.head_host.name) or setup.observed
+        if head is None or not head.facts.hostname:
+            return ["start its Ray node (the head node was not looked at)"]
+        try:
+            settings = replace(self._wished(setup, head), token=read_token(cluster.name))
+            settings = settings_for_plan(settings, head.facts)
+            return [action.title for action in plan_node(runner.host, runner.facts, settings)]
+        except Refused as refusal:
+            raise StepFailedError(self.name, refusal.message, fix=refusal.fix) from refusal
+
+    async def finish(self, setup: Setup) -> None:
+        """Wait until every host that came this far is alive in Ray."""
+        cluster = setup.request.cluster
+        alive = setup.alive
+        head = cluster.head_host.name
+        if not alive or (head not in alive and setup.observed is None) or head not in setup.sessions:
+            return
+        sessions = {name: session for name, session in setup.sessions.items() if name in {*alive, head}}
+        try:
+            self.state = await ready(sessions, cluster, dict.fromkeys(alive))
+        except NotReadyError as error:
+            self.state = error.state
+            named = {node.name: node for node in error.state.nodes if node.problem}
+            for name, node in named.items():
+                if name in alive:
+                    fix = "run setup again; docker logs on that host has all that Ray said"
+                    setup.fail(alive[name], StepFailedError(self.name, node.problem, lines=node.log, fix=fix))
+            if error.state.problems:
+                message = "; ".join(error.state.problems)
+                setup.fail(alive.get(head) or next(iter(alive.values())), StepFailedError(self.name, message))

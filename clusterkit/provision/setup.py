@@ -1,0 +1,232 @@
+"""`clusterkit setup`: every host on its own way from SSH to a Ray node, waiting for others only where it must."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterkit.check.cluster import judge_cluster
+from clusterkit.check.finding import Finding, Level
+from clusterkit.check.gpu import judge_gpus
+from clusterkit.check.host import judge_host
+from clusterkit.check.needs import Needs
+from clusterkit.facts.model import Facts
+from clusterkit.facts.probe import Wants, gather
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.hostlog import HostLog
+from clusterkit.provision.milestones import Milestones
+from clusterkit.provision.model import HostReport, Report, State, StepFailedError
+from clusterkit.provision.runner import HostRunner, Watch
+from clusterkit.raycluster.ports import Ports
+from clusterkit.ssh.api import Session
+from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
+from clusterkit.steps.api import Wish
+
+Connect = Callable[[Host], Awaitable[Session]]
+"""Opens the connection to a host."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `setup` was asked for.
+
+    hosts: those of the cluster to work on. wish: of the steps. needs: of the preset. dry: plan only. secrets: texts
+    that no log may hold. log_folder: for one file a host.
+    """
+
+    cluster: Cluster
+    hosts: tuple[Host, ...]
+    wish: Wish
+    needs: Needs
+    log_folder: Path
+    dry: bool = False
+    secrets: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+
+class Stage:
+    """Something beyond the pure steps that a host goes through: shared storage, image, assets, Ray.
+
+    `run` does it for one host; it may wait for others by `setup.head` (the head's milestones). `plan` says for a dry
+    run what it would do, as far as that can be known.
+    """
+
+    name = ""
+
+    async def run(self, setup: Setup, runner: HostRunner) -> None:
+        """Bring the host through, its own work within `runner.timed(self.name)`. Raises StepFailedError."""
+        raise NotImplementedError
+
+    def plan(self, setup: Setup, runner: HostRunner) -> list[str]:  # noqa: ARG002
+        """Titles of what would be done."""
+        return []
+
+    async def observe(self, setup: Setup, head: HostRunner) -> None:
+        """Let the others go on by what the head is now, without changing it."""
+
+    async def finish(self, setup: Setup) -> None:
+        """Look at the whole once all hosts are through; failures go to `setup.fail`."""
+
+
+@dataclass
+class Setup:
+    """One run. Made anew for every command.
+
+    connect: opens connections. watch: told of every change of a row.
+    """
+
+    request: Request
+    connect: Connect
+    watch: Watch
+    report: Report = field(default_factory=lambda: Report({}))
+    runners: dict[str, HostRunner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.head = Milestones(request.cluster.head_host.name)
+        for host in request.hosts:
+            row = HostReport(host.name, dict.fromkeys(self.step_names, State.WAITING))
+            log = HostLog(request.log_folder, host.name, request.secrets)
+            row.log = str(log.path)
+            self.report.hosts[host.name] = row
+            self.runners[host.name] = HostRunner(host, row, log, self._look, self.watch, dry=request.dry)
+        head = request.cluster.head_host
+        self.observed: HostRunner | None = None
+        if head.name not in self.runners:
+            row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
+            self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
+        self._looked: dict[str, asyncio.Event] = {host.name: asyncio.Event() for host in request.hosts}
+
+    @property
+    def step_names(self) -> tuple[str, ...]:
+        """Columns of the table, in order."""
+        stages = tuple(stage.name for stage in self.request.stages)
+        return ("connect", "check", *(step.name for step in STEPS), *stages)
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        """Open connections by host, the head's among them."""
+        runners = [*self.runners.values(), *([self.observed] if self.observed else [])]
+        return {runner.host.name: runner.session for runner in runners if runner.session is not None}
+
+    @property
+    def alive(self) -> dict[str, HostRunner]:
+        """Hosts that have not failed."""
+        return {name: runner for name, runner in self.runners.items() if runner.report.failure is None}
+
+    async def run(self) -> Report:
+        """Take all hosts through. Failures are in the report, never raised."""
+        began = time.monotonic()
+        try:
+            observing = [self._observe(self.observed)] if self.observed else []
+            await asyncio.gather(*observing, *(self._host(runner) for runner in self.runners.values()))
+            if not self.request.dry:
+                for stage in self.request.stages:
+                    await stage.finish(self)
+        finally:
+            await asyncio.gather(*(session.close() for session in self.sessions.values()), return_exceptions=True)
+            for runner in [*self.runners.values(), *([self.observed] if self.observed else [])]:
+                runner.log.close()
+            self.report.wall_seconds = time.monotonic() - began
+        return self.report
+
+    # -- one host ---------------------------------------------------------------------------------------------------
+
+    async def _host(self, runner: HostRunner) -> None:
+        is_head = runner.host.name == self.request.cluster.head_host.name
+        try:
+            await self._through(runner)
+        except StepFailedError as failure:
+            self.fail(runner, failure)
+            if is_head:
+                await self.head.fail(failure)
+        finally:
+            self._looked[runner.host.name].set()
+
+    async def _observe(self, head: HostRunner) -> None:
+        """The head, where only other hosts are worked on (--limit, --exclude): looked at, never changed."""
+        try:
+            async with head.timed("connect"):
+                head.session = await self.connect(head.host)
+                head.facts = await self._look(head.session)
+            if not self.request.dry:
+                for stage in self.request.stages:
+                    await stage.observe(self, head)
+        except StepFailedError as failure:
+            await self.head.fail(failure)
+
+    async def _through(self, runner: HostRunner) -> None:
+        async with runner.timed("connect"):
+            runner.session = await self.connect(runner.host)
+        runner.show("connect", State.OK)
+        async with runner.timed("check"):
+            runner.facts = await self._look(runner.session)
+            asked = (runner.host, runner.facts, self.request.cluster, self.request.needs)
+            self._refuse_unfit([*judge_host(*asked), *judge_gpus(*asked)], runner)
+        self._looked[runner.host.name].set()
+        runner.show("check", State.OK)
+        await runner.run_steps(STEPS, self.request.wish)
+        if self.request.dry:
+            self._plan_stages(runner)
+            return
+        await self._compare(runner)
+        for stage in self.request.stages:
+            await stage.run(self, runner)
+
+    def _plan_stages(self, runner: HostRunner) -> None:
+        for stage in self.request.stages:
+            titles = stage.plan(self, runner)
+            runner.report.changes += titles
+            runner.show(stage.name, State.PLANNED if titles else State.OK, f"{len(titles)} to do" if titles else "")
+
+    async def _compare(self, runner: HostRunner) -> None:
+        """What only all hosts together can show: clocks, names, machine ids. Waits until all have been looked at."""
+        await asyncio.gather(*(event.wait() for event in self._looked.values()))
+        facts = {name: other.facts for name, other in self.runners.items() if other.facts.hostname}
+        async with runner.timed("check"):
+            self._refuse_unfit((f for f in judge_cluster(facts, Needs()) if f.host == runner.host.name), runner)
+            runner.show("check", State.OK)
+
+    def _refuse_unfit(self, findings: Iterable[Finding], runner: HostRunner) -> None:
+        for finding in findings:
+            if finding.level is Level.FAIL:
+                raise StepFailedError("check", f"{finding.check}: {finding.message}", fix=finding.fix)
+            if finding.level is Level.WARN:
+                self.note(f"{runner.host.name}: {finding.message}" + (f" ({finding.fix})" if finding.fix else ""))
+
+    def note(self, text: str) -> None:
+        """Add a remark to the report, once."""
+        if text not in self.report.notes:
+            self.report.notes.append(text)
+
+    def fail(self, runner: HostRunner, failure: StepFailedError) -> None:
+        """Note a host's failure; it is left alone from here on."""
+        row = runner.report
+        row.failure = failure
+        for step, state in row.states.items():
+            if state is State.WAITING:
+                row.states[step] = State.SKIPPED
+        runner.log.heading(f"FAILED at {failure.step}: {failure.message}")
+        runner.show(failure.step, State.FAILED, failure.message)
+
+    # -- facts ------------------------------------------------------------------------------------------------------
+
+    async def _look(self, session: Session) -> Facts:
+        return await gather(session, wants_of(self.request.cluster, session.host))
+
+
+def wants_of(cluster: Cluster, host: Host) -> Wants:
+    """What setup has to know of a host."""
+    head = cluster.head_host
+    return Wants(
+        storage=cluster.storage,
+        paths=wanted_paths(cluster),
+        packages=WANTED_PACKAGES,
+        files=WANTED_FILES,
+        ports=tuple(Ports().listening(head=host.name == head.name).values()),
+        head_address="" if host.name == head.name else (head.private_address or head.target),
+        commands=tuple(dict.fromkeys((*Wants().commands, *WANTED_COMMANDS))),
+    )
