@@ -131,7 +131,7 @@ class Engine:
                     self._process.wait(10)
         finally:
             self._process = None
-            shutil.rmtree(self.state, ignore_errors=True)
+            self._remove_state()
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
@@ -183,6 +183,13 @@ class Engine:
                 if words[0].endswith("dockerd") and str(self.folder / "data") in words:
                     os.kill(int(entry.name), signal.SIGTERM)
                     _wait_gone(int(entry.name), 60)
+        self._remove_state()
+
+    def _remove_state(self) -> None:
+        """Remove the run-time folder, with what the engine left mounted in it."""
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if line.split()[4].startswith(f"{self.state}/"):
+                command("umount", "-l", line.split()[4], check=False)
         shutil.rmtree(self.state, ignore_errors=True)
 
     def _launch(self) -> None:
