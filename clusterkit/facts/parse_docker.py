@@ -23,7 +23,7 @@ def parse(sections: Mapping[str, Section]) -> Docker:
     return Docker(
         client=client.get("Version", "") or ("unknown" if info_section.exit_code is not None else ""),
         server=info.get("ServerVersion") or "",
-        error=_error(info_section, info),
+        error=_error(sections, info),
         root=info.get("DockerRootDir") or "",
         driver=info.get("Driver") or "",
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
@@ -62,16 +62,20 @@ def _record(section: Section) -> dict[str, Any]:
     return {}
 
 
-def _error(section: Section, info: dict[str, Any]) -> str:
+def _error(sections: Mapping[str, Section], info: dict[str, Any]) -> str:
+    section = sections["docker.info"]
     if section.exit_code is None or info.get("ServerVersion"):
         return ""
     if section.timed_out:
         return "`docker info` gave no answer within 15 seconds"
     if "host" in info and "ClientInfo" not in info:
         return "the docker command of this host is Podman's"
-    said = info.get("ServerErrors") or [
+    said = list(info.get("ServerErrors") or ()) or [
         line.strip() for line in section.lines if line.strip() and not line.startswith(("{", "WARNING"))
     ]
+    unit = sections["docker.unit"].lines
+    if "ActiveState=failed" in unit:
+        said.append(f"(docker.service: failed, {next((line for line in unit if line.startswith('Result=')), '')})")
     return " ".join(said) or f"`docker info` ended with exit code {section.exit_code}"
 
 

@@ -13,7 +13,14 @@ section() {
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-docker_info() { if has docker; then section docker.info 15 docker info --format '{{json .}}'; fi; }
+docker_info() {
+  has docker || return 0
+  section docker.info 15 docker info --format '{{json .}}'
+  # An engine that is stopped and one that cannot start look the same to the command; systemd knows.
+  if [ -z "$docker_pid" ] && [ -d /run/systemd/system ]; then
+    section docker.unit 5 systemctl show docker.service --property ActiveState,Result
+  fi
+}
 
 docker_containers() {
   has docker || return 0

@@ -1,0 +1,44 @@
+"""What a run needs of a cluster: numbers that checks compare the facts with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+GIB = 1024**3
+
+_SIZE_OF_NAME = re.compile(r"_n(?P<hosts>\d+)$")
+_GPUS_PER_HOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """hosts and gpus_per_host: the least. Sizes in bytes: free space where images go, and where data goes.
+
+    cuda: major version that the runtime image is built with, which decides the oldest driver.
+    """
+
+    hosts: int = 1
+    gpus_per_host: int = 0
+    image_space: int = 5 * GIB
+    gpu_image_space: int = 40 * GIB
+    data_space: int = 5 * GIB
+    cuda: int = 13
+    preset: str = ""
+
+
+def needs_of_preset(name: str) -> Needs:
+    """What a preset needs, by its name: `7B_n4` is four hosts of eight GPUs; `tiny` and `135M_cpu` one host without.
+
+    Raises:
+        UserError: no preset has that name (unless it is one of the size_nHOSTS kind).
+
+    """
+    named = _SIZE_OF_NAME.search(name)
+    if named is None:
+        from clusterkit.presets import load_size  # noqa: PLC0415
+
+        load_size(name)
+        return Needs(preset=name)
+    hosts = int(named["hosts"])
+    return Needs(hosts=hosts, gpus_per_host=_GPUS_PER_HOST, data_space=200 * GIB, preset=name)
