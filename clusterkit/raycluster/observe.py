@@ -101,7 +101,7 @@ async def containers_on(session: Session, cluster: str, inside: bool = False) ->
         said = " ".join(_lines(result.stderr)[-1:]) or f"exit code {result.exit_code}"
         fix = "see what it says on the host: systemctl status docker; journalctl -u docker"
         raise HostError(session.host.name, Trouble.UNREACHABLE, f"Docker does not answer: {said}", fix)
-    return _parse_containers(result.stdout)
+    return parse_containers(result.stdout)
 
 
 async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) -> RayAnswer:
@@ -117,7 +117,7 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
         f'exec docker exec --interactive "$id" python3 - head {(ports or Ports()).dashboard}\n'
     )
     result = await session.run(script, root=True, stdin=_INSIDE.read_bytes(), timeout=LOOK_SECONDS)
-    return _parse_answer(result)
+    return parse_answer(result)
 
 
 async def log_tail(session: Session, container: str, lines: int = LOG_LINES) -> tuple[str, ...]:
@@ -178,7 +178,8 @@ def _containers_script(cluster: str, inside: bool) -> str:
     )
 
 
-def _parse_containers(text: str) -> tuple[ContainerState, ...]:
+def parse_containers(text: str) -> tuple[ContainerState, ...]:
+    """Read what the script about containers printed."""
     found: list[dict[str, Any]] = []
     in_log = False
     for line in text.splitlines():
@@ -211,7 +212,8 @@ def _container(record: dict[str, Any]) -> ContainerState:
     )
 
 
-def _parse_answer(result: Result) -> RayAnswer:
+def parse_answer(result: Result) -> RayAnswer:
+    """Read what inside.py printed in the head's container, or why it could not."""
     answer = next((found for line in reversed(result.stdout.splitlines()) if (found := _json(line))), None)
     if answer is None:
         last = _lines(result.stderr)[-1:]

@@ -71,7 +71,7 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
     elif current is not None and _only_head_is_new(current, labels):
         title = "restart the Ray worker (the head is a new one)"
     elif own:
-        _refuse_replacing(host, own, settings, role)
+        _refuse_replacing(host, own, settings, labels)
         title = f"replace the Ray {role} (its settings have changed)"
     return (_action(title, docker_run(host, facts, settings, labels), settings, own),)
 
@@ -92,12 +92,12 @@ def _arguments(host: Host, facts: Facts, settings: RaySettings) -> list[str]:
     address = node_address(host, facts, alone=len(cluster.hosts) == 1)
     gpus = _num_gpus(host, facts, settings)
     environment = {
+        **_sockets(interface(host, facts, address)),
+        **settings.environment,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": TOKEN_IN_CONTAINER,
         "RAY_USAGE_STATS_ENABLED": "0",
         **settings.ports.environment(head),
-        **_sockets(interface(host, facts, address)),
-        **settings.environment,
     }
     return [
         # Reaps what Ray's workers leave behind; ends with Ray's exit code when Ray ends.
@@ -236,15 +236,27 @@ def _refuse_taken_ports(facts: Facts, settings: RaySettings, role: str) -> None:
         )
 
 
-def _refuse_replacing(host: Host, own: tuple[Container, ...], settings: RaySettings, role: str) -> None:
-    if settings.recreate or not any(container.state == "running" for container in own):
+def _refuse_replacing(host: Host, own: tuple[Container, ...], settings: RaySettings, labels: dict[str, str]) -> None:
+    running = next((container for container in own if container.state == "running"), None)
+    if settings.recreate or running is None:
         return
-    other = next((c.image for c in own if c.image and c.image != settings.image), "")
-    why = f"image {other} instead of {settings.image}" if other else "image, token, address, limits or role differ"
     raise MustReplace(
-        f"the Ray {role} of {host.name} runs with other settings than asked for ({why})",
+        f"the Ray {running.labels[LABEL_ROLE]} of {host.name} runs with other settings than asked for "
+        f"({_difference(running, settings, labels)})",
         "add --recreate to replace it; this ends every job that runs on the cluster",
     )
+
+
+def _difference(running: Container, settings: RaySettings, labels: dict[str, str]) -> str:
+    if running.labels[LABEL_ROLE] != labels[LABEL_ROLE]:
+        return f"it is to be {labels[LABEL_ROLE]}"
+    if running.image and running.image != settings.image:
+        return f"image {running.image} instead of {settings.image}"
+    if running.labels.get(LABEL_GPUS) != labels[LABEL_GPUS]:
+        return f"{running.labels.get(LABEL_GPUS)} GPUs, and the host shows {labels[LABEL_GPUS]}"
+    if running.labels.get(LABEL_TOKEN) != labels.get(LABEL_TOKEN, running.labels.get(LABEL_TOKEN)):
+        return "another token"
+    return "a rebuilt image, address, limits, ports or environment"
 
 
 def _action(title: str, command: list[str], settings: RaySettings, own: tuple[Container, ...]) -> Action:

@@ -79,7 +79,7 @@ def _script(cluster: str, found: Leftovers) -> str:
     removed = "".join(
         f"for id in $(docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
         f"--filter label={LABEL_CLUSTER}={cluster}); do\n"
-        f'  docker stop --time {STOP_SECONDS} "$id" >/dev/null\n'
+        f'  docker stop -t {STOP_SECONDS} "$id" >/dev/null\n'
         '  docker rm --force "$id" >/dev/null\n'
         "done\n"
         for container in found.containers

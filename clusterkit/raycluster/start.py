@@ -37,7 +37,7 @@ class NotReadyError(Exception):
     """The cluster did not become ready. `state`: as it was last seen."""
 
     def __init__(self, state: ClusterState, waited: float) -> None:
-        lines = [f"the Ray of cluster {state.cluster} is not ready after {waited:.0f} s:", *state.wrong]
+        lines = [f"the Ray of cluster {state.cluster} is not ready (waited {waited:.0f} s):", *state.wrong]
         for node in state.nodes:
             if node.problem and node.log:
                 lines += [f"last lines of {node.name}'s container:", *(f"    {line}" for line in node.log)]
