@@ -21,6 +21,7 @@ class Trouble(StrEnum):
     SUDO = "sudo"  # no sudo, wrong password
     TIMEOUT = "timeout"  # a command ran past its limit
     LOST = "connection lost"  # in the middle of something
+    WRITE = "cannot write"  # a file could not be put on the host
 
 
 class HostError(Exception):

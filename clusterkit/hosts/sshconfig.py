@@ -1,0 +1,136 @@
+"""Where and as whom a host is connected to: its own words, then the command's options, then ~/.ssh/config."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from clusterkit.hosts.model import Host
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from clusterkit.ssh.options import SshOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """All that a connection needs to know.
+
+    key_name: the name that known_hosts files have the host under. required_keys: private keys that someone named and
+    that must be there; optional_keys: those of ~/.ssh/config. Where both are empty, ssh's default keys are tried.
+    agent: path of the agent's socket, or empty. jump: bastions, the nearest first. host_key: pinned fingerprint.
+    """
+
+    name: str
+    address: str
+    port: int
+    username: str
+    key_name: str
+    required_keys: tuple[Path, ...] = ()
+    optional_keys: tuple[Path, ...] = ()
+    identities_only: bool = False
+    agent: str = ""
+    jump: tuple[str, ...] = ()
+    proxy_command: str = ""
+    host_key: str | None = None
+
+    @property
+    def known_as(self) -> str:
+        """The host as known_hosts files write it."""
+        return self.key_name.lower() if self.port == 22 else f"[{self.key_name.lower()}]:{self.port}"
+
+
+def resolve(host: Host, options: SshOptions) -> Endpoint:
+    """Endpoint of a host.
+
+    Raises:
+        UserError: ~/.ssh/config cannot be read.
+
+    """
+    port, username = host.port or options.port, host.username or options.username
+    config = _config(host.target, port, username, options)
+    jump, proxy_command = host.proxy_jump or options.proxy_jump, ""
+    if jump is None:
+        # As in ssh, the first of the two that the file names counts; most files name one.
+        jump = config("ProxyJump", "none")
+        proxy_command = config("ProxyCommand", "none") if jump == "none" else "none"
+    return Endpoint(
+        name=host.name,
+        address=config("Hostname", host.target),
+        port=port or config("Port", 22),
+        username=username or config("User", "") or getpass.getuser(),
+        key_name=config("HostKeyAlias", "") or config("Hostname", host.target),
+        required_keys=_paths([*host.identity_files, *options.private_key_files]),
+        optional_keys=_paths(config("IdentityFile", [])),
+        identities_only=config("IdentitiesOnly", False),
+        agent=_agent(config("IdentityAgent", "SSH_AUTH_SOCK")),
+        jump=split_jump(jump),
+        proxy_command="" if proxy_command == "none" else proxy_command,
+        host_key=host.host_key,
+    )
+
+
+def resolve_bastion(jump: tuple[str, ...], options: SshOptions) -> Endpoint:
+    """Endpoint of the last bastion of a chain. As in ssh, --username and --ssh-port mean the hosts behind it.
+
+    Raises:
+        UserError: no valid name; ~/.ssh/config cannot be read.
+
+    """
+    from clusterkit.hosts.names import parse_host  # noqa: PLC0415 (a loop otherwise)
+
+    before, host = jump[:-1], parse_host(jump[-1])
+    config = _config(host.target, host.port, host.username, options)
+    own_jump = "none" if before else config("ProxyJump", "none")
+    return Endpoint(
+        name=f"bastion {host.name}",
+        address=config("Hostname", host.target),
+        port=host.port or config("Port", 22),
+        username=host.username or config("User", "") or getpass.getuser(),
+        key_name=config("HostKeyAlias", "") or config("Hostname", host.target),
+        required_keys=_paths(options.private_key_files),
+        optional_keys=_paths(config("IdentityFile", [])),
+        identities_only=config("IdentitiesOnly", False),
+        agent=_agent(config("IdentityAgent", "SSH_AUTH_SOCK")),
+        jump=before or split_jump(own_jump),
+    )
+
+
+def split_jump(jump: str) -> tuple[str, ...]:
+    """Bastions of a ProxyJump value, the one nearest to us first; `none` is none."""
+    return () if jump == "none" else tuple(part.strip() for part in jump.split(",") if part.strip())
+
+
+class _config:  # noqa: N801 (used as a function)
+    """Values of ~/.ssh/config for one host, by option name."""
+
+    def __init__(self, target: str, port: int | None, username: str | None, options: SshOptions) -> None:
+        from asyncssh.config import ConfigParseError, SSHClientConfig  # noqa: PLC0415 (heavy)
+
+        files = [path for path in options.ssh_config if os.access(path, os.R_OK)]
+        unset: Any = ()
+        try:
+            self._values = SSHClientConfig.load(
+                None, cast(Any, files), False, False, False, getpass.getuser(), username or unset, target, port or unset
+            )
+        except (ConfigParseError, UnicodeDecodeError, OSError) as error:
+            raise UserError(f"the ssh configuration cannot be read: {error}") from None
+
+    def __call__(self, option: str, default: Any) -> Any:
+        value = self._values.get(option)
+        return default if value in (None, ()) else value
+
+
+def _paths(files: list[str]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(Path(file).expanduser() for file in files if file != "none"))
+
+
+def _agent(value: str) -> str:
+    if value == "none":
+        return ""
+    if value == "SSH_AUTH_SOCK":
+        return os.environ.get("SSH_AUTH_SOCK", "")
+    return str(Path(os.path.expandvars(value)).expanduser())

@@ -1,0 +1,115 @@
+"""Our side of a login: which key the host may show, and what we offer in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import asyncssh
+
+from clusterkit.hosts.sshconfig import Endpoint
+from clusterkit.ssh import known_hosts
+from clusterkit.ssh.api import HostError
+from clusterkit.ssh.keys import Offers
+from clusterkit.ssh.options import SshOptions
+
+
+class Client(asyncssh.SSHClient):
+    """One attempt to log in. What it has seen explains a failure: `reached`, `met`, `problem`, `tried`, `offered`.
+
+    paused: entered while the user is asked something, so that the attempt's time limit does not run.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        options: SshOptions,
+        known: known_hosts.Known,
+        offers: Offers,
+        password: str | None,
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._endpoint, self._options, self._known, self._paused = endpoint, options, known, paused
+        self._offers, self._password = list(offers.pairs), password
+        self._password_left = self._interactive_left = password is not None
+        self._new_key: asyncssh.SSHKey | None = None
+        self._connection: asyncssh.SSHClientConnection | None = None
+        self.reached = False
+        """The host's port was open."""
+        self.met = False
+        """The host has shown a key that we accept and proved that it owns it."""
+        self.problem: HostError | None = None
+        self.tried: list[str] = []
+        self.offered: list[str] = []
+        """Methods that the host would let us log in with."""
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """The port is open."""
+        self._connection, self.reached = conn, True
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:  # noqa: ARG002
+        """Judge a key that is in no known_hosts file."""
+        self.problem = known_hosts.judge(self._endpoint, self._options, self._known, key)
+        self._new_key = key
+        return self.problem is None
+
+    def begin_auth(self, username: str) -> None:  # noqa: ARG002
+        """Keep the new key: only here has the host proved that it is its own."""
+        self.met = True
+        if self._new_key is not None and not self._endpoint.host_key:
+            try:
+                known_hosts.remember(self._endpoint, self._options, self._new_key)
+            except HostError as error:
+                self.problem = error
+                raise asyncssh.HostKeyNotVerifiable(error.message) from None
+
+    def public_key_auth_requested(self) -> asyncssh.SSHKeyPair | None:
+        """Offer the next key."""
+        self._note_methods()
+        if not self._offers:
+            return None
+        pair, description = self._offers.pop(0)
+        self.tried.append(description)
+        return pair
+
+    def password_auth_requested(self) -> str | None:
+        """Offer the password, once."""
+        self._note_methods()
+        if not self._password_left:
+            return None
+        self._password_left = False
+        self.tried.append("the password")
+        return self._password
+
+    def kbdint_auth_requested(self) -> str | None:
+        """Answer questions where the user has said that they can."""
+        self._note_methods()
+        if not self._interactive_left:
+            return None
+        self._interactive_left = False
+        self.tried.append("answers to the host's questions")
+        return ""
+
+    async def kbdint_challenge_received(
+        self,
+        name: str,  # noqa: ARG002
+        instructions: str,  # noqa: ARG002
+        lang: str,  # noqa: ARG002
+        prompts: list[tuple[str, bool]],
+    ) -> list[str]:
+        """Answer the question for the password; hand all others (one-time codes) on to the user."""
+        answers = []
+        for prompt, _ in prompts:
+            if "password" in prompt.lower() and self._password is not None:
+                answers.append(self._password)
+                continue
+            with self._paused():  # a one-time code is good for one login: the key is this attempt's own
+                asked = self._options.secrets.answer(f"{self._endpoint.name}: {prompt}", key=f"{id(self)} {prompt}")
+                answers.append(await asked)
+        return answers
+
+    def _note_methods(self) -> None:
+        if self._connection is not None:
+            for method in self._connection.get_server_auth_methods():
+                if method not in self.offered:
+                    self.offered.append(method)

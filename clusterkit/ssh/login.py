@@ -1,0 +1,198 @@
+"""Open a connection to one endpoint: through bastions, within a time limit, with errors that name the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shlex
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncssh
+from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
+
+from clusterkit.hosts.sshconfig import Endpoint, resolve_bastion
+from clusterkit.ssh import known_hosts
+from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.bastions import Bastion, Link
+from clusterkit.ssh.client import Client
+from clusterkit.ssh.keys import Offers
+from clusterkit.ssh.options import SshOptions
+from trainer.errors import UserError
+
+RETRIES = 4
+"""Further tries where an SSH server drops a connection before the login, as it does when too many come at once."""
+_KEEPALIVES = 3
+_LONGEST_CHAIN = 8
+
+
+async def open_link(endpoint: Endpoint, options: SshOptions, depth: int = 0) -> Link:
+    """Log in to an endpoint, over its bastions.
+
+    Raises:
+        HostError: UNREACHABLE, SILENT, HOST_KEY, LOGIN.
+        UserError: a private key that cannot be used.
+
+    """
+    if depth > _LONGEST_CHAIN:
+        raise UserError(f"{endpoint.name}: the bastions lead in a circle. Look at ProxyJump in ~/.ssh/config.")
+    if not endpoint.jump:
+        return Link(await _log_in(endpoint, options, None))
+    try:
+        bastion = await options.bastions.acquire(
+            endpoint.jump,
+            options.bastion_limit,
+            lambda: open_link(resolve_bastion(endpoint.jump, options), options, depth + 1),
+        )
+    except HostError as error:
+        raise HostError(endpoint.name, error.trouble, f"{error.host}: {error.message}", error.fix) from None
+    try:
+        async with bastion.opening:
+            return Link(await _log_in(endpoint, options, bastion), bastion)
+    except BaseException:
+        await bastion.release()
+        raise
+
+
+async def _log_in(endpoint: Endpoint, options: SshOptions, bastion: Bastion | None) -> asyncssh.SSHClientConnection:
+    password = await options.secrets.login_password(endpoint.username)
+    async with options.keys.offers(endpoint, options.secrets) as offers:
+        for attempt in range(RETRIES + 1):
+            try:
+                return await _attempt(endpoint, options, offers, password, bastion)
+            except _Dropped as dropped:
+                if attempt == RETRIES:
+                    raise dropped.error from None
+            # Apart from each other, or all hosts come back at the same moment.
+            await asyncio.sleep(0.2 * 2**attempt * random.uniform(0.5, 1.5))
+    raise AssertionError
+
+
+class _Dropped(Exception):  # noqa: N818 (not seen outside)
+    """The connection ended before the login began; `error` is what to say if that does not change."""
+
+    def __init__(self, error: HostError) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def _attempt(
+    endpoint: Endpoint, options: SshOptions, offers: Offers, password: str | None, bastion: Bastion | None
+) -> asyncssh.SSHClientConnection:
+    known = known_hosts.lookup(endpoint, options)
+    limit = asyncio.timeout(options.connect_timeout)
+
+    @contextmanager
+    def paused() -> Iterator[None]:
+        limit.reschedule(None)
+        yield
+        limit.reschedule(asyncio.get_running_loop().time() + options.connect_timeout)
+
+    client = Client(endpoint, options, known, offers, password, paused)
+    try:
+        async with limit:
+            return await asyncssh.connect(
+                endpoint.address,
+                endpoint.port,
+                username=endpoint.username,
+                client_factory=lambda: client,
+                config=None,  # it has had its say in `endpoint`
+                tunnel=bastion.link.connection if bastion else (),
+                proxy_command=endpoint.proxy_command or (),
+                known_hosts=known.for_asyncssh(endpoint),
+                server_host_key_algs=_algorithms(known),
+                x509_trusted_certs=None,
+                client_keys=None,  # the client offers them, in our order
+                gss_kex=False,
+                gss_auth=False,
+                compression_algs=["none"],
+                login_timeout=0,
+                keepalive_interval=options.keepalive,
+                keepalive_count_max=_KEEPALIVES,
+            )
+    except TimeoutError:
+        raise _no_answer(endpoint, options, client) from None
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise client.problem or _bad_host_key(endpoint, str(error)) from None
+    except asyncssh.PermissionDenied:
+        raise _refused_login(endpoint, client, offers) from None
+    except asyncssh.ChannelOpenError as error:
+        message = (
+            f"the bastion {endpoint.jump[-1]} cannot reach {endpoint.address} port {endpoint.port}: {error.reason}"
+        )
+        raise HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port)) from None
+    except (asyncssh.DisconnectError, OSError) as error:
+        raise _failed(endpoint, client, offers, error) from None
+
+
+def _algorithms(known: known_hosts.Known) -> list[str]:
+    """Host key algorithms: those of the known keys first, or the host shows another of its keys, which we refuse."""
+    preferred = list(get_default_certificate_algs()) if known.authorities else []
+    for key in known.trusted:
+        preferred += key.sig_algorithms
+    return [name.decode() for name in dict.fromkeys([*preferred, *get_default_public_key_algs()])]
+
+
+_UP = "Is the host up, its SSH server running, and port {port} open in its firewall?"
+
+
+def _try_it(endpoint: Endpoint) -> str:
+    jump = f"-J {shlex.quote(','.join(endpoint.jump))} " if endpoint.jump else ""
+    return f"Try: ssh {jump}-p {endpoint.port} {shlex.quote(f'{endpoint.username}@{endpoint.address}')}"
+
+
+def _no_answer(endpoint: Endpoint, options: SshOptions, client: Client) -> HostError:
+    where, seconds = f"{endpoint.address} port {endpoint.port}", f"{options.connect_timeout:g} s"
+    if client.met:
+        message = f"the login did not end within {seconds}"
+        return HostError(endpoint.name, Trouble.SILENT, message, f"The host may be overloaded. {_try_it(endpoint)}")
+    if client.reached:
+        message = f"{where} takes connections, but no SSH server answered within {seconds}"
+        fix = f"The host may hang, or something else listens on this port. {_try_it(endpoint)}"
+        return HostError(endpoint.name, Trouble.SILENT, message, fix)
+    message = f"no answer from {where} within {seconds}"
+    return HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port))
+
+
+def _bad_host_key(endpoint: Endpoint, reason: str) -> HostError:
+    fix = f"Look at its entries in the known_hosts files: ssh-keygen -F {shlex.quote(endpoint.known_as)}"
+    return HostError(endpoint.name, Trouble.HOST_KEY, reason, fix)
+
+
+def _refused_login(endpoint: Endpoint, client: Client, offers: Offers, reason: str = "") -> HostError:
+    tried = "; ".join(client.tried) or "nothing: there was no key that could be offered"
+    message = f"{reason or 'the host'} did not let {endpoint.username} in. Tried: {tried}."
+    if not reason and client.offered:
+        message += f" The host offers: {', '.join(client.offered)}."
+    if offers.notes:
+        message += f" Not tried: {'; '.join(offers.notes)}."
+    fix = f"Name the key that the host knows (--private-key-file) and the user (--username). {_try_it(endpoint)}"
+    if {"password", "keyboard-interactive"} & set(client.offered):
+        fix += "\nWith a password: --ask-password"
+    return HostError(endpoint.name, Trouble.LOGIN, message, fix)
+
+
+def _failed(
+    endpoint: Endpoint, client: Client, offers: Offers, error: asyncssh.DisconnectError | OSError
+) -> HostError | _Dropped:
+    where = f"{endpoint.address} port {endpoint.port}"
+    if isinstance(error, socket.gaierror):
+        message = f"the name {endpoint.address} is not known ({error.strerror})"
+        fix = "Correct the name, give its address in the inventory, or add an alias to ~/.ssh/config"
+        return HostError(endpoint.name, Trouble.UNREACHABLE, message, fix)
+    if "oo many authentication failures" in str(error):
+        reason = "after too many keys the host"
+        return _refused_login(endpoint, client, offers, reason)
+    if isinstance(error, asyncssh.KeyExchangeFailed | asyncssh.ProtocolNotSupported):
+        message = f"{where} speaks no SSH that we know: {error.reason}"
+        return HostError(endpoint.name, Trouble.UNREACHABLE, message, _try_it(endpoint))
+    if client.met:
+        message = f"the host ended the connection during the login: {error}"
+        return HostError(endpoint.name, Trouble.LOST, message, _try_it(endpoint))
+    if client.reached:
+        message = f"{where} closed the connection before the login: {error}"
+        fix = f"Its SSH server may be overloaded or refuse our address (MaxStartups, fail2ban). {_try_it(endpoint)}"
+        return _Dropped(HostError(endpoint.name, Trouble.UNREACHABLE, message, fix))
+    reason = getattr(error, "strerror", None) or str(error)
+    return HostError(endpoint.name, Trouble.UNREACHABLE, f"{where}: {reason}", _UP.format(port=endpoint.port))
