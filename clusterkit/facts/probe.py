@@ -26,7 +26,7 @@ if [ "$(id -u)" = 0 ]; then
   exec sh -c "$probe"
 elif ! command -v sudo >/dev/null 2>&1; then
   said="sudo is not installed" sudo=none
-elif said=$(timeout 10 sudo -n true </dev/null 2>&1); then
+elif said=$(timeout 10 sudo -n -k true </dev/null 2>&1); then
   echo @@sudo
   echo nopasswd
   printf "%s" "$probe" | exec sudo -n sh -s
