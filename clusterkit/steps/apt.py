@@ -88,12 +88,12 @@ def source(uri: str, suites: str, components: str, keyring: str) -> str:
     )
 
 
-def set_aside(address: str) -> str:
+def set_aside(address: str, folder: str = "/etc/apt/sources.list.d") -> str:
     """Script that renames other people's lists of a repository that we are about to add, and says so.
 
     apt refuses to work at all when two lists name different keys for one repository.
     """
-    return f"""for file in /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+    return f"""for file in {folder}/*.list {folder}/*.sources; do
   case $file in */clusterkit-*) continue ;; esac
   if [ -e "$file" ] && awk -v address={shlex.quote(address)} \\
     '!/^[ \\t]*#/ && index($0, address) {{ found = 1 }} END {{ exit !found }}' "$file"; then

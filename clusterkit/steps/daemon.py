@@ -47,7 +47,7 @@ class DaemonStep:
         path, proxies = docker_environment(facts, wish)
         environment = place_file(facts, "Docker's proxy", path, proxies, mode=secret_mode(proxies or b""), before=mark)
         needs = {effect} | ({"restart"} if environment else set()) | _left_over(facts)
-        if facts.docker.server and certificates_change(facts, wish):
+        if "dockerd" in facts.commands and certificates_change(facts, wish):
             needs.add("restart")
         needs -= {""}
         if not needs:
@@ -102,8 +102,12 @@ now=
 if [ -e "$target" ]; then now=$(sha256sum <"$target" | cut -d ' ' -f 1); fi
 new=$folder/.daemon.json.new
 trap 'rm -f "$new"' EXIT
-if [ "$now" = {sha(content)} ]; then exit 0; fi
+if [ "$now" = {sha(content)} ]; then
+  cat >/dev/null
+  exit 0
+fi
 if [ "$now" != {shlex.quote(old or "")} ]; then
+  cat >/dev/null
   echo "$target was changed by somebody else meanwhile; run the command again" >&2
   exit 1
 fi
@@ -177,7 +181,12 @@ def _restart(facts: Facts, rewrote: bool) -> str:
     undo = ""
     if rewrote:
         old = facts.files.get(DAEMON_JSON)
-        back = f"cp -p {_backup(DAEMON_JSON, old)} {DAEMON_JSON}" if old else f"rm -f {DAEMON_JSON}"
+        temporary = "/etc/docker/.daemon.json.old"
+        back = (
+            f"cp -p {_backup(DAEMON_JSON, old)} {temporary}\n  mv -f {temporary} {DAEMON_JSON}"
+            if old
+            else f"rm -f {DAEMON_JSON}"
+        )
         undo = f"""  {back}
   restart || :
   if ready; then
@@ -211,7 +220,7 @@ def _added(current: Mapping[str, Any], merged: Mapping[str, Any]) -> list[str]:
         if key not in current:
             names += [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
         elif current[key] != value:
-            names += [f"{key}.{inner}" for inner in _added(current[key], value)]
+            names += [f"{key}.{inner}" for inner in value if inner not in current[key]]
     return names
 
 

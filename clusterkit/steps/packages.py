@@ -149,12 +149,13 @@ def install_action(
     bundled: set of the bundle whose own list of names goes before `packages`, where there is a bundle.
     """
     names = " ".join(map(shlex.quote, packages))
+    check = ""
     if wish.bundle and bundled:
-        names = f'$(cat "$bundle/{bundled}.names")'
+        names, check = f'$(cat "$bundle/{bundled}.names")', "# shellcheck disable=SC2046\n"
     if system.family == DEB:
-        script = f"{apt.prelude(system, wish)}apt_update\napt_install {names}\n"
+        script = f"{apt.prelude(system, wish)}apt_update\n{check}apt_install {names}\n"
     else:
-        script = f"{dnf.prelude(system, wish)}dnf_install {names}\n"
+        script = f"{dnf.prelude(system, wish)}{check}dnf_install {names}\n"
     bare = ", ".join(name.partition("=")[0] for name in packages)
     origin = " from the bundle" if wish.bundle else ""
     return Action((title or f"install {bare}") + origin, script, timeout=1800.0, retries=0 if wish.bundle else 2)

@@ -81,14 +81,15 @@ def fetch_key(url: str, target: str, fingerprint: str) -> str:
     """Script that stores a repository's signing key: of what the address serves, only the key with this fingerprint."""
     folder = shlex.quote(str(PurePosixPath(target).parent))
     return f"""umask 022
+url={shlex.quote(url)}
 mkdir -p {folder}
 ring=$(mktemp -d)
 trap 'rm -rf "$ring"' EXIT
-curl -fsSL --retry 3 --connect-timeout 20 --max-time 120 -o "$ring/served" {shlex.quote(url)}
+curl -fsSL --retry 3 --connect-timeout 20 --max-time 120 -o "$ring/served" "$url"
 gpg --homedir "$ring" --batch --quiet --import "$ring/served" >"$ring/said" 2>&1 || :
 gpg --homedir "$ring" --batch --quiet --armor --export {fingerprint} >"$ring/key" 2>>"$ring/said" || :
 if ! [ -s "$ring/key" ]; then
-  echo 'the key served at '{shlex.quote(url)}' is not the one with fingerprint {fingerprint}; nothing was installed' >&2
+  echo "the key that $url serves is not the one with fingerprint {fingerprint}; nothing was installed" >&2
   cat "$ring/said" >&2
   exit 1
 fi

@@ -1,0 +1,16 @@
+"""What a test does when a real part that it needs is not there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def require(present: bool, reason: str) -> None:
+    """Skip the test, or fail it where CLUSTERKIT_REQUIRE_REAL=1 says that everything must be there."""
+    if present:
+        return
+    if os.environ.get("CLUSTERKIT_REQUIRE_REAL") == "1":
+        pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_REAL=1 forbids skipping)")
+    pytest.skip(reason)
