@@ -7,6 +7,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from clusterkit.check.finding import Finding, Level
 from clusterkit.ssh.api import HostError, Result, Session
@@ -17,6 +18,9 @@ RunIn = Callable[[str], Sequence[str]]
 LIMIT = 20
 """Seconds that one access to the folder may take; a dead network mount takes for ever."""
 _KILLED = (124, 137)
+_HOLDERS = 4
+# A session runs only so many commands at once, and one that waits for another on the same session needs room for it.
+_holders: WeakKeyDictionary[Session, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @dataclass
@@ -171,6 +175,10 @@ true
         )
         if first.index != 0 or not others:
             return
+        async with _holders.setdefault(first.session, asyncio.Semaphore(_HOLDERS)):
+            await self._rename_and_lock(first, others, report)
+
+    async def _rename_and_lock(self, first: _Member, others: list[_Member], report: StorageReport) -> None:
         longest = self.patience * 12
         held = asyncio.Event()
         holding = asyncio.create_task(
