@@ -39,6 +39,15 @@ class Host(_Model):
         return self.address or self.name
 
 
+class Login(_Model):
+    """How to log in to the hosts of a cluster that say nothing themselves. A command's options go before it."""
+
+    username: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    identity_files: tuple[str, ...] = ()
+    proxy_jump: str | None = None
+
+
 class Cluster(_Model):
     """Hosts under one name, with what later commands must not have to be told again."""
 
@@ -48,6 +57,8 @@ class Cluster(_Model):
     """Name of the head node; the first host where it is empty."""
     storage: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
     """Folder that all hosts share."""
+    login: Login = Login()
+    """What the command that set the cluster up was told, so that later ones need not be."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:

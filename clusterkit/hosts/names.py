@@ -27,7 +27,7 @@ def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
         UserError: a malformed name or range, a host named twice, no host at all.
 
     """
-    hosts = [parse_host(name) for word in words for part in _split(word) for name in _expand(part)]
+    hosts = [parse_host(name) for word in words for name in expand_names(word)]
     if not hosts:
         raise UserError(f"no host is named.\n{_RIGHT}.")
     addresses = [host.target for host in hosts]
@@ -41,6 +41,16 @@ def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{', '.join(twice)}: named twice. Name every host once.")
     return tuple(named)
+
+
+def expand_names(word: str) -> list[str]:
+    """Words that a list with ranges stands for: `a,n[1-2]` is a, n1, n2. They need not be host names.
+
+    Raises:
+        UserError: a malformed range.
+
+    """
+    return [name for part in _split(word) for name in _expand(part)]
 
 
 def parse_host(word: str) -> Host:

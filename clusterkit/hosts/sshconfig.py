@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -124,7 +125,7 @@ class _config:  # noqa: N801 (used as a function)
         return default if value in (None, ()) else value
 
 
-def _paths(files: list[str]) -> tuple[Path, ...]:
+def _paths(files: Sequence[str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(file).expanduser() for file in files if file != "none"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import asyncssh
@@ -95,7 +95,7 @@ class Client(asyncssh.SSHClient):
         name: str,  # noqa: ARG002
         instructions: str,  # noqa: ARG002
         lang: str,  # noqa: ARG002
-        prompts: list[tuple[str, bool]],
+        prompts: Sequence[tuple[str, bool]],
     ) -> list[str]:
         """Answer the question for the password; hand all others (one-time codes) on to the user."""
         answers = []
