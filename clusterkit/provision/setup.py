@@ -25,6 +25,9 @@ from clusterkit.ssh.api import Session
 from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
 from clusterkit.steps.api import Wish
 
+LEFT_TO_STEPS = {"docker", "toolkit", "packages"}
+"""Checks whose matters the steps put right, or refuse in their own words."""
+
 Connect = Callable[[Host], Awaitable[Session]]
 """Opens the connection to a host."""
 
@@ -170,13 +173,15 @@ class Setup:
         runner.show("check", State.OK)
         await runner.run_steps(STEPS, self.request.wish)
         if self.request.dry:
-            self._plan_stages(runner)
+            await self._plan_stages(runner)
             return
         await self._compare(runner)
         for stage in self.request.stages:
             await stage.run(self, runner)
 
-    def _plan_stages(self, runner: HostRunner) -> None:
+    async def _plan_stages(self, runner: HostRunner) -> None:
+        if (head := self._looked.get(self.request.cluster.head_host.name)) is not None:
+            await head.wait()  # what a worker's Ray needs depends on the head's
         for stage in self.request.stages:
             titles = stage.plan(self, runner)
             runner.report.changes += titles
@@ -192,6 +197,8 @@ class Setup:
 
     def _refuse_unfit(self, findings: Iterable[Finding], runner: HostRunner) -> None:
         for finding in findings:
+            if finding.check in LEFT_TO_STEPS:
+                continue
             if finding.level is Level.FAIL:
                 raise StepFailedError("check", f"{finding.check}: {finding.message}", fix=finding.fix)
             if finding.level is Level.WARN:

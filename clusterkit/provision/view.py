@@ -35,7 +35,7 @@ class Plain:
             detail = report.details.get(step, "")
             # Progress in bytes changes many times a second: only its beginning and end are told.
             told = (state, "" if detail.endswith("%") else detail)
-            if self._said.get((report.name, step)) == told or state in {State.WAITING, State.OK}:
+            if self._said.get((report.name, step)) == told or state in {State.WAITING, State.OK, State.SKIPPED}:
                 continue
             self._said[report.name, step] = told
             mark = MARKS[state] if state is not State.RUNNING else ""
