@@ -86,7 +86,7 @@ def _script(cluster: str, found: Leftovers) -> str:
     )
     folder = node_folder(cluster)
     files = (
-        f"rm -f {folder}/ray_token {folder}/ray_token.new\n"
+        f"rm -f {folder}/ray_token {folder}/ray_token.new {folder}/hf_token\n"
         # What others put there keeps the folders.
         f"[ ! -d {folder} ] || rmdir --ignore-fail-on-non-empty {folder}\n"
         f"[ ! -d {NODE_FOLDER} ] || rmdir --ignore-fail-on-non-empty {NODE_FOLDER}\n"
