@@ -1,0 +1,43 @@
+"""Connections to several hosts at once: those that could be made, and why the others could not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from clusterkit.hosts.model import Host
+from clusterkit.ssh.api import HostError, Session
+
+Connect = Callable[[Host], Awaitable[Session]]
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Sessions by host, and the errors of those that have none."""
+
+    sessions: dict[str, Session]
+    silent: dict[str, HostError]
+
+
+@asynccontextmanager
+async def connected(hosts: Iterable[Host], connect: Connect) -> AsyncIterator[Connected]:
+    """Connect to all hosts at once; the sessions are closed when the block ends.
+
+    Raises:
+        UserError: a key or configuration that no host can be reached with.
+
+    """
+    wanted = list(hosts)
+    outcomes = await asyncio.gather(*(connect(host) for host in wanted), return_exceptions=True)
+    answers = dict(zip((host.name for host in wanted), outcomes, strict=True))
+    sessions = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
+    silent = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
+    try:
+        for answer in answers.values():
+            if isinstance(answer, BaseException) and not isinstance(answer, HostError):
+                raise answer
+        yield Connected(sessions, silent)
+    finally:
+        await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True)
