@@ -44,11 +44,11 @@ _Verdicts = Iterator[tuple[Level, str, str]]
 
 def _system(facts: Facts) -> _Verdicts:
     try:
-        system_of(facts)
+        system = system_of(facts)
     except Refused as refused:
         yield Level.FAIL, refused.message, refused.fix
     else:
-        yield Level.OK, f"{facts.os.name}, {facts.os.arch}", ""
+        yield Level.OK, f"{system.name} {facts.os.arch}", ""
 
 
 def _root(facts: Facts) -> _Verdicts:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 GIB = 1024**3
 
-_SIZE_OF_NAME = re.compile(r"_n(?P<hosts>\d+)$")
+_SIZE_OF_NAME = re.compile(r"^(?P<size>[\d.]+)(?P<unit>[BM])_n(?P<hosts>\d+)$")
 _GPUS_PER_HOST = 8
+_BYTES_PER_PARAMETER = 40
+"""On storage: two recover slots of weights and optimizer (14 bytes each), and six exported models of 2 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +43,6 @@ def needs_of_preset(name: str) -> Needs:
         load_size(name)
         return Needs(preset=name)
     hosts = int(named["hosts"])
-    return Needs(hosts=hosts, gpus_per_host=_GPUS_PER_HOST, data_space=200 * GIB, preset=name)
+    parameters = float(named["size"]) * (1e9 if named["unit"] == "B" else 1e6)
+    space = max(5 * GIB, int(parameters * _BYTES_PER_PARAMETER))
+    return Needs(hosts=hosts, gpus_per_host=_GPUS_PER_HOST, data_space=space, preset=name)

@@ -107,7 +107,7 @@ async def _between(
     facts = {name: answer for name, answer in report.answers.items() if isinstance(answer, Facts)}
     cluster, able = request.cluster, [sessions[name] for name, fact in facts.items() if fact.sudo != "none"]
     everyone = [sessions[name] for name in facts]
-    addresses = _addresses(cluster, facts)
+    addresses, refused = _addresses(cluster, facts)
     if request.probes:
         told(f"{cluster.storage} and Ray's ports between {len(everyone)} hosts")
         storage, ports = await asyncio.gather(
@@ -116,7 +116,7 @@ async def _between(
             ),
             reachable(everyone, addresses, cluster.head_host.name),
         )
-        report.findings += [*_without_repeats(storage.findings, report.findings), *ports]
+        report.findings += [*_without_repeats(storage.findings, report.findings), *ports, *refused]
         report.findings += await _inside(cluster, facts, able)
     if request.bandwidth:
         told("bandwidth, one host after the other")
@@ -148,20 +148,21 @@ def _wants(cluster: Cluster, host: Host) -> Wants:
     return Wants(
         storage=cluster.storage,
         head_address=head.private_address or head.target,
-        # The workers' range by its number of digits would be thousands of names; its listeners are told from facts.
         ports=tuple(ports.listening(head=host.name == head.name).values()),
     )
 
 
-def _addresses(cluster: Cluster, facts: dict[str, Facts]) -> dict[str, str]:
-    addresses = {}
-    for host in cluster.hosts:
+def _addresses(cluster: Cluster, facts: dict[str, Facts]) -> tuple[dict[str, str], list[Finding]]:
+    """Where the hosts reach one another, and findings on those of which that is not known."""
+    addresses, refused = {}, []
+    for host in cluster.hosts if len(cluster.hosts) > 1 else ():
         if host.name in facts:
             try:
-                addresses[host.name] = node_address(host, facts[host.name], alone=len(cluster.hosts) == 1)
-            except Refused:
-                continue
-    return addresses
+                addresses[host.name] = node_address(host, facts[host.name])
+            except Refused as error:
+                message = f"not checked whether the others reach it: {error.message}"
+                refused.append(Finding(host.name, "reach", Level.WARN, message, error.fix))
+    return addresses, refused
 
 
 def _answers(facts: Facts, cluster: Cluster) -> bool:

@@ -79,7 +79,7 @@ async def storage_shared(
         await probe.clean_up(sessions)
     if members and not any(finding.level is not Level.OK for finding in report.findings):
         where = "inside the containers of" if run_in else "on"
-        report.add("", Level.OK, f"{folder} is one folder {where} all hosts")
+        report.add("", Level.OK, f"{folder} is one folder {where} {len(members)} host(s)")
     return report
 
 

@@ -67,7 +67,7 @@ def _error(sections: Mapping[str, Section], info: dict[str, Any]) -> str:
     if section.exit_code is None or info.get("ServerVersion"):
         return ""
     if section.timed_out:
-        return "`docker info` gave no answer within 15 seconds"
+        return "`docker info` gave no answer in time"
     if "host" in info and "ClientInfo" not in info:
         return "the docker command of this host is Podman's"
     said = list(info.get("ServerErrors") or ()) or [

@@ -71,7 +71,7 @@ def _error(section: Section) -> str:
     if not section.exit_code:
         return ""
     if section.timed_out:
-        return "nvidia-smi gave no answer within 30 seconds"
+        return "nvidia-smi gave no answer in time"
     said = [line.strip() for line in section.lines if line.strip() and not line[0].isdigit()]
     # The second line of a version mismatch ("NVML library version: …") explains the first.
     return " ".join(said[-2:]) or f"nvidia-smi ended with exit code {section.exit_code}"

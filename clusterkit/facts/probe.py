@@ -45,6 +45,7 @@ class Wants:
     storage: the shared folder. paths: further paths whose disks matter. packages: names whose versions are wanted.
     files: paths whose SHA-256 is wanted. head_address: name or address of the head node, for the route to it. ports:
     TCP ports whose listeners are wanted by name (which costs a look at every process). commands: looked up in PATH.
+    limit: seconds that one command of the host (docker, nvidia-smi …) may take; they run beside one another.
     """
 
     storage: str = ""
@@ -54,6 +55,7 @@ class Wants:
     head_address: str = ""
     ports: tuple[int, ...] = ()
     commands: tuple[str, ...] = tuple(COMMANDS)
+    limit: int = 20
 
 
 async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Facts:
@@ -112,7 +114,7 @@ def probe_script(wants: Wants) -> str:
         "ports": [str(port) for port in wants.ports],
     }
     lines = [f"{name}={shlex.quote(shlex.join(values))}" for name, values in lists.items()]
-    lines.append(f"head={shlex.quote(wants.head_address)}")
+    lines += [f"head={shlex.quote(wants.head_address)}", f"limit={wants.limit}"]
     return "\n".join(lines) + "\n" + _body()
 
 

@@ -1,6 +1,7 @@
 # The probe: prints the facts about this host as sections, each headed by a line "@@name", the last being "@@end".
 # POSIX sh (dash, bash, busybox) with no more than coreutils; it writes no file. What can hang runs under a time limit
-# and beside the rest. Set before it by probe.py, as quoted lists: paths, packages, files, commands, head, ports.
+# and beside the rest. Set before it by probe.py, paths, packages, files, commands and ports as quoted
+# lists, head, and limit: the seconds that one command may take.
 
 # One section from one command: heading, its output with errors, exit code (137 or 124: it was out of time).
 section() {
@@ -15,35 +16,35 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 docker_info() {
   has docker || return 0
-  section docker.info 15 docker info --format '{{json .}}'
+  section docker.info "$limit" docker info --format '{{json .}}'
   # An engine that is stopped and one that cannot start look the same to the command; systemd knows.
   if [ -z "$docker_pid" ] && [ -d /run/systemd/system ]; then
-    section docker.unit 5 systemctl show docker.service --property ActiveState,Result
+    section docker.unit "$limit" systemctl show docker.service --property ActiveState,Result
   fi
 }
 
 docker_containers() {
   has docker || return 0
   # Field by field: the whole record would make the engine measure every container's disk usage.
-  section docker.containers 15 docker ps --all --no-trunc --format \
+  section docker.containers "$limit" docker ps --all --no-trunc --format \
     '[{{json .ID}},{{json .Names}},{{json .Image}},{{json .State}},{{json .Labels}}]'
 }
 
 docker_images() {
   has docker || return 0
-  section docker.images 15 docker images --no-trunc --digests --format \
+  section docker.images "$limit" docker images --no-trunc --digests --format \
     '[{{json .ID}},{{json .Repository}},{{json .Tag}},{{json .Digest}}]'
 }
 
 gpus() {
   has nvidia-smi || return 0
-  section gpu.list 30 nvidia-smi --format=csv,noheader,nounits --query-gpu=index,name,uuid,memory.total,\
+  section gpu.list "$limit" nvidia-smi --format=csv,noheader,nounits --query-gpu=index,name,uuid,memory.total,\
 driver_version,ecc.errors.uncorrected.volatile.total,utilization.gpu,memory.used,mig.mode.current
 }
 
 gpu_processes() {
   has nvidia-smi || return 0
-  section gpu.processes 30 nvidia-smi --format=csv,noheader --query-compute-apps=gpu_uuid,pid
+  section gpu.processes "$limit" nvidia-smi --format=csv,noheader --query-compute-apps=gpu_uuid,pid
 }
 
 nvidia() {
@@ -54,13 +55,13 @@ nvidia() {
     cat /sys/module/nvidia/version
   fi
   if has nv-fabricmanager; then
-    section nvidia.fabricmanager 10 nv-fabricmanager --version
+    section nvidia.fabricmanager "$limit" nv-fabricmanager --version
     echo "@@nvidia.fabricmanager.pid"
     pidof nv-fabricmanager
   fi
   if has nvidia-ctk; then
-    section nvidia.toolkit 10 nvidia-ctk --version
-    section nvidia.cdi 10 nvidia-ctk cdi list
+    section nvidia.toolkit "$limit" nvidia-ctk --version
+    section nvidia.cdi "$limit" nvidia-ctk cdi list
   fi
 }
 
@@ -68,9 +69,9 @@ installed() {
   eval "set -- $packages"
   [ $# -gt 0 ] || return 0
   if has dpkg-query; then
-    section packages.dpkg 20 dpkg-query -W -f '${Package}\t${Version}\t${db:Status-Status}\n' "$@"
+    section packages.dpkg "$limit" dpkg-query -W -f '${Package}\t${Version}\t${db:Status-Status}\n' "$@"
   elif has rpm; then
-    section packages.rpm 20 rpm -q --qf '%{NAME}\t%{VERSION}-%{RELEASE}\tinstalled\n' "$@"
+    section packages.rpm "$limit" rpm -q --qf '%{NAME}\t%{VERSION}-%{RELEASE}\tinstalled\n' "$@"
   fi
 }
 
@@ -115,7 +116,7 @@ listening() {
   [ -n "$ports" ] && has ss || return 0
   echo "@@listeners"
   eval "set -- $ports"
-  timeout -s KILL 10 ss -H -l -t -n -p </dev/null 2>/dev/null | grep -E ":($(IFS='|'; echo "$*")) .*pid=" |
+  timeout -s KILL "$limit" ss -H -l -t -n -p </dev/null 2>/dev/null | grep -E ":($(IFS='|'; echo "$*")) .*pid=" |
     while read -r _ _ _ _address _ _users; do
       _pid=${_users#*pid=}
       _pid=${_pid%%,*}
@@ -174,13 +175,17 @@ basics() {
   eval "set -- $files"
   if [ $# -gt 0 ]; then
     echo "@@files"
-    timeout -s KILL 20 sha256sum -- "$@" 2>/dev/null
+    timeout -s KILL "$limit" sha256sum -- "$@" 2>/dev/null
   fi
 }
 
 find_docker() {
   docker_pid=$(cat /run/docker.pid 2>/dev/null)
-  [ -n "$docker_pid" ] && [ -d "/proc/$docker_pid" ] || docker_pid=$(pidof dockerd 2>/dev/null)
+  if ! [ -n "$docker_pid" ] || ! [ -d "/proc/$docker_pid" ]; then
+    # Without the usual socket, a dockerd is somebody's private one.
+    docker_pid=
+    [ ! -S /run/docker.sock ] || docker_pid=$(pidof dockerd 2>/dev/null)
+  fi
   docker_pid=${docker_pid%% *}
   # Images may lie elsewhere: by the engine's own options, else by its settings.
   root_wanted=
