@@ -76,7 +76,7 @@ class LocalSession:
         target: str,
         *,
         mode: int = 0o644,
-        root: bool = False,  # noqa: ARG002
+        root: bool = False,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
         data = source if isinstance(source, bytes) else source.read_bytes()

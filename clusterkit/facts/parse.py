@@ -46,9 +46,9 @@ def split(text: str) -> Sections:
     sections = Sections()
     current: Section | None = None
     for line in text.splitlines():
-        if line.startswith("@@rc "):
-            _, name, code = line.split(" ")
-            sections.setdefault(name, Section()).exit_code = _int(code)
+        words = line.split()
+        if line.startswith("@@rc") and len(words) == 3:
+            sections.setdefault(words[1], Section()).exit_code = _int(words[2])
         elif line.startswith("@@"):
             current = sections.setdefault(line[2:].strip(), Section())
         elif current is not None:
@@ -175,8 +175,8 @@ def _addresses(section: Section) -> dict[str, tuple[str, ...]]:
 def _ports(section: Section) -> tuple[int, ...]:
     ports = set()
     for line in section.lines:
-        _, colon, port = line.strip().rpartition(":")
-        if colon:
+        _, _, port = line.strip().rpartition(":")
+        if re.fullmatch(r"[0-9A-F]{4}", port):
             ports.add(int(port, 16))
     return tuple(sorted(ports))
 
@@ -220,8 +220,8 @@ def _limits(section: Section) -> dict[str, int | None]:
         if line.startswith("Max ") and len(words) > 4:
             key = "nofile" if "open files" in line else "memlock"
             limits[key] = None if words[4] == "unlimited" else _int(words[4])
-        elif line.startswith("CapEff:"):
-            capabilities = int(words[1], 16)
+        elif (found := re.match(r"CapEff:\s+([0-9a-f]{16})$", line)) is not None:
+            capabilities = int(found[1], 16)
         elif line.strip().isdigit():
             highest = int(line)
     if capabilities & _CAP_SYS_RESOURCE:

@@ -25,7 +25,7 @@ def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
     if "nvidia.fabricmanager" in sections:
         manager = "active" if sections["nvidia.fabricmanager.pid"].first else "inactive"
     gpus = parse_gpus(sections["gpu.list"].lines, sections["gpu.processes"].lines)
-    mig = [int(line.split(",")[0]) for line in sections["gpu.list"].lines if line.rstrip().endswith(", Enabled")]
+    mig = [int(line.split(",")[0]) for line in sections["gpu.list"].lines if re.match(r"\d+,.*, Enabled\s*$", line)]
     return {
         "gpus": gpus,
         "mig": tuple(mig),

@@ -89,8 +89,10 @@ disks() {
   echo "@@disks"
   eval "set -- $paths"
   [ -z "$root_wanted" ] || set -- "$@" "$root_wanted"
+  _patience=5
+  [ "$limit" -ge 5 ] || _patience=$limit
   for _path in "$@"; do
-    { timeout -s KILL 5 sh -c "$disk" sh "$_path" 2>/dev/null || echo "$_path|timeout||"; } </dev/null &
+    { timeout -s KILL "$_patience" sh -c "$disk" sh "$_path" 2>/dev/null || echo "$_path|timeout||"; } </dev/null &
   done
   wait
 }

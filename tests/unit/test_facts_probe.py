@@ -1,0 +1,206 @@
+"""The probe run for real on this machine, by several shells; stand-ins for commands that hang or are not here."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterkit.facts.model import Facts
+from clusterkit.facts.probe import Wants, gather, probe_script
+from clusterkit.ssh.api import HostError, Trouble
+from tests.localsession import LocalSession
+from tests.sshd import real_part_is_missing
+
+SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
+SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"
+
+
+def look(wants: Wants, **session: object) -> Facts:
+    return asyncio.run(gather(LocalSession(**session), wants))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
+    if shutil.which(SHELLS[shell][0]) is None:
+        real_part_is_missing(f"no {shell} here")
+    managed = tmp_path / "a file.conf"
+    managed.write_text("text\n")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        wants = Wants(
+            storage=f"{tmp_path}/not/there",
+            paths=(str(tmp_path),),
+            files=(str(managed), "/does/not/exist"),
+            ports=(port,),
+            head_address="127.0.0.1",
+            commands=("a-tool", "no-such-command"),
+        )
+        (tmp_path / "bin").mkdir()
+        stand_in(tmp_path / "bin", "a-tool", "")
+
+        facts = look(wants, shell=SHELLS[shell], environment=first_in_path(tmp_path / "bin"))
+
+    disk = os.statvfs(tmp_path)
+    assert facts.hostname == os.uname().nodename
+    assert (facts.os.arch, facts.os.kernel) == (os.uname().machine, os.uname().release)
+    assert facts.os.id
+    assert facts.uid == os.geteuid()
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert facts.memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert facts.disks[str(tmp_path)].size == disk.f_blocks * disk.f_frsize
+    assert facts.disks[str(tmp_path)].fstype
+    assert not facts.disks[f"{tmp_path}/not/there"].exists
+    assert facts.disks[f"{tmp_path}/not/there"].size == disk.f_blocks * disk.f_frsize
+    assert facts.files == {str(managed): hashlib.sha256(b"text\n").hexdigest()}
+    assert port in facts.listening
+    assert facts.commands == {"a-tool": f"{tmp_path}/bin/a-tool"}
+    assert "nofile" in facts.hard_limits
+
+
+def test_the_listener_of_a_wanted_port_is_named() -> None:
+    if shutil.which("ss") is None:
+        real_part_is_missing("no ss here")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        facts = look(Wants(ports=(port, 1)))
+
+    assert facts.extra["listeners"][str(port)]["pid"] == os.getpid()
+
+
+def test_the_clock_of_this_machine_is_our_own() -> None:
+    began = time.time()
+
+    facts = look(Wants())
+
+    assert began - 1 < facts.clock < time.time() + 1
+    assert abs(facts.clock_offset) <= facts.clock_error + 0.01
+    assert facts.clock_error < 5
+
+
+def test_a_clock_that_is_wrong(tmp_path: Path) -> None:
+    # A stand-in: the real clock is everybody's.
+    stand_in(tmp_path, "date", "/bin/echo $(( $(/bin/date +%s) - 100 )).5")
+
+    facts = look(Wants(), environment=first_in_path(tmp_path))
+
+    assert facts.clock_offset == pytest.approx(-100, abs=2)
+
+
+def test_one_round_trip_for_root() -> None:
+    if os.geteuid() != 0:
+        real_part_is_missing("not root")
+    session = LocalSession()
+
+    facts = asyncio.run(gather(session, Wants()))
+
+    assert facts.sudo == "root"
+    assert len(session.scripts) == 1
+
+
+def test_gpus_are_read_through_the_probe(tmp_path: Path) -> None:
+    # A stand-in that prints what a host with two H200 prints.
+    table = SMI / "h200_gpus.csv"
+    stand_in(tmp_path, "nvidia-smi", f'case "$*" in *query-gpu*) cat {table} ;; esac')
+
+    facts = look(Wants(), environment=first_in_path(tmp_path))
+
+    assert [gpu.name for gpu in facts.gpus] == ["NVIDIA H200", "NVIDIA H200"]
+    assert facts.nvidia_error == ""
+
+
+def test_commands_that_hang_hold_nothing_else_up(tmp_path: Path) -> None:
+    # Stand-ins: neither a hanging driver nor a hanging engine can be had at will.
+    stand_in(tmp_path, "nvidia-smi", "trap '' TERM; sleep 60 & wait; sleep 60")
+    stand_in(tmp_path, "docker", "exec sleep 60")
+    began = time.monotonic()
+
+    facts = look(Wants(limit=1), environment=first_in_path(tmp_path))
+
+    assert time.monotonic() - began < 8
+    assert facts.nvidia_error == "nvidia-smi gave no answer in time"
+    assert facts.docker.error == "`docker info` gave no answer in time"
+    assert facts.hostname == os.uname().nodename
+
+
+def test_a_dead_mount_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    # A stand-in for stat: a network mount whose server is gone never lets it return.
+    stand_in(tmp_path, "stat", f'case "$*" in *{tmp_path}/dead*) exec sleep 60 ;; esac; exec /usr/bin/stat "$@"')
+    (tmp_path / "dead").mkdir()
+
+    facts = look(Wants(storage=f"{tmp_path}/dead", limit=1), environment=first_in_path(tmp_path))
+
+    assert facts.disks[f"{tmp_path}/dead"].timed_out
+    assert facts.disks["/"].size > 0
+
+
+def test_the_holder_of_the_package_lock_is_named() -> None:
+    lock = Path("/var/lib/dpkg/lock-frontend")
+    if os.geteuid() != 0 or not lock.parent.is_dir():
+        real_part_is_missing("needs root and dpkg")
+    code = f"import fcntl, time; f = open('{lock}', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    with subprocess.Popen(["python3", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        try:
+            facts = look(Wants())
+        finally:
+            holder.communicate(b"\n")
+
+    assert f"(pid {holder.pid})" in facts.lock_holder
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        real_part_is_missing("needs root and unshare")
+    script = probe_script(Wants(storage=str(tmp_path)))
+    # Everything read-only: a probe that writes anywhere fails or prints an error that it does not print otherwise.
+    mounts = f"mount -o remount,bind,ro / 2>/dev/null; mount -t tmpfs -o ro none /tmp; {script}"
+
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounts], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout.rstrip().endswith("@@end")
+    assert "@@disks" in done.stdout
+    assert "Read-only" not in done.stdout + done.stderr
+
+
+def test_a_shell_that_prints_before_and_fails(tmp_path: Path) -> None:
+    stand_in(tmp_path, "id", "exit 1")
+    session = LocalSession(
+        environment=first_in_path(tmp_path), shell=("sh", "-c", "echo no shell for you; exit 7", "sh")
+    )
+
+    with pytest.raises(HostError) as caught:
+        asyncio.run(gather(session, Wants()))
+
+    assert caught.value.trouble is Trouble.LOST
+    assert "no shell for you" in caught.value.message
+
+
+def test_hostile_names_stay_data(tmp_path: Path) -> None:
+    evil = f"{tmp_path}/$(touch {tmp_path}/x)'; touch {tmp_path}/y; '"
+
+    facts = look(Wants(storage=evil, files=(evil,), packages=(evil,), head_address=f"$(touch {tmp_path}/z)"))
+
+    assert not list(tmp_path.iterdir())
+    assert facts.hostname
+
+
+def stand_in(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def first_in_path(folder: Path) -> dict[str, str]:
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
