@@ -1,0 +1,156 @@
+"""The image as a file on shared storage: written once, whole or not at all, and loaded by every host."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from dataclasses import asdict, dataclass
+
+from clusterkit.images.errors import ImageError
+from clusterkit.images.identity import Image
+from clusterkit.images.meter import PRELUDE, Progress, counter, readable
+from clusterkit.ssh.api import Session
+
+_ABSENT, _DIFFERENT = 44, 45
+_SHORT = 120.0
+FREE_FACTOR = 1.1
+"""Space wanted on the storage, as a multiple of the image's size; compressed it takes about half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive and what is in it. size, sha256: of the file as written. compression: zstd or gzip."""
+
+    path: str
+    reference: str
+    image_id: str
+    content: str
+    image_size: int
+    compression: str
+    size: int
+    sha256: str
+
+    def holds(self, image: Image) -> bool:
+        """Whether it is an archive of this image."""
+        return self.image_id == image.image_id or (bool(self.content) and self.content == image.content)
+
+
+async def archives(session: Session, folder: str) -> list[Archive]:
+    """Archives that a folder has on record, the newest first; an unreadable record counts as none."""
+    script = f'ls -t {shlex.quote(folder)}/*.json 2>/dev/null | while read -r file; do cat "$file"; echo; done'
+    result = await session.run(script, root=True, timeout=_SHORT)
+    found = []
+    for line in result.stdout.splitlines():
+        try:
+            found.append(Archive(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+async def has_room(session: Session, folder: str, image: Image) -> bool:
+    """Whether the image surely fits there."""
+    result = await session.run(f"df -Pk {shlex.quote(folder)} | awk 'END {{ print $4 }}'", root=True, timeout=_SHORT)
+    free = result.stdout.strip()
+    return result.ok and free.isdigit() and int(free) * 1024 > image.size * FREE_FACTOR
+
+
+async def is_whole(session: Session, archive: Archive, *, timeout: float) -> bool:
+    """Whether the file is there with the size and the SHA-256 that were recorded when it was written."""
+    path = shlex.quote(archive.path)
+    script = f'[ "$(stat -c %s {path} 2>/dev/null)" = {archive.size} ] && sha256sum <{path}'
+    result = await session.run(script, root=True, timeout=timeout)
+    return result.ok and result.stdout.split()[:1] == [archive.sha256]
+
+
+async def write(
+    session: Session, image: Image, folder: str, *, zstd: bool = True, progress: Progress | None = None, timeout: float
+) -> Archive:
+    """Save the image of a host to a folder, under the name of its ID. zstd: every host that will load it has zstd.
+
+    Raises:
+        ImageError: it could not be written.
+        HostError: as `Session.run`.
+
+    """
+    host = session.host.name
+    compression = "zstd" if zstd else "gzip"
+    name = f"{image.image_id.removeprefix('sha256:')}.tar.{'zst' if zstd else 'gz'}"
+    path = f"{folder}/{name}"
+    partial = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
+    script = f"""{PRELUDE}
+partial={shlex.quote(partial)}
+trap 'kill "$ticker" 2>/dev/null || :; rm -rf "$work" "$partial"' EXIT
+mkdir -p {shlex.quote(folder)}
+find {shlex.quote(folder)} -maxdepth 1 -name '.*.partial' -mmin +1440 -delete 2>/dev/null || :
+{{ docker save {shlex.quote(_savable(image))} || failed 'docker save'; }} \\
+  | {{ moved || failed copying; }} \\
+  | {{ {"zstd -q -T0 -1" if zstd else "gzip -1"} || failed compressing; }} \\
+  | {{ tee "$partial" || failed 'writing the archive'; }} \\
+  | sha256sum >"$work/sum"
+all_went_well
+chmod 644 "$partial"
+sync "$partial" 2>/dev/null || :
+echo "@written $(stat -c %s "$partial") $(cut -d ' ' -f 1 "$work/sum")"
+mv -f "$partial" {shlex.quote(path)}
+"""
+    on_output = counter(host, image.size, progress)
+    result = await session.run(script, root=True, timeout=timeout, on_output=on_output)
+    written = [line.split() for line in result.stdout.splitlines() if line.startswith("@written ")]
+    if not result.ok or not written:
+        raise ImageError(
+            host,
+            f"the image could not be saved to {folder}: {readable(result.stderr) or f'exit code {result.exit_code}'}",
+            f"see that {folder} is writable and has {image.size * FREE_FACTOR / 1e9:.0f} GB free, "
+            "or distribute the image another way (pull or fanout)",
+        )
+    _, size, sha256 = written[-1]
+    archive = Archive(path, image.reference, image.image_id, image.content, image.size, compression, int(size), sha256)
+    # The record comes last: without it the file counts for nothing.
+    record = f"{folder}/{image.image_id.removeprefix('sha256:')}.json"
+    await session.put(json.dumps(asdict(archive)).encode(), record, root=True)
+    if progress is not None:
+        progress(host, image.size, image.size)
+    return archive
+
+
+async def load(session: Session, archive: Archive, *, progress: Progress | None = None, timeout: float) -> None:
+    """Load an archive into a host's Docker.
+
+    Raises:
+        ImageError: the host does not see the file that was written, or it cannot be loaded.
+        HostError: as `Session.run`.
+
+    """
+    path = shlex.quote(archive.path)
+    unpack = "zstd -q -dc" if archive.compression == "zstd" else "gzip -dc"
+    script = f"""{PRELUDE}
+[ -f {path} ] || exit {_ABSENT}
+[ "$(stat -c %s {path})" = {archive.size} ] || exit {_DIFFERENT}
+{{ moved <{path} || failed reading; }} \\
+  | {{ {unpack} || failed decompressing; }} \\
+  | {{ docker load -q || failed 'docker load'; }}
+all_went_well
+"""
+    on_output = counter(session.host.name, archive.size, progress)
+    result = await session.run(script, root=True, timeout=timeout, on_output=on_output)
+    if not result.ok:
+        reason = {
+            _ABSENT: "it is not there: is the storage shared with the host that wrote it?",
+            _DIFFERENT: f"it does not have the {archive.size} bytes that were written",
+        }.get(result.exit_code, readable(result.stderr) or f"exit code {result.exit_code}")
+        raise ImageError(session.host.name, f"{archive.path} cannot be loaded: {reason}", "run setup again")
+    if progress is not None:
+        progress(session.host.name, archive.size, archive.size)
+
+
+async def discard(session: Session, archive: Archive) -> None:
+    """Remove an archive that turned out damaged, and its record."""
+    record = archive.path.rsplit(".tar.", 1)[0] + ".json"
+    await session.run(f"rm -f {shlex.quote(record)} {shlex.quote(archive.path)}", root=True, timeout=_SHORT)
+
+
+def _savable(image: Image) -> str:
+    """The tag travels with the image where there is one."""
+    return image.run_as

@@ -1,0 +1,59 @@
+"""Who has the image already and may hand it on: one receiver at a time, so that the holders double every round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from clusterkit.ssh.api import HostError, Session
+
+
+class NoHolderError(Exception):
+    """Nobody is left who could hand the image on."""
+
+
+class Holders:
+    """Hosts with the image."""
+
+    def __init__(self) -> None:
+        self._free: deque[Session] = deque()
+        self._busy = 0
+        self._changed = asyncio.Condition()
+
+    async def add(self, session: Session) -> None:
+        """One more host has it."""
+        async with self._changed:
+            self._free.append(session)
+            self._changed.notify()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Session]:
+        """A host that has it and is busy with nobody else; free for the next one afterwards, unless it was lost.
+
+        Raises:
+            NoHolderError: all of them were lost.
+
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free or not self._busy)
+            if not self._free:
+                raise NoHolderError
+            session = self._free.popleft()
+            self._busy += 1
+        lost = False
+        try:
+            yield session
+        except HostError as error:
+            lost = error.host == session.host.name
+            raise
+        finally:
+            self._busy -= 1
+            if not lost:
+                self._free.append(session)
+            await asyncio.shield(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
