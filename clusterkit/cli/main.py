@@ -18,11 +18,21 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "setup": Command("clusterkit.cli.setup", "Take SSH hosts to a ready Ray cluster."),
+    "check": Command("clusterkit.cli.check", "Check whether hosts are fit for a cluster; changes nothing."),
+    "init": Command("clusterkit.cli.init", "Keep hosts under a name, so that later commands need none."),
+    "ray-status": Command("clusterkit.cli.ray_status", "Show the cluster's nodes, GPUs and versions."),
+    "down": Command("clusterkit.cli.down", "Take the cluster off its hosts; touches nothing of others."),
+    "bundle": Command("clusterkit.cli.bundle", "Collect what hosts without a network need."),
     "train": Command("clusterkit.cli.train", "Train a memory agent from a preset, or go on with an unfinished run."),
     "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
 }
+
+
+HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down"}
+"""Commands with `--hostnames a b c` and the spellings of older tools."""
 
 
 class LazyGroup(TyperGroup):
@@ -94,6 +104,10 @@ def main() -> None:
     if "--debug" in arguments:
         output.debug = True
         arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments and arguments[0] in HOST_COMMANDS:
+        from clusterkit.cli.hostoptions import expand_arguments  # noqa: PLC0415
+
+        arguments = expand_arguments(arguments)
     output.tolerate_any_encoding()
     try:
         app(args=arguments, prog_name="clusterkit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from clusterkit.provision.imagestage import ImageStage
 from clusterkit.provision.model import State, StepFailedError
 from clusterkit.provision.runner import HostRunner
 from clusterkit.provision.setup import Setup, Stage
@@ -20,13 +21,12 @@ from clusterkit.steps.api import Refused
 class RayStage(Stage):
     """Labelled containers with Ray as their main process, and the gate that all of them are alive in Ray.
 
-    image: reference of the runtime image. state: the cluster as it was when it was ready.
+    image: the stage before, which knows the runtime image. state: the cluster as it was when it was ready.
     """
 
-    image: str
+    image: ImageStage
     privileged: bool = False
     recreate: bool = False
-    image_id: str = ""
     name: str = "ray"
     state: ClusterState | None = None
     _settings: RaySettings | None = field(default=None, repr=False)
@@ -82,8 +82,8 @@ class RayStage(Stage):
         cluster, wish = setup.request.cluster, setup.request.wish
         return RaySettings(
             cluster=cluster,
-            image=self.image,
-            image_id=self.image_id,
+            image=self.image.reference,
+            image_id=self.image.image_id,
             head_address=head_address(cluster, head.facts),
             gpus=wish.gpus,
             privileged=self.privileged,

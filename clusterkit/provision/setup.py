@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterkit.check.cluster import judge_cluster
 from clusterkit.check.finding import Finding, Level
@@ -24,6 +25,10 @@ from clusterkit.raycluster.ports import Ports
 from clusterkit.ssh.api import Session
 from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
 from clusterkit.steps.api import Wish
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from clusterkit.bundle import Bundle
 
 LEFT_TO_STEPS = {"docker", "toolkit", "packages"}
 """Checks whose matters the steps put right, or refuse in their own words."""
@@ -37,7 +42,7 @@ class Request:
     """What `setup` was asked for.
 
     hosts: those of the cluster to work on. wish: of the steps. needs: of the preset. dry: plan only. secrets: texts
-    that no log may hold. log_folder: for one file a host.
+    that no log may hold. log_folder: for one file a host. bundle: packages to install from.
     """
 
     cluster: Cluster
@@ -48,6 +53,7 @@ class Request:
     dry: bool = False
     secrets: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
+    bundle: Bundle | None = None
 
 
 class Stage:
@@ -171,6 +177,7 @@ class Setup:
             self._refuse_unfit([*judge_host(*asked), *judge_gpus(*asked)], runner)
         self._looked[runner.host.name].set()
         runner.show("check", State.OK)
+        await self._send_bundle(runner)
         await runner.run_steps(STEPS, self.request.wish)
         if self.request.dry:
             await self._plan_stages(runner)
@@ -178,6 +185,25 @@ class Setup:
         await self._compare(runner)
         for stage in self.request.stages:
             await stage.run(self, runner)
+
+    async def _send_bundle(self, runner: HostRunner) -> None:
+        bundle = self.request.bundle
+        if bundle is None or self.request.dry:
+            return
+        from clusterkit.bundle import send  # noqa: PLC0415 (few runs have one)
+
+        assert runner.session is not None
+        async with runner.timed("check"):
+            system = f"{runner.facts.os.id}-{runner.facts.os.version}"
+
+            def tell(sent: int) -> None:
+                runner.show("check", State.RUNNING, f"packages of the bundle: {sent >> 20} MiB")
+
+            try:
+                await send(runner.session, bundle, system, on_bytes=tell)
+            except UserError as error:
+                raise StepFailedError("check", str(error)) from error
+            runner.show("check", State.OK)
 
     async def _plan_stages(self, runner: HostRunner) -> None:
         if (head := self._looked.get(self.request.cluster.head_host.name)) is not None:

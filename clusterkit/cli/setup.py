@@ -1,0 +1,101 @@
+"""`clusterkit setup`: from SSH hosts to a ready Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from clusterkit.cli import output
+from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+_HF_TOKEN_FILE = typer.Option(None, "--hf-token-file", metavar="FILE", help="For gated models; else $HF_TOKEN.")
+_CA_BUNDLE = typer.Option(None, "--ca-bundle", metavar="FILE", help="PEM certificates that the hosts shall trust.")
+_BUNDLE = typer.Option(None, "--bundle", metavar="FILE|FOLDER", help="Install from what `clusterkit bundle` wrote.")
+_GPUS = typer.Option(None, "--gpus/--no-gpus", help="Demand or ignore GPUs; whatever there is when left out.")
+
+
+@app.command()
+@takes_hosts
+def setup(
+    *,
+    hosts: HostOptions,
+    preset: str = typer.Option("", "--preset", metavar="NAME", help="Also fetch what this preset needs."),
+    task: str | None = typer.Option(None, "--task", help="Task of the preset; its default when left out."),
+    image: str = typer.Option("", "--image", metavar="REF", help="Runtime image; built on the head when left out."),
+    image_from: str = typer.Option(
+        "auto", "--image-from", help="auto, pull, storage (saved once, loaded everywhere) or fanout (host to host)."
+    ),
+    image_base: str = typer.Option("", "--image-base", metavar="REF", help="Build on this instead of the pinned base."),
+    image_torch: bool = typer.Option(True, "--image-torch/--no-image-torch", help="PyTorch in a built CPU image."),
+    docker_source: str = typer.Option("auto", "--docker-source", help="auto, docker or distribution."),
+    docker_url: str = typer.Option("https://download.docker.com", "--docker-url", metavar="URL", help="Or a mirror."),
+    nvidia_url: str = typer.Option(
+        "https://nvidia.github.io/libnvidia-container", "--nvidia-url", metavar="URL", help="Or a mirror."
+    ),
+    apt_mirror: str = typer.Option("", "--apt-mirror", metavar="URL", help="Mirror of Debian or Ubuntu."),
+    pip_index_url: str = typer.Option("", "--pip-index-url", metavar="URL", help="Python package index for the image."),
+    pip_find_links: str = typer.Option("", "--pip-find-links", metavar="URL|FOLDER", help="Further Python wheels."),
+    hf_endpoint: str = typer.Option("", "--hf-endpoint", metavar="URL", help="Mirror of the Hugging Face hub."),
+    hf_token_file: Path | None = _HF_TOKEN_FILE,
+    ca_bundle: Path | None = _CA_BUNDLE,
+    http_proxy: str = typer.Option("", "--http-proxy", metavar="URL", help="Proxy of the hosts."),
+    https_proxy: str = typer.Option("", "--https-proxy", metavar="URL", help="Proxy of the hosts."),
+    no_proxy: str = typer.Option("", "--no-proxy", metavar="LIST", help="What the hosts reach without it."),
+    bundle: Path | None = _BUNDLE,
+    model_path: str = typer.Option("", "--model-path", help="Model in place of the preset's: folder or repository."),
+    dataset_path: str = typer.Option("", "--dataset-path", help="Data set in place of the preset's."),
+    gpus: bool | None = typer.Option(
+        None, "--gpus/--no-gpus", help="Demand or ignore GPUs; what there is when left out."
+    ),
+    privileged: bool = typer.Option(False, "--privileged", help="Run the Ray containers with --privileged."),
+    recreate: bool = typer.Option(False, "--recreate", help="Replace running Ray containers whose settings differ."),
+    force: bool = typer.Option(False, "--force", help="Restart Docker although other containers run."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be done on each host; write nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Take SSH hosts to a ready Ray cluster; run it again to resume, repair or extend.
+
+    Checks every host, installs base packages, git-lfs, Docker and (with GPUs) NVIDIA Container Toolkit, makes the
+    folders of the shared storage, brings one runtime image to all, fetches the preset's models and data, and starts
+    Ray. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
+    """
+    from clusterkit.provision.command import SetupOptions, run_setup  # noqa: PLC0415
+
+    options = SetupOptions(
+        preset=preset,
+        task=task,
+        image=image,
+        image_from=image_from,
+        image_base=image_base,
+        image_torch=image_torch,
+        docker_source=docker_source,
+        docker_url=docker_url,
+        nvidia_url=nvidia_url,
+        apt_mirror=apt_mirror,
+        pip_index_url=pip_index_url,
+        pip_find_links=pip_find_links,
+        hf_endpoint=hf_endpoint,
+        hf_token_file=hf_token_file,
+        ca_bundle=ca_bundle,
+        http_proxy=http_proxy,
+        https_proxy=https_proxy,
+        no_proxy=no_proxy,
+        bundle=bundle,
+        model_path=model_path,
+        dataset_path=dataset_path,
+        gpus=gpus,
+        privileged=privileged,
+        recreate=recreate,
+        force=force,
+        dry_run=dry_run,
+    )
+    outcome = run_setup(select(hosts), options)
+    if as_json:
+        output.result_json(outcome.as_dict())
+    else:
+        output.result(outcome.text)
+    raise typer.Exit(outcome.exit_code)

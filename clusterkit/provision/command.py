@@ -1,0 +1,285 @@
+"""What `clusterkit setup` does with its options: check them, set up, keep the inventory, say what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from clusterkit.check.needs import Needs, needs_of_preset
+from clusterkit.hosts import inventory
+from clusterkit.hosts.model import Cluster
+from clusterkit.node_assets.hub import Hub
+from clusterkit.node_assets.model import NodeAsset, needed
+from clusterkit.provision import view
+from clusterkit.provision.assetstage import AssetStage
+from clusterkit.provision.hostlog import new_log_folder, state_folder
+from clusterkit.provision.imagestage import ImageStage, ImageWish
+from clusterkit.provision.model import Report
+from clusterkit.provision.raystage import RayStage
+from clusterkit.provision.setup import Request, Setup
+from clusterkit.provision.sharedstage import SharedStage
+from clusterkit.steps.api import Refused, Wish
+from trainer.errors import InterruptedRunError, UserError
+
+if TYPE_CHECKING:
+    from clusterkit.bundle import Bundle
+    from clusterkit.cli.hostoptions import Selection
+
+HF_TOKEN = "HF_TOKEN"
+
+
+@dataclass(frozen=True)
+class SetupOptions:
+    """The options of `clusterkit setup` beside those that name hosts, unchecked; see its --help."""
+
+    preset: str = ""
+    task: str | None = None
+    image: str = ""
+    image_from: str = "auto"
+    image_base: str = ""
+    image_torch: bool = True
+    docker_source: str = "auto"
+    docker_url: str = "https://download.docker.com"
+    nvidia_url: str = "https://nvidia.github.io/libnvidia-container"
+    apt_mirror: str = ""
+    pip_index_url: str = ""
+    pip_find_links: str = ""
+    hf_endpoint: str = ""
+    hf_token_file: Path | None = None
+    ca_bundle: Path | None = None
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: str = ""
+    bundle: Path | None = None
+    model_path: str = ""
+    dataset_path: str = ""
+    gpus: bool | None = None
+    privileged: bool = False
+    recreate: bool = False
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the command prints and ends with."""
+
+    text: str
+    report: Report
+    cluster: Cluster
+    ray: dict[str, Any] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 done, 1 failed, 3 partly done."""
+        return self.report.exit_code
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {"cluster": self.cluster.name, "exit_code": self.exit_code, **self.report.as_dict(), "ray": self.ray}
+
+
+def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
+    """Set the selected hosts up.
+
+    Raises:
+        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name.
+        InterruptedRunError: Ctrl-C; what is done stays done.
+
+    """
+    needs = _needs(selection.cluster, options)
+    _check(options)
+    cluster = selection.cluster
+    if not options.dry_run:
+        keep_inventory(cluster)
+    assets = _assets(cluster, options)
+    bundle = _bundle(options)
+    token = _hub_token(options)
+    image = ImageStage(_image(options, bundle))
+    ray = RayStage(image, options.privileged, options.recreate)
+    hub = Hub(image="", endpoint=options.hf_endpoint, token=token, environment=_proxies(options))
+    request = Request(
+        cluster=cluster,
+        hosts=selection.hosts,
+        wish=_wish(cluster, options, bundle),
+        needs=needs,
+        log_folder=new_log_folder(cluster.name, "setup"),
+        dry=options.dry_run,
+        secrets=(token,),
+        stages=(SharedStage(), image, AssetStage(assets, hub, image), ray),
+        bundle=bundle,
+    )
+    report = asyncio.run(_run(request, selection))
+    return _outcome(request, report, ray, options)
+
+
+async def _run(request: Request, selection: Selection) -> Report:
+    from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
+
+    setup = Setup(request, lambda host: connect(host, selection.ssh), lambda _: None)
+    with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
+        setup.watch = watch
+        try:
+            return await setup.run()
+        except asyncio.CancelledError:
+            raise InterruptedRunError(
+                f"interrupted: what is done stays done; the same command goes on from there\nlogs: {request.log_folder}"
+            ) from None
+
+
+def _outcome(request: Request, report: Report, ray: RayStage, options: SetupOptions) -> Outcome:
+    steps = next(iter(report.hosts.values())).states
+    lines = [view.summary(report, tuple(steps), dry=options.dry_run)]
+    if not options.dry_run:
+        lines += ["", *_next(request, report, ray, options)]
+    state = None if ray.state is None else ray.state.as_dict()
+    return Outcome("\n".join(lines), report, request.cluster, state)
+
+
+def _next(request: Request, report: Report, ray: RayStage, options: SetupOptions) -> list[str]:
+    named = "" if request.cluster.name == inventory.DEFAULT else f" --cluster {request.cluster.name}"
+    if report.failed:
+        lines = [
+            f"Repair what is named above and run the same command again: it goes on from there. Logs: {request.log_folder}"
+        ]
+        if len(report.failed) < len(report.hosts):
+            lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
+        return lines
+    lines = []
+    if ray.state is not None:
+        from clusterkit.cli.ray_status import lines_of  # noqa: PLC0415
+
+        lines += [*lines_of(ray.state), ""]
+    lines.append(f"Next: clusterkit ray-status{named}    take it down: clusterkit down{named}")
+    return lines
+
+
+def keep_inventory(cluster: Cluster) -> None:
+    """Keep the cluster under its name, so that later commands need no hosts.
+
+    Raises:
+        UserError: the name is kept for a cluster with other hosts, which would be forgotten.
+
+    """
+    if inventory.path_of(cluster.name).exists():
+        kept = inventory.load(cluster.name)
+        if kept == cluster:
+            return
+        if lost := {host.name for host in kept.hosts} - {host.name for host in cluster.hosts}:
+            raise UserError(
+                f"the cluster '{cluster.name}' is kept with {', '.join(sorted(lost))}, which --hostnames leaves out.\n"
+                f"For a part of it: --limit. For another cluster: --cluster NAME. To replace it: clusterkit init "
+                f"{' '.join(host.name for host in cluster.hosts)} --cluster {cluster.name} --force"
+            )
+    inventory.save(cluster)
+
+
+def _needs(cluster: Cluster, options: SetupOptions) -> Needs:
+    needs = needs_of_preset(options.preset) if options.preset else Needs()
+    if len(cluster.hosts) < needs.hosts:
+        raise UserError(
+            f"preset {options.preset} needs {needs.hosts} hosts; {len(cluster.hosts)} named: name more, or choose a "
+            "smaller preset (clusterkit presets)"
+        )
+    return replace(needs, gpus_per_host=0) if options.gpus is False else needs
+
+
+def _check(options: SetupOptions) -> None:
+    for name, value, allowed in (
+        ("--docker-source", options.docker_source, ("auto", "docker", "distribution")),
+        ("--image-from", options.image_from, ("auto", "pull", "storage", "fanout")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{name} {value}: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
+    for name in ("docker_url", "nvidia_url", "apt_mirror", "pip_index_url", "hf_endpoint", "http_proxy", "https_proxy"):
+        value = getattr(options, name)
+        if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
+            raise UserError(f"--{name.replace('_', '-')} {value}: this is no URL; it begins with http:// or https://")
+
+
+def _wish(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> Wish:
+    from clusterkit.bundle import HOST_FOLDER  # noqa: PLC0415
+
+    return Wish(
+        cluster=cluster,
+        docker_source=options.docker_source,
+        docker_url=options.docker_url,
+        nvidia_url=options.nvidia_url,
+        apt_mirror=options.apt_mirror,
+        pip_index_url=options.pip_index_url,
+        pip_find_links=options.pip_find_links,
+        hf_endpoint=options.hf_endpoint,
+        ca_bundle=_certificates(options.ca_bundle),
+        http_proxy=options.http_proxy,
+        https_proxy=options.https_proxy,
+        no_proxy=options.no_proxy,
+        bundle=HOST_FOLDER if bundle else "",
+        force=options.force,
+        image=options.image,
+        gpus=options.gpus,
+    )
+
+
+def _image(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
+    reference = options.image
+    if bundle is not None and not reference:
+        reference = next(iter(bundle.manifest.images), "")
+    return ImageWish(
+        reference=reference,
+        how=options.image_from,
+        base=options.image_base,
+        torch=options.image_torch,
+        pip_find_links=options.pip_find_links,
+        bundle=bundle,
+    )
+
+
+def _certificates(path: Path | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        data = path.expanduser().read_bytes()
+    except OSError as error:
+        raise UserError(f"--ca-bundle {path}: {error.strerror}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in data:
+        raise UserError(f"--ca-bundle {path}: no certificate in it; a PEM file with BEGIN CERTIFICATE is wanted")
+    return data
+
+
+def _assets(cluster: Cluster, options: SetupOptions) -> tuple[NodeAsset, ...]:
+    if not options.preset:
+        if options.model_path or options.dataset_path or options.task:
+            raise UserError("--model-path, --dataset-path and --task belong to a preset: add --preset NAME")
+        return ()
+    from clusterkit.resolve import resolve  # noqa: PLC0415
+
+    try:
+        return needed(resolve(options.preset, options.task).config, cluster, options.model_path, options.dataset_path)
+    except Refused as refusal:
+        raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+
+
+def _bundle(options: SetupOptions) -> Bundle | None:
+    if options.bundle is None:
+        return None
+    from clusterkit.bundle import load  # noqa: PLC0415
+
+    return load(options.bundle.expanduser(), state_folder() / "bundles")
+
+
+def _hub_token(options: SetupOptions) -> str:
+    if options.hf_token_file is None:
+        return os.environ.get(HF_TOKEN, "")
+    try:
+        return options.hf_token_file.expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(f"--hf-token-file {options.hf_token_file}: {error.strerror}") from error
+
+
+def _proxies(options: SetupOptions) -> dict[str, str]:
+    pairs = {"http_proxy": options.http_proxy, "https_proxy": options.https_proxy, "no_proxy": options.no_proxy}
+    return {name: value for name, value in pairs.items() if value}
