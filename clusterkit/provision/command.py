@@ -135,16 +135,17 @@ def _outcome(request: Request, report: Report, ray: RayStage, options: SetupOpti
     steps = next(iter(report.hosts.values())).states
     lines = [view.summary(report, tuple(steps), dry=options.dry_run)]
     if not options.dry_run:
-        lines += ["", *_next(request, report, ray, options)]
+        lines += ["", *_next(request, report, ray)]
     state = None if ray.state is None else ray.state.as_dict()
     return Outcome("\n".join(lines), report, request.cluster, state)
 
 
-def _next(request: Request, report: Report, ray: RayStage, options: SetupOptions) -> list[str]:
+def _next(request: Request, report: Report, ray: RayStage) -> list[str]:
     named = "" if request.cluster.name == inventory.DEFAULT else f" --cluster {request.cluster.name}"
     if report.failed:
         lines = [
-            f"Repair what is named above and run the same command again: it goes on from there. Logs: {request.log_folder}"
+            "Repair what is named above and run the same command again: it goes on from there.",
+            f"Logs: {request.log_folder}",
         ]
         if len(report.failed) < len(report.hosts):
             lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
