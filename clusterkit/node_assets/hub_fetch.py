@@ -12,20 +12,30 @@ import concurrent.futures
 import contextlib
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import shutil
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 MANIFEST = "clusterkit-asset.json"
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
-POINTER_BYTES = 1024
 WORKERS = 4
 TELL_SECONDS = 5.0
+SILENCE_SECONDS = 60.0
+"""Longest silence of a server."""
+ATTEMPTS = 5
+"""Failures in a row, without a byte in between, until a file is given up."""
+WAIT_SECONDS = 0.5
+"""Before the first further attempt; doubled each time."""
 SPARE_BYTES = 1 << 30
 # Weights in formats that are not read when safetensors are there.
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".tflite", ".ot")
@@ -104,18 +114,17 @@ def _listing(
 def _download(
     repository: str, kind: str, commit: str, left: dict[str, dict[str, Any]], staging: Path, folder: Path
 ) -> None:
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+    from huggingface_hub import hf_hub_url  # noqa: PLC0415
 
     def one(name: str) -> None:
-        for attempt in (1, 2):
-            if not _good(staging, name, left[name]):
-                (staging / name).unlink(missing_ok=True)
-                with _explained(repository):
-                    hf_hub_download(
-                        repository, name, repo_type=kind, revision=commit, local_dir=staging, force_download=attempt > 1
-                    )
+        url = hf_hub_url(repository, name, repo_type=kind, revision=commit)
+        # Once more from the start where the bytes of an earlier run were of another file.
+        for _ in range(2):
+            with _explained(repository):
+                _transfer(url, staging / name, left[name]["bytes"])
             if _good(staging, name, left[name]):
                 return
+            (staging / name).unlink()
         raise FetchError(f"{name} of {repository} arrives damaged (its hash differs): try another --hf-endpoint")
 
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
@@ -126,13 +135,69 @@ def _download(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    shutil.rmtree(staging / ".cache", ignore_errors=True)
+    for path in [path for path in staging.rglob("*") if path.is_file()]:
+        if path.relative_to(staging).as_posix() not in left:
+            path.unlink()  # of an earlier, different revision
     if not folder.exists():
         staging.rename(folder)
         return
     for name in left:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (staging / name).replace(folder / name)
+
+
+def _transfer(url: str, target: Path, size: int) -> None:
+    """Get a file over HTTP, from where an earlier attempt or run stopped (the hub's own library begins anew)."""
+    if target.is_file():
+        return
+    part = target.with_name(f"{target.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    attempt = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        if before > size:
+            part.unlink()
+            before = 0
+        try:
+            if before < size or not part.exists():
+                _append(url, part, before)
+            if part.stat().st_size == size:
+                part.rename(target)
+                return
+            raise ConnectionError(f"{target.name} ends after {part.stat().st_size} of {size} bytes")
+        except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "filename", None) and not isinstance(error, urllib.error.HTTPError):
+                raise  # this machine's disk
+            final = isinstance(error, urllib.error.HTTPError) and error.code not in (408, 416, 429, 500, 502, 503, 504)
+            # What got further is no failure in a row.
+            attempt = 0 if part.exists() and part.stat().st_size > before else attempt + 1
+            if final or attempt >= ATTEMPTS:
+                raise
+            time.sleep(WAIT_SECONDS * 2**attempt)
+
+
+def _append(url: str, part: Path, offset: int) -> None:
+    from huggingface_hub import get_token  # noqa: PLC0415
+
+    # Compressed, the bytes could not be counted.
+    headers = {"User-Agent": "clusterkit", "Accept-Encoding": "identity", "Range": f"bytes={offset}-"}
+    if token := get_token():
+        headers["Authorization"] = f"Bearer {token}"
+    opener = urllib.request.build_opener(_Redirects)
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=SILENCE_SECONDS) as response:
+        mode = "ab" if response.status == 206 else "wb"  # a server that knows no ranges sends everything
+        with part.open(mode) as file:
+            shutil.copyfileobj(response, file, 1 << 20)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Shows the token to nobody but the hub itself: files come from other servers' signed addresses."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            request.remove_header("Authorization")
+        return request
 
 
 def _good(folder: Path, name: str, entry: dict[str, Any]) -> bool:

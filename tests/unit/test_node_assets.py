@@ -1,0 +1,335 @@
+"""Models and data sets for the cluster: what a preset needs, what the hub sends, and what a folder must hold."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub import FakeHub
+
+from clusterkit.assets.manifest import MANIFEST, differences, read_manifest
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.node_assets import hub_fetch
+from clusterkit.node_assets.hub import Hub, fetch_action
+from clusterkit.node_assets.model import NodeAsset, Origin, needed
+from clusterkit.node_assets.view import View, parse_view, require_usable, unseen, wrong
+from clusterkit.resolve import resolve
+from clusterkit.steps.api import Refused
+
+CLUSTER = Cluster(name="lab", hosts=(Host(name="node1"),))
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 6000000\n"
+MEGABYTE = 1_000_000
+WEIGHTS = random.Random(1).randbytes(20 * MEGABYTE)
+FILES = {
+    "config.json": b'{"model_type": "tiny"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"the same again in another format",
+    "original/consolidated.00.pth": b"and again",
+}
+KEPT = {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+# -- what is needed ---------------------------------------------------------------------------------------------------
+
+
+def needs(preset: str, *overrides: str, **paths: str) -> tuple[NodeAsset, ...]:
+    return needed(resolve(preset, None, overrides).config, CLUSTER, **paths)
+
+
+def test_presets_say_what_they_need() -> None:
+    assert needs("tiny") == ()
+    model, data = needs("135M_cpu")
+    assert (model.origin, model.folder, model.override) == (
+        Origin.CACHE,
+        "/storage/models/smollm2-135m",
+        "model.path=/storage/models/smollm2-135m",
+    )
+    assert (data.kind, data.folder, data.override) == (
+        "dataset",
+        "/storage/datasets/hotpotqa",
+        "task.path=/storage/datasets/hotpotqa",
+    )
+
+
+def test_model_can_come_from_the_hub_from_here_or_from_the_storage(tmp_path: Path) -> None:
+    hub, _ = needs("135M_cpu", model_path="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B@v2")
+    assert (hub.origin, hub.source, hub.revision, hub.folder) == (
+        Origin.HUB,
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        "v2",
+        "/storage/models/DeepSeek-R1-Distill-Qwen-1.5B",
+    )
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    local, _ = needs("135M_cpu", model_path=str(folder))
+    assert (local.origin, local.source, local.folder) == (Origin.UPLOAD, str(folder), "/storage/models/My-Model")
+    there, _ = needs("135M_cpu", model_path="/storage/elsewhere/m/")
+    assert (there.origin, there.folder) == (Origin.HOST, "/storage/elsewhere/m")
+    assert needs("135M_cpu", "model.path=org/name")[0].source == "org/name"
+
+
+@pytest.mark.parametrize("path", ["/home/nobody/model", "./missing", "name-only", "a/b/c", "org/"])
+def test_unusable_path_is_refused(path: str) -> None:
+    with pytest.raises(Refused, match=r"model\.path=") as refusal:
+        needs("135M_cpu", model_path=path)
+    assert refusal.value.fix
+
+
+# -- the order to download --------------------------------------------------------------------------------------------
+
+ASSET = NodeAsset("model", "name", "/storage/models/name", Origin.HUB, "org/name", setting="model.path")
+
+
+def test_download_runs_in_the_image_with_mirror_and_hidden_token() -> None:
+    action = fetch_action(ASSET, CLUSTER, Hub("runtime:1", "https://mirror.example", "hf_secret"))
+    assert "hf_secret" not in action.script + action.title
+    assert "hf_secret" not in repr(Hub("runtime:1", token="hf_secret"))
+    token, script = action.stdin.split(b"\n", 1)
+    assert token == b"hf_secret"
+    assert script == Path(hub_fetch.__file__).read_bytes()
+    words = shlex.split(action.script.splitlines()[-1])
+    assert words[:2] == ["docker", "run"]
+    assert {"HF_ENDPOINT=https://mirror.example", "HF_HUB_DISABLE_XET=1"} <= set(words)
+    assert "type=bind,src=/storage,dst=/storage" in words
+    assert {"clusterkit.cluster=lab", "clusterkit.role=fetch"} <= set(words)
+    assert json.loads(words[-1])["repository"] == "org/name"
+    assert "HF_ENDPOINT" not in fetch_action(ASSET, CLUSTER, Hub("runtime:1")).script
+
+
+def test_token_lives_in_a_file_of_root_as_long_as_the_download(tmp_path: Path) -> None:
+    action = fetch_action(ASSET, CLUSTER, Hub("runtime:1", token="hf_secret"))
+    docker = tmp_path / "docker"  # what runs in the container's place notes what it is given
+    docker.write_text(
+        '#!/bin/sh\n[ "$1" = run ] || exit 0\n'
+        f"stat -c %a {tmp_path}/etc/hf_token >{tmp_path}/mode\ncp {tmp_path}/etc/hf_token {tmp_path}/token\n"
+        f"cat >{tmp_path}/stdin\nexit 7\n"
+    )
+    docker.chmod(0o755)
+    script = action.script.replace("/etc/clusterkit/lab", f"{tmp_path}/etc")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-c", f"set -eu\n{script}"], input=action.stdin, env=environment, timeout=30, check=False
+    )
+    assert done.returncode == 7
+    assert (tmp_path / "mode").read_text().strip() == "600"
+    assert (tmp_path / "token").read_text() == "hf_secret"
+    assert (tmp_path / "stdin").read_bytes() == Path(hub_fetch.__file__).read_bytes()
+    assert not (tmp_path / "etc" / "hf_token").exists()
+
+
+# -- the download itself ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub({"org/name": dict(FILES)}, large=("model.safetensors",)) as running:
+        yield running
+
+
+def command(folder: Path, repository: str = "org/name", **order: object) -> list[str]:
+    return [sys.executable, "-", json.dumps({"repository": repository, "folder": str(folder), **order})]
+
+
+def environment(hub: FakeHub, folder: Path, **more: str) -> dict[str, str]:
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()
+    }
+    places = {"HF_HOME": str(folder.parent / "hf-home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    return {**clean, **places, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
+
+
+def fetch(hub: FakeHub, folder: Path, repository: str = "org/name", **more: str) -> subprocess.CompletedProcess[str]:
+    """Download as a node does: the script comes from stdin."""
+    source = Path(hub_fetch.__file__).read_text()
+    return subprocess.run(
+        command(folder, repository),
+        input=source,
+        env=environment(hub, folder, **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    assert done.returncode == 0, done.stderr
+    record: dict[str, int] = json.loads(done.stdout.splitlines()[-1].removeprefix("done "))
+    return record
+
+
+def view_of(folder: Path) -> View:
+    sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    sizes.pop(MANIFEST, None)
+    return View(True, sizes, (), read_manifest(folder))
+
+
+def test_download_keeps_one_format_and_writes_a_manifest(hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "name"
+    assert outcome(fetch(hub, folder)) == {"fetched": 3, "files": 3, "bytes": sum(len(FILES[name]) for name in KEPT)}
+    assert {path.name for path in folder.iterdir()} == {*KEPT, MANIFEST}
+    assert [path.name for path in folder.parent.iterdir()] == ["name"]
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest["files"]["model.safetensors"]["sha256"] == hashlib.sha256(WEIGHTS).hexdigest()
+    assert differences(folder, manifest) == ""
+    assert wrong(ASSET, view_of(folder)) == ""
+    sent = dict(hub.sent)
+    assert outcome(fetch(hub, folder))["fetched"] == 0
+    assert {name: hub.sent[name] for name in KEPT} == {name: sent[name] for name in KEPT}
+
+
+def test_transfer_that_breaks_off_goes_on_where_it_stopped(hub: FakeHub, tmp_path: Path) -> None:
+    hub.break_after, hub.breaks = 12 * MEGABYTE, 1
+    folder = tmp_path / "name"
+    first = fetch(hub, folder)
+    if first.returncode:  # whether the library or the next run goes on is its own affair
+        assert "org/name" in first.stderr
+        assert not folder.exists()
+        outcome(fetch(hub, folder))
+    assert hub.broke.is_set()
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent["model.safetensors"] < len(WEIGHTS) + 2 * MEGABYTE
+
+
+def test_download_killed_in_the_middle_goes_on_where_it_stopped(hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "name"
+    hub.hold_after = 12 * MEGABYTE
+    process = subprocess.Popen(
+        command(folder), stdin=subprocess.PIPE, env=environment(hub, folder), stderr=subprocess.DEVNULL
+    )
+    assert process.stdin is not None
+    process.stdin.write(Path(hub_fetch.__file__).read_bytes())
+    process.stdin.close()
+    part = tmp_path / ".name.partial" / "model.safetensors.part"
+    deadline = time.monotonic() + 60
+    while not part.exists() or part.stat().st_size < 8 * MEGABYTE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    assert not folder.exists()  # a half-loaded model never stands where a whole one is looked for
+    hub.hold_after, hub.sent = 0, {}
+    outcome(fetch(hub, folder))
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent["model.safetensors"] < len(WEIGHTS) - 8 * MEGABYTE
+    assert not (tmp_path / ".name.partial").exists()
+
+
+def test_git_lfs_pointers_are_replaced_and_files_of_the_user_kept(hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "name"  # as `git clone` without git-lfs leaves it, with a configuration that somebody edited
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(POINTER)
+    (folder / "config.json").write_text('{"model_type": "tiny", "mine": true}')
+    (folder / "notes.txt").write_text("mine")
+    done = fetch(hub, folder)
+    assert outcome(done)["fetched"] == 2
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert "mine" in (folder / "config.json").read_text()
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert "config.json differs" in done.stdout
+    assert wrong(ASSET, view_of(folder)) == ""
+    assert outcome(fetch(hub, folder))["fetched"] == 0
+
+
+def test_damaged_file_of_ours_is_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "name"
+    outcome(fetch(hub, folder))
+    (folder / "model.safetensors").write_bytes(WEIGHTS[:-10])
+    assert "model.safetensors" in wrong(ASSET, view_of(folder))
+    assert outcome(fetch(hub, folder))["fetched"] == 1
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_bytes_that_do_not_match_the_hash_are_never_published(hub: FakeHub, tmp_path: Path) -> None:
+    hub.spoil = {"model.safetensors"}
+    done = fetch(hub, tmp_path / "name")
+    assert done.returncode == 1
+    assert "model.safetensors of org/name arrives damaged" in done.stderr
+    assert not (tmp_path / "name").exists()
+
+
+def test_token_comes_from_a_file_and_a_refusal_says_what_to_do(hub: FakeHub, tmp_path: Path) -> None:
+    hub.token = "hf_secret"
+    refused = fetch(hub, tmp_path / "name")
+    assert refused.returncode == 1
+    assert "gated" in refused.stderr
+    assert "--hf-token-file" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    file = tmp_path / "token"
+    file.write_text("hf_secret")
+    outcome(fetch(hub, tmp_path / "name", HF_TOKEN_PATH=str(file)))
+
+
+def test_unknown_repository_and_unreachable_hub_are_told_in_one_line(hub: FakeHub, tmp_path: Path) -> None:
+    missing = fetch(hub, tmp_path / "name", "org/other")
+    assert missing.returncode == 1
+    assert "has no org/other" in missing.stderr
+    began = time.monotonic()
+    down = fetch(hub, tmp_path / "name", HF_ENDPOINT="http://127.0.0.1:9")
+    assert down.returncode == 1
+    assert len(down.stderr.strip().splitlines()) == 1
+    assert "--hf-endpoint" in down.stderr
+    assert time.monotonic() - began < 60
+
+
+def test_only_one_download_at_a_time(hub: FakeHub, tmp_path: Path) -> None:
+    staging = tmp_path / ".name.partial"
+    staging.mkdir()
+    descriptor = os.open(staging, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        done = fetch(hub, tmp_path / "name")
+    finally:
+        os.close(descriptor)
+    assert done.returncode == 1
+    assert "another download" in done.stderr
+
+
+# -- what hosts see ---------------------------------------------------------------------------------------------------
+
+
+def seen(**sizes: int) -> View:
+    manifest = {"files": {"a": {"bytes": 5, "sha256": "0"}, "b": {"bytes": 7, "sha256": "1"}}}
+    return View(True, sizes, (), manifest)
+
+
+def test_view_is_read_and_judged() -> None:
+    manifest = '{"asset": "x", "files": {"a b": {"bytes": 5, "sha256": "0"}}}'
+    text = f"{manifest}\n@@sizes\n5\ta b\n9\tclusterkit-asset.json\n@@pointers\n"
+    view = parse_view(text)
+    assert view.sizes == {"a b": 5}
+    assert wrong(ASSET, view) == ""
+    assert "is not there" in wrong(ASSET, View(False))
+    assert "no manifest" in wrong(ASSET, parse_view("null\n@@sizes\n5\ta\n@@pointers\n"))
+    assert "Git LFS pointers" in wrong(ASSET, parse_view("null\n@@sizes\n130\ta\n@@pointers\n./a\n"))
+    assert wrong(ASSET, seen(a=5, b=6)) == "b in /storage/models/name: missing or of another size"
+
+
+def test_host_that_sees_another_storage_is_told_apart() -> None:
+    head = seen(a=5, b=7)
+    assert unseen(ASSET, head, seen(a=5, b=7)) == ""
+    assert "really shared" in unseen(ASSET, head, View(False))
+    assert "b of /storage/models/name" in unseen(ASSET, head, seen(a=5))
+
+
+def test_folder_of_the_user_with_pointers_is_refused_with_the_fix() -> None:
+    asset = NodeAsset("model", "m", "/storage/m", Origin.HOST, setting="model.path")
+    with pytest.raises(Refused, match="Git LFS pointers") as refusal:
+        require_usable(asset, View(True, {"config.json": 9, "w": 130}, ("w",)))
+    assert refusal.value.fix == "run git lfs pull in /storage/m"
+    with pytest.raises(Refused, match="no config"):
+        require_usable(asset, View(True, {"w": 130}))
+    require_usable(asset, View(True, {"config.json": 9, "w": 5}))
