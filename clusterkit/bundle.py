@@ -120,11 +120,16 @@ def load(path: Path, cache: Path) -> Bundle:
 
 
 async def send(
-    session: Session, bundle: Bundle, system: str, *, on_bytes: Callable[[int], None] | None = None
-) -> tuple[str, int]:
-    """Put the packages for a host's release on the host, but for those that are there. -> `HOST_FOLDER`, bytes sent.
+    session: Session,
+    bundle: Bundle,
+    system: str,
+    *,
+    folder: str = HOST_FOLDER,
+    on_bytes: Callable[[int], None] | None = None,
+) -> int:
+    """Put the packages for a host's release into `folder` on the host, but for those that are there. -> bytes sent.
 
-    on_bytes: gets the bytes of all files sent so far.
+    `Wish.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far.
 
     Raises:
         UserError: the bundle was not built for the release.
@@ -132,19 +137,21 @@ async def send(
 
     """
     files = bundle.packages(system)
-    present = await session.run(_present_script(files), root=True, timeout=300.0)
+    present = await session.run(_present_script(files, folder), root=True, timeout=300.0)
     if not present.ok:
-        raise HostError(session.host.name, Trouble.LOST, f"{HOST_FOLDER} cannot be read: {present.stderr.strip()}")
+        raise HostError(session.host.name, Trouble.LOST, f"{folder} cannot be used: {present.stderr.strip()}")
     there = set(present.stdout.splitlines())
     sent = 0
     for path, file in files.items():
-        if path in there:
-            continue
-        done = sent
-        report = None if on_bytes is None else (lambda part, done=done: on_bytes(done + part))
-        await session.put(bundle.folder / path, f"{HOST_FOLDER}/{path}", root=True, on_bytes=report)
-        sent += file.size
-    return HOST_FOLDER, sent
+        if path not in there:
+            report = _after(sent, on_bytes)
+            await session.put(bundle.folder / path, f"{folder}/{path}", root=True, on_bytes=report)
+            sent += file.size
+    return sent
+
+
+def _after(sent: int, on_bytes: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    return None if on_bytes is None else lambda part: on_bytes(sent + part)
 
 
 def digest(path: Path) -> BundleFile | None:
@@ -157,14 +164,14 @@ def digest(path: Path) -> BundleFile | None:
         return None
 
 
-def _present_script(files: dict[str, BundleFile]) -> str:
+def _present_script(files: dict[str, BundleFile], folder: str) -> str:
     """Print the paths that are there and right. Makes the folders, for what is to come."""
     sums = "".join(f"{file.sha256}  {path}\n" for path, file in files.items())
-    folders = sorted({f"{HOST_FOLDER}/{PurePosixPath(path).parent}" for path in files})
+    folders = sorted({f"{folder}/{PurePosixPath(path).parent}" for path in files})
     return f"""set -eu
 umask 022
 mkdir -p {" ".join(map(shlex.quote, folders))}
-cd {HOST_FOLDER}
+cd {shlex.quote(folder)}
 sha256sum -c 2>/dev/null <<'SUMS' | sed -n 's/: OK$//p'
 {sums}SUMS
 """

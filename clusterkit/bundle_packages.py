@@ -127,10 +127,14 @@ def _fetch_deb(
     fetched = 0
     for download, stanza in stanzas.items():
         kept = target / Path(stanza["Filename"]).name
-        # apt checks what lies in its archive folder, and fetches it only where it is not what it should be.
-        if kept.exists() and not (archives / download).exists():
+        # What lies in apt's archive folder is not fetched; of that, apt itself checks no more than the size.
+        if _is_right(archives / download, stanza):
+            continue
+        (archives / download).unlink(missing_ok=True)
+        if _is_right(kept, stanza):
             os.link(kept, archives / download)
-        fetched += not kept.exists()
+        else:
+            fetched += 1
     size = sum(int(stanza["Size"]) for stanza in stanzas.values())
     say(f"{system.name}: {len(stanzas)} packages, {size / 1e6:.0f} MB ({fetched} to fetch)")
     apt_get.run("apt-get", "install", "--download-only", *names)
@@ -139,8 +143,7 @@ def _fetch_deb(
     for download, stanza in stanzas.items():
         path = target / Path(stanza["Filename"]).name
         (archives / download).replace(path)
-        record = digest(path)
-        if record is None or record.sha256 != stanza["SHA256"]:
+        if not _is_right(path, stanza):
             path.unlink(missing_ok=True)
             raise RunError(f"{path.name} arrived damaged; run the command again")
         files.append(path)
@@ -150,6 +153,11 @@ def _fetch_deb(
         if path not in files:
             path.unlink()
     return [*files, target / "Packages"]
+
+
+def _is_right(path: Path, stanza: Mapping[str, str]) -> bool:
+    record = digest(path)
+    return record is not None and record.sha256 == stanza["SHA256"]
 
 
 class _Apt:
@@ -249,6 +257,7 @@ def _fetch_rpm(
     for name, content in extra.items():
         (repositories / f"{name}.repo").write_bytes(content)
     say(f"{system.name}: fetching packages")
+    (work / "dnf.conf").write_text("[main]\n", encoding="utf-8")
     options = {
         "reposdir": repositories,
         "cachedir": work / "cache",
@@ -257,7 +266,14 @@ def _fetch_rpm(
         "pluginpath": work,
         "keepcache": False,
     }
-    command = ["dnf", "-q", "-y", "--config=/dev/null", f"--installroot={work}/root", f"--releasever={system.version}"]
+    command = [
+        "dnf",
+        "-q",
+        "-y",
+        f"--config={work}/dnf.conf",
+        f"--installroot={work}/root",
+        f"--releasever={system.version}",
+    ]
     command += [f"--forcearch={ARCHITECTURE}", *(f"--setopt={key}={value}" for key, value in options.items())]
     command += ["install", "--downloadonly", f"--downloaddir={target.resolve()}", *names]
     _run(command, "dnf install --downloadonly")

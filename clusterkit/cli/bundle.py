@@ -61,7 +61,7 @@ def bundle(
         output.result_json(manifest.model_dump())
         return
     size = sum(file.size for file in manifest.files.values())
-    output.result(f"{out} is ready: {len(manifest.files)} files, {size / 1e6:,.0f} MB")
+    output.result(f"{out} is ready: {len(manifest.files)} file(s), {size / 1e6:,.0f} MB")
     for name in manifest.systems:
         output.result(f"  packages for {name}")
     for reference, saved in manifest.images.items():

@@ -27,6 +27,7 @@ WANTED_FILES: tuple[str, ...] = (
     packages.APT_PROXY,
     *packages.CA_FILES.values(),
     packages.CA_PENDING,
+    packages.INSTALL_PENDING,
     apt.MIRROR_FILE,
     *(path for path, _ in docker.KEYS.values()),
     *docker.REPOSITORIES.values(),

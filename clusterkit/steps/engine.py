@@ -58,7 +58,11 @@ restart() {{
 reload() {{ kill -HUP "$(pid)"; }}
 child=
 coming() {{ alive || {{ [ -n "$child" ] && kill -0 "$child" 2>/dev/null; }}; }}
-words() {{ tail -n 20 {DOCKERD_LOG} >&2 || :; }}
+# Below a panic stands a long trace: what it was about is further up.
+words() {{
+  grep -E '^(panic|fatal error|failed to start)' {DOCKERD_LOG} | tail -n 1 >&2 || :
+  tail -n 20 {DOCKERD_LOG} >&2 || :
+}}
 """
 
 _WAIT = """ready() {

@@ -22,6 +22,9 @@ CA_FILES = {
 CA_PENDING = f"{STATE}/pending/certificates"
 """Exists while the certificates of CA_FILES have changed and the host's trust list has not been built again."""
 
+INSTALL_PENDING = f"{STATE}/pending/packages"
+"""Exists while packages are being installed: a killed run may leave some unpacked and none of them missing."""
+
 # What has to be there, by the command or file that shows it: a minimal image may have it from another package
 # (RHEL's curl-minimal), and installing the usual one would then fail.
 _BY_COMMAND = {"curl": "curl", "git": "git", "git-lfs": "git-lfs"}
@@ -136,9 +139,11 @@ def _packages(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
         missing.insert(0, "gnupg" if system.family == DEB else "gnupg2")
     if "ca-certificates" not in facts.packages:
         missing.insert(0, "ca-certificates")
-    if not missing:
-        return ()
-    return (install_action(system, wish, tuple(missing)),)
+    if missing:
+        return (install_action(system, wish, tuple(missing)),)
+    if INSTALL_PENDING in facts.files:
+        return (Action("finish an interrupted installation", _installing(system, wish, ""), timeout=1800.0),)
+    return ()
 
 
 def install_action(
@@ -152,13 +157,18 @@ def install_action(
     check = ""
     if wish.bundle and bundled:
         names, check = f'$(cat "$bundle/{bundled}.names")', "# shellcheck disable=SC2046\n"
-    if system.family == DEB:
-        script = f"{apt.prelude(system, wish)}apt_update\n{check}apt_install {names}\n"
-    else:
-        script = f"{dnf.prelude(system, wish)}{check}dnf_install {names}\n"
+    command = f"apt_update\n{check}apt_install {names}\n" if system.family == DEB else f"{check}dnf_install {names}\n"
     bare = ", ".join(name.partition("=")[0] for name in packages)
     origin = " from the bundle" if wish.bundle else ""
-    return Action((title or f"install {bare}") + origin, script, timeout=1800.0, retries=0 if wish.bundle else 2)
+    retries = 0 if wish.bundle else 2
+    return Action(
+        (title or f"install {bare}") + origin, _installing(system, wish, command), timeout=1800.0, retries=retries
+    )
+
+
+def _installing(system: System, wish: Wish, command: str) -> str:
+    prelude = apt.prelude(system, wish) if system.family == DEB else dnf.prelude(system, wish)
+    return f"mkdir -p {STATE}/pending\n: >{INSTALL_PENDING}\n{prelude}{command}rm -f {INSTALL_PENDING}\n"
 
 
 def docker_environment(facts: Facts, wish: Wish) -> tuple[str, bytes | None]:
