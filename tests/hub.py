@@ -21,14 +21,16 @@ class FakeHub:
 
     break_after: a large file's transfer is cut off once that many of its bytes were sent, the next `breaks` times.
     hold_after: it stands still there until the hub ends.
-    token: who does not show it gets 401. spoil: names whose bytes arrive altered.
+    token: who does not show it gets 401. spoil: names whose bytes arrive altered. storage: URL of a server that large
+    files come from. shown: Authorization headers of requests for files.
     """
 
     def __init__(self, repositories: dict[str, dict[str, bytes]], large: tuple[str, ...] = ()) -> None:
         self.repositories, self.large = repositories, large
         self.break_after, self.breaks, self.token, self.spoil = 0, 0, "", set[str]()
         self.sent: dict[str, int] = {}
-        self.hold_after = 0
+        self.hold_after, self.storage = 0, ""
+        self.shown: list[str | None] = []
         self.broke, self._over = threading.Event(), threading.Event()
         hub = self
 
@@ -87,6 +89,10 @@ class FakeHub:
         content = self.repositories[name].get(file)
         if content is None:
             self._say(request, 404, {"X-Error-Code": "EntryNotFound"}, b"", body)
+            return
+        self.shown.append(request.headers.get("Authorization"))
+        if self.storage and file in self.large:
+            self._say(request, 302, {"Location": f"{self.storage}{request.path}"}, b"", body)
             return
         etag = hashlib.sha256(content).hexdigest() if file in self.large else _git(content)
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}

@@ -273,6 +273,18 @@ def test_token_comes_from_a_file_and_a_refusal_says_what_to_do(hub: FakeHub, tmp
     outcome(fetch(hub, tmp_path / "name", HF_TOKEN_PATH=str(file)))
 
 
+def test_server_that_large_files_come_from_is_not_shown_the_token(hub: FakeHub, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("hf_secret")
+    hub.token = "hf_secret"
+    with FakeHub({"org/name": dict(FILES)}, large=("model.safetensors",)) as storage:
+        hub.storage = storage.url
+        outcome(fetch(hub, tmp_path / "name", HF_TOKEN_PATH=str(file)))
+        assert storage.shown == [None]
+    assert set(hub.shown) == {"Bearer hf_secret"}
+    assert (tmp_path / "name" / "model.safetensors").read_bytes() == WEIGHTS
+
+
 def test_unknown_repository_and_unreachable_hub_are_told_in_one_line(hub: FakeHub, tmp_path: Path) -> None:
     missing = fetch(hub, tmp_path / "name", "org/other")
     assert missing.returncode == 1
