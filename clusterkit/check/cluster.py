@@ -24,7 +24,7 @@ def judge_cluster(facts: Mapping[str, Facts], needs: Needs) -> Iterator[Finding]
 
 
 def _enough(facts: Mapping[str, Facts], needs: Needs) -> Iterator[Finding]:
-    if len(facts) < needs.hosts:
+    if needs.preset and len(facts) < needs.hosts:
         message = f"preset {needs.preset} needs {needs.hosts} hosts; {len(facts)} can be worked with"
         fix = "Name more hosts, repair those that cannot be reached, or use a smaller preset (clusterkit presets)."
         yield Finding("", "hosts", Level.FAIL, message, fix)

@@ -17,7 +17,7 @@ from clusterkit.facts.model import Facts
 from clusterkit.facts.probe import Wants, gather, probe_script
 from clusterkit.ssh.api import HostError, Trouble
 from tests.localsession import LocalSession
-from tests.sshd import real_part_is_missing
+from tests.realparts import require
 
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
 SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"
@@ -29,8 +29,7 @@ def look(wants: Wants, **session: object) -> Facts:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
-    if shutil.which(SHELLS[shell][0]) is None:
-        real_part_is_missing(f"no {shell} here")
+    require(shutil.which(SHELLS[shell][0]) is not None, f"no {shell} here")
     managed = tmp_path / "a file.conf"
     managed.write_text("text\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -66,8 +65,7 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
 
 
 def test_the_listener_of_a_wanted_port_is_named() -> None:
-    if shutil.which("ss") is None:
-        real_part_is_missing("no ss here")
+    require(shutil.which("ss") is not None, "no ss here")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -96,8 +94,7 @@ def test_a_clock_that_is_wrong(tmp_path: Path) -> None:
 
 
 def test_one_round_trip_for_root() -> None:
-    if os.geteuid() != 0:
-        real_part_is_missing("not root")
+    require(os.geteuid() == 0, "not root")
     session = LocalSession()
 
     facts = asyncio.run(gather(session, Wants()))
@@ -144,8 +141,7 @@ def test_a_dead_mount_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
 
 def test_the_holder_of_the_package_lock_is_named() -> None:
     lock = Path("/var/lib/dpkg/lock-frontend")
-    if os.geteuid() != 0 or not lock.parent.is_dir():
-        real_part_is_missing("needs root and dpkg")
+    require(os.geteuid() == 0 and lock.parent.is_dir(), "needs root and dpkg")
     code = f"import fcntl, time; f = open('{lock}', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
     with subprocess.Popen(["python3", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -159,8 +155,7 @@ def test_the_holder_of_the_package_lock_is_named() -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or os.geteuid() != 0:
-        real_part_is_missing("needs root and unshare")
+    require(os.geteuid() == 0 and shutil.which("unshare") is not None, "needs root and unshare")
     script = probe_script(Wants(storage=str(tmp_path)))
     # Everything read-only: a probe that writes anywhere fails or prints an error that it does not print otherwise.
     mounts = f"mount -o remount,bind,ro / 2>/dev/null; mount -t tmpfs -o ro none /tmp; {script}"
