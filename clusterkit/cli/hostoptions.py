@@ -99,7 +99,8 @@ def expand_arguments(argv: list[str]) -> list[str]:
     `--hostnames a b c` becomes `--hostnames a --hostnames b --hostnames c`; `--private_key_file` becomes
     `--private-key-file` and `--train_param` `--preset`. KEY=VALUE is no host; words after `--` stay as they are.
     """
-    words, several = [], ""
+    words: list[str] = []
+    several = ""
     for index, word in enumerate(argv):
         if word == "--":
             return words + argv[index:]
@@ -165,7 +166,7 @@ def cluster_of(options: HostOptions) -> Cluster:
     kept: Cluster | None = None
     if options.hostnames is None or inventory.path_of(name).exists():
         kept = inventory.load(name)
-    values = kept.model_dump() if kept else {"name": name}
+    values: dict[str, Any] = kept.model_dump() if kept else {"name": name}
     if options.hostnames is not None:
         hosts = parse_hosts(options.hostnames)
         known = {host.name: host.model_dump() for host in kept.hosts} if kept else {}

@@ -165,7 +165,7 @@ def _unique_keys_loader() -> Any:
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key}' stands there twice", node.start_mark)
-        return dict(zip(keys, (loader.construct_object(v, deep=True) for _, v in node.value), strict=True))  # type: ignore[no-untyped-call]
+        return dict(zip(keys, (loader.construct_object(v, deep=True) for _, v in node.value), strict=True))
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     return Loader

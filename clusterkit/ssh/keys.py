@@ -120,8 +120,11 @@ async def _unlock(path: Path, secrets: Secrets) -> list[asyncssh.SSHKeyPair]:
             raise UserError(f"{path} is no private key: {error}\nMake one: ssh-keygen -t ed25519") from None
     for attempt in range(_ATTEMPTS):
         passphrase = await secrets.passphrase(path, attempt)
-        with suppress(asyncssh.KeyImportError, asyncssh.KeyEncryptionError):
+        try:
             return await asyncio.to_thread(_read, path, passphrase)
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            if "bcrypt" in str(error):
+                raise UserError(f"{path} cannot be unlocked here: {error}\nInstall it: pip install bcrypt") from None
     raise UserError(f"{_ATTEMPTS} wrong passphrases for {path}")
 
 
