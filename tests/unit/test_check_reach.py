@@ -9,13 +9,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from localsession import LocalSession
+from realparts import require
 
 from clusterkit.check import reach
 from clusterkit.check.finding import Finding, Level
 from clusterkit.check.reach import reachable
 from clusterkit.raycluster.ports import Ports
-from tests.localsession import LocalSession
-from tests.realparts import require
 
 ADDRESSES = {"h1": "127.0.71.1", "h2": "127.0.71.2", "h3": "127.0.71.3"}
 

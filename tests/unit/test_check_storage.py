@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from localsession import LocalSession
+from realparts import require
 
 from clusterkit.check.finding import Level, worst
 from clusterkit.check.storage import StorageReport, storage_shared
 from clusterkit.ssh.api import HostError, Result, Trouble
-from tests.localsession import LocalSession
-from tests.realparts import require
 
 HOSTS = ("h1", "h2", "h3")
 

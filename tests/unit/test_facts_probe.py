@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from localsession import LocalSession
+from realparts import require
 
 from clusterkit.facts.model import Facts
 from clusterkit.facts.probe import Wants, gather, probe_script
 from clusterkit.ssh.api import HostError, Trouble
-from tests.localsession import LocalSession
-from tests.realparts import require
 
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
 SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"
