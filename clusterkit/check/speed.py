@@ -83,7 +83,9 @@ async def _send(sender: Session, receiver: Session, address: str) -> Finding:
         return Finding(name, "bandwidth", Level.WARN, f"not measured: {other} could not send (is python3 there?)")
     script = f"timeout {_LIMIT} python3 -c {shlex.quote(_RECEIVE)} {shlex.quote(address)} {port} </dev/null"
     received = await _run(receiver, script, False)
-    await sending
+    if not isinstance(received, Result) or not received.ok:
+        sending.cancel()  # it would wait for a connection that does not come
+    await asyncio.gather(sending, return_exceptions=True)
     rate = re.search(r"^rate (\d+)", received.stdout, re.MULTILINE) if isinstance(received, Result) else None
     if rate is None:
         return Finding(name, "bandwidth", Level.WARN, f"not measured: nothing arrived from {other} at {address}")
