@@ -17,8 +17,9 @@ _LIMIT = 30
 _MEBIBYTE = 1024**2
 
 # One sends nothing but zeros to whoever connects first, for a few seconds; the other counts what arrives.
-_SEND = """
-import socket, sys, time
+_SEND = f"""
+import signal, socket, sys, time
+signal.alarm({_LIMIT})
 address, seconds = sys.argv[1], float(sys.argv[2])
 listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
 listener.settimeout(20)
@@ -75,7 +76,8 @@ async def _send(sender: Session, receiver: Session, address: str) -> Finding:
         if line.startswith("port "):
             ports.put_nowait(line.split()[1])
 
-    script = f"timeout {_LIMIT} python3 -c {shlex.quote(_SEND)} {shlex.quote(address)} {SEND_SECONDS} </dev/null"
+    # Its limit is its own: `timeout` would put it into a process group that does not end with the session's command.
+    script = f"exec python3 -c {shlex.quote(_SEND)} {shlex.quote(address)} {SEND_SECONDS} </dev/null"
     sending = asyncio.create_task(_run(sender, script, False, note))
     sending.add_done_callback(lambda _: ports.put_nowait(""))
     name, other = receiver.host.name, sender.host.name
