@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shlex
 import socket
@@ -27,23 +28,23 @@ _KEEPALIVES = 3
 _LONGEST_CHAIN = 8
 
 
-async def open_link(endpoint: Endpoint, options: SshOptions, depth: int = 0) -> Link:
+async def open_link(endpoint: Endpoint, options: SshOptions) -> Link:
     """Log in to an endpoint, over its bastions.
 
     Raises:
         HostError: UNREACHABLE, SILENT, HOST_KEY, LOGIN.
-        UserError: a private key that cannot be used.
+        UserError: a private key that cannot be used; bastions that need each other.
 
     """
-    if depth > _LONGEST_CHAIN:
-        raise UserError(f"{endpoint.name}: the bastions lead in a circle. Look at ProxyJump in ~/.ssh/config.")
     if not endpoint.jump:
         return Link(await _log_in(endpoint, options, None))
+    # Before anything is opened: each would wait for the other.
+    _refuse_circle(endpoint, options)
     try:
         bastion = await options.bastions.acquire(
             endpoint.jump,
             options.bastion_limit,
-            lambda: open_link(resolve_bastion(endpoint.jump, options), options, depth + 1),
+            lambda: open_link(resolve_bastion(endpoint.jump, options), options),
         )
     except HostError as error:
         raise HostError(endpoint.name, error.trouble, f"{error.host}: {error.message}", error.fix) from None
@@ -53,6 +54,15 @@ async def open_link(endpoint: Endpoint, options: SshOptions, depth: int = 0) -> 
     except BaseException:
         await bastion.release()
         raise
+
+
+def _refuse_circle(endpoint: Endpoint, options: SshOptions) -> None:
+    jump = endpoint.jump
+    for _ in range(_LONGEST_CHAIN):
+        if not jump:
+            return
+        jump = resolve_bastion(jump, options).jump
+    raise UserError(f"{endpoint.name}: the bastions lead in a circle. Look at ProxyJump in ~/.ssh/config.")
 
 
 async def _log_in(endpoint: Endpoint, options: SshOptions, bastion: Bastion | None) -> asyncssh.SSHClientConnection:
@@ -118,10 +128,7 @@ async def _attempt(
     except asyncssh.PermissionDenied:
         raise _refused_login(endpoint, client, offers) from None
     except asyncssh.ChannelOpenError as error:
-        message = (
-            f"the bastion {endpoint.jump[-1]} cannot reach {endpoint.address} port {endpoint.port}: {error.reason}"
-        )
-        raise HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port)) from None
+        raise _no_way_on(endpoint, error) from None
     except (asyncssh.DisconnectError, OSError) as error:
         raise _failed(endpoint, client, offers, error) from None
 
@@ -152,6 +159,16 @@ def _no_answer(endpoint: Endpoint, options: SshOptions, client: Client) -> HostE
         fix = f"The host may hang, or something else listens on this port. {_try_it(endpoint)}"
         return HostError(endpoint.name, Trouble.SILENT, message, fix)
     message = f"no answer from {where} within {seconds}"
+    return HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port))
+
+
+def _no_way_on(endpoint: Endpoint, error: asyncssh.ChannelOpenError) -> HostError:
+    where, bastion = f"{endpoint.address} port {endpoint.port}", endpoint.jump[-1]
+    if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
+        message = f"the bastion {bastion} does not hand connections on to {where}"
+        fix = "Allow it there: AllowTcpForwarding yes in its sshd_config"
+        return HostError(endpoint.name, Trouble.UNREACHABLE, message, fix)
+    message = f"the bastion {bastion} cannot reach {where}: {error.reason}"
     return HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port))
 
 
@@ -194,5 +211,6 @@ def _failed(
         message = f"{where} closed the connection before the login: {error}"
         fix = f"Its SSH server may be overloaded or refuse our address (MaxStartups, fail2ban). {_try_it(endpoint)}"
         return _Dropped(HostError(endpoint.name, Trouble.UNREACHABLE, message, fix))
-    reason = getattr(error, "strerror", None) or str(error)
+    # asyncio words them "Connect call failed (address)".
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     return HostError(endpoint.name, Trouble.UNREACHABLE, f"{where}: {reason}", _UP.format(port=endpoint.port))

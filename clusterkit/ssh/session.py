@@ -23,6 +23,8 @@ from clusterkit.ssh.stream import Stream
 
 _COMMANDS = 8
 """Commands at once over one connection; sshd allows 10 by default, and ending one takes another."""
+_OPEN_SECONDS = 20.0
+_OPEN_PAUSE = 0.05
 _END_SECONDS = 10.0
 _PROBE_SECONDS = 30.0
 _STALL_SECONDS = 60.0
@@ -180,10 +182,7 @@ class SshSession:
                 raise self._sudo_trouble
             dialogue = SudoDialogue(self.host.name, self._endpoint.username, await self._sudo_password())
         shell = dialogue.shell if dialogue else {Root.SUDO: "sudo -H -n sh"}.get(how, "sh")
-        try:
-            await self._link.connection.create_session(lambda: command, shell, encoding=None, request_pty=False)
-        except (asyncssh.Error, OSError) as error:
-            raise self._lost(f"no command can be started: {error}") from None
+        await self._open(command, shell)
         if dialogue is not None:
             try:
                 await dialogue.hold(command)
@@ -193,6 +192,22 @@ class SshSession:
                 raise
         with suppress(Ended):
             await command.write(command.feed(script, reads_stdin=reads_stdin))
+
+    async def _open(self, command: Command, shell: str) -> None:
+        connection = self._link.connection
+        give_up = _now() + _OPEN_SECONDS
+        while True:
+            try:
+                await connection.create_session(lambda: command, shell, encoding=None, request_pty=False)
+            except asyncssh.ChannelOpenError as error:
+                # sshd counts a channel for a moment after its end, and some allow fewer than we open (MaxSessions).
+                if connection.is_closed() or _now() > give_up:
+                    raise self._lost(f"no command can be started: {error.reason}") from None
+                await asyncio.sleep(_OPEN_PAUSE)
+            except (asyncssh.Error, OSError) as error:
+                raise self._lost(f"no command can be started: {error}") from None
+            else:
+                return
 
     async def _root_way(self) -> Root:
         async with self._becoming_root:
