@@ -161,7 +161,7 @@ def _unique_keys_loader() -> Any:
         pass
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-        keys = [str(loader.construct_object(key, deep=True)) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [str(loader.construct_object(key, deep=True)) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key}' stands there twice", node.start_mark)
