@@ -6,6 +6,7 @@ import json
 import secrets
 import shlex
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 
 from clusterkit.images.errors import ImageError
 from clusterkit.images.identity import Image
@@ -43,8 +44,10 @@ async def archives(session: Session, folder: str) -> list[Archive]:
     found = []
     for line in result.stdout.splitlines():
         try:
-            found.append(Archive(**json.loads(line)))
-        except (ValueError, TypeError):
+            record = json.loads(line)
+            # The folder may be known by another name where the archive was written.
+            found.append(Archive(**{**record, "path": f"{folder}/{PurePosixPath(record['path']).name}"}))
+        except (ValueError, TypeError, KeyError):
             continue
     return found
 

@@ -72,6 +72,7 @@ async def send(
             options += ["-o", option]
         ssh = shlex.join(["ssh", *options, "--", f"{door.user}@{door.address}"])
         script = f"""{PRELUDE}
+trap 'kill "$ticker" 2>/dev/null || :; rm -rf "$work" {folder}' EXIT
 printf %s {shlex.quote(known)} >{folder}/known_hosts
 {{ docker save {shlex.quote(image.run_as)} || failed 'docker save'; }} \\
   | {{ moved || failed copying; }} \\
@@ -129,7 +130,8 @@ async def _one_time_key(source: Session) -> AsyncIterator[tuple[str, str]]:
     """Folder with the private key on the sending host, and the public key."""
     script = """set -eu
 umask 077
-folder=$(mktemp -d)
+find /tmp -maxdepth 1 -name 'clusterkit-once.*' -mmin +300 -exec rm -rf {} + 2>/dev/null || :
+folder=$(mktemp -d /tmp/clusterkit-once.XXXXXX)
 ssh-keygen -q -t ed25519 -N '' -C '' -f "$folder/key" || { rm -rf "$folder"; exit 1; }
 echo "$folder"
 cat "$folder/key.pub"

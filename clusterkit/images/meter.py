@@ -15,7 +15,7 @@ set -eu
 work=$(mktemp -d)
 : >"$work/moved"
 ( while sleep 0.5; do
-    tr '\r' '\n' <"$work/moved" | sed -n 's/^\([0-9][0-9]*\) bytes.*/@moved \1/p' | tail -n 1
+    tr '\r' '\n' <"$work/moved" | awk '/^[0-9]+ bytes/ { moved = $1 } END { if (moved) print "@moved " moved }'
   done ) &
 ticker=$!
 trap 'kill "$ticker" 2>/dev/null || :; rm -rf "$work"' EXIT

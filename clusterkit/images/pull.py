@@ -44,7 +44,7 @@ async def resolve(session: Session, reference: str) -> str:
 
 
 def _manifest_digest(text: str) -> str:
-    """Digest out of `docker manifest inspect --verbose`, which gives a list where a tag stands for several platforms."""
+    """Digest out of `docker manifest inspect --verbose`: a list where the tag stands for several platforms."""
     try:
         described = json.loads(text)
     except ValueError:

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from testbed import Node, Testbed, TestbedError
+from testbed_runtime import build_cpu_image
+
+from clusterkit.images import Image
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,9 @@ def nodes(testbed: Testbed) -> list[Node]:
     """The nodes as bare hosts: nothing installed, an empty shared storage."""
     testbed.reset()
     return testbed.nodes
+
+
+@pytest.fixture(scope="session")
+def cpu_image(testbed: Testbed) -> Image:
+    """The CPU runtime image, built in the testbed's engine; testbed_runtime.py puts it on nodes or on the storage."""
+    return build_cpu_image(testbed)

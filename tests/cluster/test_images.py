@@ -1,0 +1,296 @@
+"""Images on real hosts: every way of distribution with real Docker Engines, real SSH between hosts, a real registry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from testbed import Node, Testbed
+from testbed_images import base_image
+from testbed_runtime import load_into
+
+from clusterkit.hosts.model import Host
+from clusterkit.images import Distributed, How, Image, ImageError, Lock, distribute, inspect
+from clusterkit.images import lock as locks
+from clusterkit.images.direct import MARK
+from clusterkit.ssh.connection import connect
+from clusterkit.ssh.options import SshOptions
+from clusterkit.ssh.session import SshSession
+
+pytestmark = pytest.mark.timeout(600)
+REGISTRY_PORT = 5000
+
+
+@pytest.fixture(scope="module")
+def docked(testbed: Testbed) -> list[Node]:
+    """The nodes with Docker installed and running, for all tests of this file: they take images away, not engines."""
+    testbed.reset()
+    registry = f"{testbed.nodes[0].address}:{REGISTRY_PORT}"
+
+    def install(node: Node) -> None:
+        apt = "DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends"
+        node.exec(f"{apt} docker.io zstd openssh-client", timeout=300)
+        node.exec(f"dockerd --insecure-registry {registry} >/var/log/dockerd.log 2>&1 & echo", timeout=30)
+        node.exec("for n in $(seq 100); do docker version >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1")
+
+    testbed.each(install)
+    return testbed.nodes
+
+
+@pytest.fixture
+def hosts(docked: list[Node]) -> list[Node]:
+    """Nodes with Docker and without images."""
+    own = docked[0].testbed.key.with_suffix(".pub").read_bytes()
+    for node in docked:
+        node.exec("cat >/root/.ssh/authorized_keys", stdin=own)
+        node.exec(
+            "docker image ls -q | sort -u | xargs -r docker image rm -f >/dev/null; rm -rf /storage/*", timeout=120
+        )
+    return docked
+
+
+@pytest.fixture
+def small(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A small image of one test's own in the testbed's engine."""
+    reference = f"small:{secrets.token_hex(4)}"
+    dockerfile = f"FROM {base_image(testbed.engine, testbed.base_archive)}\nLABEL test={request.node.name}\n"
+    testbed.engine.docker("build", "-q", "-t", reference, "-", stdin=dockerfile.encode())
+    yield reference
+    testbed.engine.docker("image", "rm", reference, check=False)
+
+
+@contextlib.asynccontextmanager
+async def sessions(testbed: Testbed, hosts: list[Node], username: str = "root") -> AsyncIterator[list[SshSession]]:
+    known = testbed.folder / "known_hosts"
+    known.write_text(testbed.known_hosts())
+    options = SshOptions(
+        private_key_files=(str(testbed.key),),
+        username=username,
+        known_hosts=known,
+        trusted_known_hosts=(),
+        ssh_config=(),
+    )
+    opened = await asyncio.gather(
+        *(connect(Host(name=node.name, address=node.address, port=node.ssh_port), options) for node in hosts)
+    )
+    try:
+        yield opened
+    finally:
+        await asyncio.gather(*(session.close() for session in opened))
+
+
+def spread(
+    testbed: Testbed, hosts: list[Node], reference: str, how: str, username: str = "root", **more: object
+) -> Distributed:
+    async def run() -> Distributed:
+        async with sessions(testbed, hosts, username) as opened:
+            return await distribute(opened, reference, how, **more)  # type: ignore[arg-type]
+
+    return asyncio.run(run())
+
+
+def image_ids(hosts: list[Node], reference: str) -> set[str]:
+    return {node.exec(f"docker image inspect -f '{{{{.Id}}}}' {reference}").stdout.strip() for node in hosts}
+
+
+def ways(done: Distributed) -> dict[str, How]:
+    return {name: outcome.how for name, outcome in done.outcomes.items()}
+
+
+class Moved:
+    """Progress as a table would show it."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[int, int]] = {}
+        self.steps: dict[str, int] = {}
+
+    def __call__(self, host: str, done: int, total: int) -> None:
+        assert done >= 0
+        self.last[host] = (done, total)
+        self.steps[host] = self.steps.get(host, 0) + 1
+
+
+def test_runtime_image_over_shared_storage(testbed: Testbed, hosts: list[Node], cpu_image: Image) -> None:
+    load_into(testbed, cpu_image.reference, hosts[1])
+    moved = Moved()
+    done = spread(testbed, hosts, cpu_image.reference, "storage", storage="/storage", progress=moved)
+    done.require_all()
+    assert ways(done) == {"node1": How.STORAGE, "node2": How.PRESENT, "node3": How.STORAGE}
+    assert image_ids(hosts, cpu_image.reference) == {cpu_image.image_id}
+    assert moved.last["node1"][0] == moved.last["node1"][1] > 50_000_000
+    assert moved.steps["node2"] > 3, "the one that writes the archive tells bytes as well"
+    assert {path.suffix for path in (testbed.storage / "images").iterdir()} == {".zst", ".json"}
+    run = f"docker run --rm --network host {cpu_image.reference} sh -c"
+    assert (
+        "2.60.0" in hosts[2].exec(f"{run} 'ray --version && python -c \"import trainer.config\"'", timeout=120).stdout
+    )
+
+    moved = Moved()
+    again = spread(testbed, hosts, cpu_image.reference, "auto", storage="/storage", progress=moved)
+    assert set(ways(again).values()) == {How.PRESENT}
+    assert not moved.last
+
+
+def test_runtime_image_from_host_to_host(testbed: Testbed, hosts: list[Node], cpu_image: Image) -> None:
+    load_into(testbed, cpu_image.reference, hosts[0])
+    before = [node.exec("cat /root/.ssh/authorized_keys").stdout for node in hosts]
+    # What a clusterkit that was killed left behind long ago, and what another one has in use.
+    old, used = f"ssh-ed25519 AAAA {MARK}-1000-aa\n", f"ssh-ed25519 AAAA {MARK}-99999999999-bb\n"
+    hosts[1].exec("cat >>/root/.ssh/authorized_keys", stdin=(old + used).encode())
+    moved = Moved()
+    done = spread(testbed, hosts, cpu_image.reference, "fanout", progress=moved)
+    done.require_all()
+    assert ways(done) == {"node1": How.PRESENT, "node2": How.FANOUT, "node3": How.FANOUT}
+    assert image_ids(hosts, cpu_image.reference) == {cpu_image.image_id}
+    assert not [note for note in done.notes if "this machine" in note]
+    assert moved.steps["node3"] > 3
+    after = [node.exec("cat /root/.ssh/authorized_keys").stdout for node in hosts]
+    assert after == [before[0], before[1] + used, before[2]]
+    assert [node.exec("ls /tmp").stdout for node in hosts] == ["", "", ""]
+
+
+def test_truncated_archive_is_noticed_and_written_again(testbed: Testbed, hosts: list[Node], small: str) -> None:
+    load_into(testbed, small, hosts[0])
+    spread(testbed, hosts, small, "storage", storage="/storage").require_all()
+    (archive,) = (testbed.storage / "images").glob("*.zst")
+    size = archive.stat().st_size
+    for damage in (lambda: archive.write_bytes(archive.read_bytes()[: size // 2]), lambda: flip(archive)):
+        damage()
+        hosts[1].exec(f"docker image rm {small}")
+        done = spread(testbed, hosts, small, "storage", storage="/storage")
+        done.require_all()
+        assert [note for note in done.notes if "damaged" in note]
+        assert ways(done)["node2"] is How.STORAGE
+        assert len(image_ids(hosts, small)) == 1
+        assert abs(archive.stat().st_size - size) < 10_000
+    assert not list((testbed.storage / "images").glob(".*partial"))
+
+
+def flip(path: Path) -> None:
+    """One byte in the middle, at the same size."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_image_that_only_the_storage_has(testbed: Testbed, hosts: list[Node], small: str) -> None:
+    load_into(testbed, small, hosts[0])
+    spread(testbed, hosts, small, "storage", storage="/storage").require_all()
+    for node in hosts:
+        node.exec(f"docker image rm {small}")
+    done = spread(testbed, hosts, small, "auto", storage="/storage")
+    done.require_all()
+    assert set(ways(done).values()) == {How.STORAGE}
+
+
+def test_hosts_that_cannot_reach_one_another(testbed: Testbed, hosts: list[Node], small: str) -> None:
+    load_into(testbed, small, hosts[0])
+    rule = f"INPUT -p tcp --dport 22 -s {hosts[0].address} -j REJECT"
+    hosts[1].exec(f"iptables -I {rule}")
+    try:
+        done = spread(testbed, hosts[:2], small, "fanout")
+    finally:
+        hosts[1].exec(f"iptables -D {rule}")
+    done.require_all()
+    assert [note for note in done.notes if "through this machine" in note]
+    assert len(image_ids(hosts[:2], small)) == 1
+    assert MARK not in hosts[1].exec("cat /root/.ssh/authorized_keys").stdout
+
+
+def test_account_that_is_not_root(testbed: Testbed, hosts: list[Node], small: str) -> None:
+    load_into(testbed, small, hosts[0])
+    before = hosts[1].exec("cat /home/deploy/.ssh/authorized_keys").stdout
+    done = spread(testbed, hosts[:2], small, "fanout", username="deploy")
+    done.require_all()
+    assert not [note for note in done.notes if "this machine" in note]
+    assert hosts[1].exec("cat /home/deploy/.ssh/authorized_keys").stdout == before
+    assert hosts[1].exec("stat -c '%U %a' /home/deploy/.ssh/authorized_keys").stdout == "deploy 600\n"
+
+
+def test_storage_that_is_not_shared_is_given_up_in_auto_and_an_error_when_asked_for(
+    testbed: Testbed, hosts: list[Node], small: str
+) -> None:
+    load_into(testbed, small, hosts[0])
+    hosts[0].exec("mkdir -p /not-shared")
+    asked = spread(testbed, hosts[:2], small, "storage", storage="/not-shared")
+    with pytest.raises(ImageError, match=r"node2.*\n.*is the storage shared"):
+        asked.require_all()
+    done = spread(testbed, hosts[:2], small, "auto", storage="/not-shared")
+    done.require_all()
+    assert ways(done)["node2"] is How.FANOUT
+    assert [note for note in done.notes if "storage did not work" in note]
+
+
+def test_one_digest_everywhere_although_the_tag_moves(testbed: Testbed, hosts: list[Node], small: str) -> None:
+    """A registry of our own; its tag is given to another image between two hosts' set-ups."""
+    head, address = hosts[0], f"{hosts[0].address}:{REGISTRY_PORT}"
+    tag = f"{address}/team/app:latest"
+    load_into(testbed, small, head)
+    with registry(head):
+        head.exec(f"docker tag {small} {tag} && docker push -q {tag} && docker image rm {tag}", timeout=120)
+        moved = Moved()
+        done = spread(testbed, hosts[:2], tag, "pull", progress=moved)
+        done.require_all()
+        assert done.image.repo_digest.startswith(f"{address}/team/app@sha256:")
+        assert set(ways(done).values()) == {How.PULL}
+        assert moved.last["node2"][0] == moved.last["node2"][1] > 10_000_000
+
+        build = f"printf 'FROM {small}\\nLABEL newer=1\\n' | DOCKER_BUILDKIT=0 docker build -q -t {tag} - "
+        head.exec(f"{build} && docker push -q {tag}", timeout=120)
+        lock = Lock.of(done.image)
+        later = spread(testbed, hosts, tag, "auto", lock=lock)
+        later.require_all()
+        assert image_ids(hosts, tag) == {done.image.image_id}, "the lock brings the head back, and the third host along"
+
+        with pytest.raises(ImageError, match="cannot be pulled"):
+            spread(testbed, hosts[:1], f"{address}/team/nothing:1", "auto")
+
+
+@contextlib.contextmanager
+def registry(node: Node) -> Iterator[None]:
+    """Debian's image registry on a node."""
+    apt = "DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends docker-registry"
+    node.exec(f"apt-get update -q && {apt}", timeout=300)
+    node.exec(
+        "printf 'version: 0.1\\nstorage:\\n  filesystem:\\n    rootdirectory: /var/lib/registry\\n"
+        f"http:\\n  addr: :{REGISTRY_PORT}\\n' >/root/registry.yml\n"
+        "docker-registry serve /root/registry.yml >/var/log/registry.log 2>&1 & echo $! >/root/registry.pid"
+    )
+    node.exec(f"for n in $(seq 100); do curl -fs http://127.0.0.1:{REGISTRY_PORT}/v2/ && exit; sleep 0.1; done; exit 1")
+    try:
+        yield
+    finally:
+        node.exec("kill $(cat /root/registry.pid); rm -rf /var/lib/registry")
+
+
+def test_no_image_anywhere(testbed: Testbed, hosts: list[Node]) -> None:
+    with pytest.raises(ImageError, match=r"node1: .*cannot be pulled") as caught:
+        spread(testbed, hosts, "none:1", "auto")
+    assert "--build-image" in caught.value.fix
+
+
+def test_lock_file_here_and_on_the_storage(
+    testbed: Testbed, hosts: list[Node], small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERKIT_CONFIG", str(tmp_path))
+    load_into(testbed, small, hosts[0])
+
+    async def run() -> tuple[bool, bool, Lock | None, Image | None]:
+        async with sessions(testbed, hosts[:1]) as (session,):
+            image = await inspect(session, small)
+            assert image is not None
+            first = await locks.write("c1", Lock.of(image), session, "/storage")
+            second = await locks.write("c1", Lock.of(image), session, "/storage")
+            return first, second, await locks.read_shared(session, "/storage"), image
+
+    first, second, shared, image = asyncio.run(run())
+    assert (first, second) == (True, False)
+    assert shared == locks.read_local("c1")
+    assert shared is not None
+    assert shared.names(image)
+    assert json.loads((testbed.storage / "clusterkit/image.lock.json").read_text())["reference"] == small
