@@ -260,6 +260,6 @@ def wants_of(cluster: Cluster, host: Host) -> Wants:
         packages=WANTED_PACKAGES,
         files=WANTED_FILES,
         ports=tuple(Ports().listening(head=host.name == head.name).values()),
-        head_address="" if host.name == head.name else (head.private_address or head.target),
+        head_address=head.private_address or head.target,
         commands=tuple(dict.fromkeys((*Wants().commands, *WANTED_COMMANDS))),
     )

@@ -19,7 +19,7 @@ STEPS: tuple[Step, ...] = (
 WANTED_PACKAGES: tuple[str, ...] = ("ca-certificates", *docker.IN_THE_WAY, *toolkit.TOOLKIT_PACKAGES)
 """Packages whose installed versions the steps ask for (`Facts.packages`)."""
 
-WANTED_COMMANDS: tuple[str, ...] = ("curl", "git", "git-lfs", "gpg", "docker", "dockerd")
+WANTED_COMMANDS: tuple[str, ...] = ("curl", "git", "git-lfs", "gpg", "zstd", "docker", "dockerd")
 """Commands whose paths the steps ask for (`Facts.commands`)."""
 
 WANTED_FILES: tuple[str, ...] = (

@@ -27,7 +27,7 @@ INSTALL_PENDING = f"{STATE}/pending/packages"
 
 # What has to be there, by the command or file that shows it: a minimal image may have it from another package
 # (RHEL's curl-minimal), and installing the usual one would then fail.
-_BY_COMMAND = {"curl": "curl", "git": "git", "git-lfs": "git-lfs"}
+_BY_COMMAND = {"curl": "curl", "git": "git", "git-lfs": "git-lfs", "zstd": "zstd"}
 BASE_PACKAGES = {
     "deb": ("ca-certificates", "gnupg", *_BY_COMMAND.values()),
     "rpm": ("ca-certificates", "gnupg2", *_BY_COMMAND.values()),

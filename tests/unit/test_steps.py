@@ -46,6 +46,7 @@ def facts_of(case: Mapping[str, Any], key: str = "facts", planned: Sequence[tupl
             "curl": "/usr/bin/curl",
             "git": "/usr/bin/git",
             "git-lfs": "/usr/bin/git-lfs",
+            "zstd": "/usr/bin/zstd",
             "gpg": "/usr/bin/gpg",
         },
         "packages": {"ca-certificates": "2023"},
