@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pty
 import pwd
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -72,6 +74,16 @@ def wait_for_port(address: str, port: int, seconds: float = 20.0) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.02)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Wait for a condition; whether it came true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -346,3 +358,20 @@ class Ssh:
         with pytest.raises(HostError) as caught:
             self.with_session(host, lambda session: session.run("true"), options)
         return caught.value
+
+
+def on_terminal(program: str, question: str, answers: list[str]) -> str:
+    """Run Python on a terminal of its own and type an answer each time the question comes; all that is shown."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", program])
+    shown, given = "", 0
+    with contextlib.suppress(OSError):  # the other side is closed
+        while piece := os.read(terminal, 4096):
+            shown += piece.decode()
+            if given < len(answers) and shown.count(question) > given and shown.endswith(": "):
+                os.write(terminal, answers[given].encode() + b"\n")
+                given += 1
+    os.waitpid(child, 0)
+    os.close(terminal)
+    return shown

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import asyncssh
+from asyncssh.encryption import get_default_encryption_algs
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from clusterkit.hosts.sshconfig import Endpoint, resolve_bastion
@@ -25,6 +26,8 @@ from trainer.errors import UserError
 RETRIES = 4
 """Further tries where an SSH server drops a connection before the login, as it does when too many come at once."""
 _KEEPALIVES = 3
+_CIPHERS = sorted((name.decode() for name in get_default_encryption_algs()), key=lambda name: "gcm" not in name)
+"""AES-GCM first: what processors do in hardware costs us half as much as ChaCha20, which ssh prefers."""
 _LONGEST_CHAIN = 8
 
 
@@ -116,6 +119,7 @@ async def _attempt(
                 client_keys=None,  # the client offers them, in our order
                 gss_kex=False,
                 gss_auth=False,
+                encryption_algs=_CIPHERS,
                 compression_algs=["none"],
                 login_timeout=0,
                 keepalive_interval=options.keepalive,

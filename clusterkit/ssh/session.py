@@ -56,6 +56,7 @@ class SshSession:
     ) -> Result:
         """See `Session.run`. The wait for a free channel of the connection is not counted against `timeout`."""
         async with self._slots:
+            await self._prepare(root)
             return await self._run(script, root, stdin, timeout, Output(on_output))
 
     async def _run(self, script: str, root: bool, stdin: bytes, timeout: float, output: Output) -> Result:
@@ -84,6 +85,7 @@ class SshSession:
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         output, sent = Output(), 0
         async with self._slots:
+            await self._prepare(root)
             command = Command(output)
             script = _put_script(target, size, mode)
             too_late = f"sending {target} stood still for {_STALL_SECONDS:g} s"
@@ -120,6 +122,7 @@ class SshSession:
 
         """
         async with self._slots:
+            await self._prepare(root)
             stream = Stream(self.host.name, self._exit_code)
             async with self._ended_with(stream.command, root, timeout, stream.errors):
                 await self._launch(stream.command, script, root=root, reads_stdin=True)
@@ -172,6 +175,11 @@ class SshSession:
         except BaseException:
             await asyncio.shield(self._end(command, root))
             raise
+
+    async def _prepare(self, root: bool) -> None:
+        """Learn how to be root before the clock runs: a person may have to type a password."""
+        if root and await self._root_way() is Root.PASSWORD and self._sudo_trouble is None:
+            await self._sudo_password()
 
     async def _launch(self, command: Command, script: str, *, root: bool, reads_stdin: bool) -> None:
         """Open a channel, become root where asked, and send the script."""

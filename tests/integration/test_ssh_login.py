@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
-import sys
 from pathlib import Path
 
 import pytest
-from sshd import Ssh, account, fingerprint_of, make_key, ssh_agent
+from sshd import Ssh, account, fingerprint_of, make_key, on_terminal, ssh_agent
 
 from clusterkit.hosts.model import Host
 from clusterkit.ssh.api import Trouble
@@ -96,7 +94,7 @@ async def main():
     await asyncio.gather(*map(one, {ports}))
 asyncio.run(main())
 """
-    shown = on_terminal(program, ["wrong", "velvet"])
+    shown = on_terminal(program, "Passphrase of", ["wrong", "velvet"])
     assert shown.count("Passphrase of") == 2
     assert "Wrong passphrase." in shown
     assert shown.count("in root") == 3
@@ -199,24 +197,3 @@ def answered(secrets: Secrets, key: str, answer: str) -> None:
 
 def set_passphrase(key: Path, passphrase: str) -> None:
     os.spawnlp(os.P_WAIT, "ssh-keygen", "ssh-keygen", "-q", "-p", "-P", "", "-N", passphrase, "-f", str(key))
-
-
-def on_terminal(program: str, answers: list[str]) -> str:
-    """Run Python on a terminal of its own and type an answer to each question; all that the terminal shows."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, [sys.executable, "-c", program])
-    shown, waiting = "", list(answers)
-    while True:
-        try:
-            piece = os.read(terminal, 4096)
-        except OSError:  # the other side is closed
-            break
-        if not piece:
-            break
-        shown += piece.decode()
-        if waiting and shown.rstrip(" ").endswith(":") and shown.count("Passphrase of") > len(answers) - len(waiting):
-            os.write(terminal, waiting.pop(0).encode() + b"\n")
-    os.waitpid(child, 0)
-    os.close(terminal)
-    return shown

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sshd import Account, Ssh, account
+from sshd import Account, Ssh, account, on_terminal
 
 from clusterkit.ssh.api import HostError, Trouble
 from trainer.errors import UserError
@@ -64,6 +64,31 @@ def test_password_of_a_file_for_one_host(ssh: Ssh, cautious: Account) -> None:
     file.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
         ssh.with_session(host, as_root)
+
+
+def test_password_is_asked_for_once_for_all_hosts(ssh: Ssh, cautious: Account) -> None:
+    ports = [ssh.servers().port for _ in range(3)]
+    program = f"""
+import asyncio
+from clusterkit.hosts.model import Host
+from clusterkit.ssh.connection import connect
+from clusterkit.ssh.options import SshOptions
+from clusterkit.ssh.secrets import Secrets
+options = SshOptions(
+    private_key_files=({str(ssh.key)!r},), username={cautious.name!r}, secrets=Secrets(ask_sudo_password=True)
+)
+async def one(port):
+    session = await connect(Host(name=f"h{{port}}", address="127.0.0.1", port=port), options)
+    print("am", (await session.run("id -un", root=True)).stdout.strip())
+    await session.close()
+async def main():
+    await asyncio.gather(*map(one, {ports}))
+asyncio.run(main())
+"""
+    shown = on_terminal(program, "sudo password of", [cautious.password])
+    assert shown.count("sudo password of") == 1
+    assert shown.count("am root") == 3
+    assert cautious.password not in shown
 
 
 def test_sudo_in_a_terminal_of_its_own(ssh: Ssh, cautious: Account, monkeypatch: pytest.MonkeyPatch) -> None:

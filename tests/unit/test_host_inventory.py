@@ -123,9 +123,9 @@ def test_interrupted_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) 
     def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(RunError, match="No space left"):
-        inventory.save(FULL.model_copy(update={"head": ""}))
-    monkeypatch.undo()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full_disk)
+        with pytest.raises(RunError, match="No space left"):
+            inventory.save(FULL.model_copy(update={"head": ""}))
     assert inventory.load("lab") == FULL
     assert len(list(inventory.path_of("lab").parent.iterdir())) == 1
