@@ -13,7 +13,6 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=
 
 
 _HF_TOKEN_FILE = typer.Option(None, "--hf-token-file", metavar="FILE", help="For gated models; else $HF_TOKEN.")
-_CA_BUNDLE = typer.Option(None, "--ca-bundle", metavar="FILE", help="PEM certificates that the hosts shall trust.")
 _BUNDLE = typer.Option(None, "--bundle", metavar="FILE|FOLDER", help="Install from what `clusterkit bundle` wrote.")
 _GPUS = typer.Option(None, "--gpus/--no-gpus", help="Demand or ignore GPUs; whatever there is when left out.")
 
@@ -41,7 +40,7 @@ def setup(
     pip_find_links: str = typer.Option("", "--pip-find-links", metavar="URL|FOLDER", help="Further Python wheels."),
     hf_endpoint: str = typer.Option("", "--hf-endpoint", metavar="URL", help="Mirror of the Hugging Face hub."),
     hf_token_file: Path | None = _HF_TOKEN_FILE,
-    ca_bundle: Path | None = _CA_BUNDLE,
+    ca_bundle: str = typer.Option("", "--ca-bundle", metavar="FILE", help="PEM certificates that hosts shall trust."),
     http_proxy: str = typer.Option("", "--http-proxy", metavar="URL", help="Proxy of the hosts."),
     https_proxy: str = typer.Option("", "--https-proxy", metavar="URL", help="Proxy of the hosts."),
     no_proxy: str = typer.Option("", "--no-proxy", metavar="LIST", help="What the hosts reach without it."),
@@ -61,17 +60,15 @@ def setup(
 
     Checks every host, installs base packages, git-lfs, Docker and (with GPUs) NVIDIA Container Toolkit, makes the
     folders of the shared storage, brings one runtime image to all, fetches the preset's models and data, and starts
-    Ray. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
+    Ray. Image, Docker source, mirrors, proxies and certificates are kept with the cluster; `none` as the value forgets
+    one. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
     """
     from clusterkit.provision.command import SetupOptions, run_setup  # noqa: PLC0415
+    from clusterkit.provision.site import Site  # noqa: PLC0415
 
-    options = SetupOptions(
-        preset=preset,
-        task=task,
+    site = Site(
         image=image,
-        image_from=image_from,
         image_base=image_base,
-        image_torch=image_torch,
         docker_source=docker_source,
         docker_url=docker_url,
         nvidia_url=nvidia_url,
@@ -79,11 +76,18 @@ def setup(
         pip_index_url=pip_index_url,
         pip_find_links=pip_find_links,
         hf_endpoint=hf_endpoint,
-        hf_token_file=hf_token_file,
-        ca_bundle=ca_bundle,
+        ca_bundle=_absolute(ca_bundle),
         http_proxy=http_proxy,
         https_proxy=https_proxy,
         no_proxy=no_proxy,
+    )
+    options = SetupOptions(
+        site=site,
+        preset=preset,
+        task=task,
+        image_from=image_from,
+        image_torch=image_torch,
+        hf_token_file=hf_token_file,
         bundle=bundle,
         model_path=model_path,
         dataset_path=dataset_path,
@@ -99,3 +103,8 @@ def setup(
     else:
         output.result(outcome.text)
     raise typer.Exit(outcome.exit_code)
+
+
+def _absolute(path: str) -> str:
+    """Kept for set-ups that are started in another folder; `none` stays what it is."""
+    return str(Path(path).expanduser().absolute()) if path not in ("", "none") else path

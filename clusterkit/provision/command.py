@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from clusterkit.provision.model import Report
 from clusterkit.provision.raystage import RayStage
 from clusterkit.provision.setup import Request, Setup
 from clusterkit.provision.sharedstage import SharedStage
+from clusterkit.provision.site import Site, keep, with_kept
 from clusterkit.steps.api import Refused, Wish
 from trainer.errors import InterruptedRunError, UserError
 
@@ -36,24 +37,12 @@ HF_TOKEN = "HF_TOKEN"
 class SetupOptions:
     """The options of `clusterkit setup` beside those that name hosts, unchecked; see its --help."""
 
+    site: Site = field(default_factory=Site)
     preset: str = ""
     task: str | None = None
-    image: str = ""
     image_from: str = "auto"
-    image_base: str = ""
     image_torch: bool = True
-    docker_source: str = "auto"
-    docker_url: str = "https://download.docker.com"
-    nvidia_url: str = "https://nvidia.github.io/libnvidia-container"
-    apt_mirror: str = ""
-    pip_index_url: str = ""
-    pip_find_links: str = ""
-    hf_endpoint: str = ""
     hf_token_file: Path | None = None
-    ca_bundle: Path | None = None
-    http_proxy: str = ""
-    https_proxy: str = ""
-    no_proxy: str = ""
     bundle: Path | None = None
     model_path: str = ""
     dataset_path: str = ""
@@ -91,21 +80,24 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         InterruptedRunError: Ctrl-C; what is done stays done.
 
     """
-    needs = _needs(selection.cluster, options)
-    _check(options)
     cluster = selection.cluster
-    if not options.dry_run:
-        keep_inventory(cluster)
+    needs = _needs(cluster, options)
+    options = replace(options, site=with_kept(cluster.name, options.site))
+    _check(options)
     assets = _assets(cluster, options)
     bundle = _bundle(options)
     token = _hub_token(options)
+    wish = _wish(cluster, options, bundle)
     image = ImageStage(_image(options, bundle))
+    if not options.dry_run:
+        keep_inventory(cluster)
+        keep(cluster.name, options.site)
     ray = RayStage(image, options.privileged, options.recreate)
-    hub = Hub(image="", endpoint=options.hf_endpoint, token=token, environment=_proxies(options))
+    hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=_proxies(options.site))
     request = Request(
         cluster=cluster,
         hosts=selection.hosts,
-        wish=_wish(cluster, options, bundle),
+        wish=wish,
         needs=needs,
         log_folder=new_log_folder(cluster.name, "setup"),
         dry=options.dry_run,
@@ -123,6 +115,7 @@ async def _run(request: Request, selection: Selection) -> Report:
     setup = Setup(request, lambda host: connect(host, selection.ssh), lambda _: None)
     with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
         setup.watch = watch
+        selection.ssh.secrets.around_prompt = watch.aside
         try:
             return await setup.run()
         except asyncio.CancelledError:
@@ -191,13 +184,13 @@ def _needs(cluster: Cluster, options: SetupOptions) -> Needs:
 
 def _check(options: SetupOptions) -> None:
     for name, value, allowed in (
-        ("--docker-source", options.docker_source, ("auto", "docker", "distribution")),
+        ("--docker-source", options.site.docker_source, ("auto", "docker", "distribution")),
         ("--image-from", options.image_from, ("auto", "pull", "storage", "fanout")),
     ):
         if value not in allowed:
             raise UserError(f"{name} {value}: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
     for name in ("docker_url", "nvidia_url", "apt_mirror", "pip_index_url", "hf_endpoint", "http_proxy", "https_proxy"):
-        value = getattr(options, name)
+        value = getattr(options.site, name)
         if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
             raise UserError(f"--{name.replace('_', '-')} {value}: this is no URL; it begins with http:// or https://")
 
@@ -207,43 +200,43 @@ def _wish(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> Wis
 
     return Wish(
         cluster=cluster,
-        docker_source=options.docker_source,
-        docker_url=options.docker_url,
-        nvidia_url=options.nvidia_url,
-        apt_mirror=options.apt_mirror,
-        pip_index_url=options.pip_index_url,
-        pip_find_links=options.pip_find_links,
-        hf_endpoint=options.hf_endpoint,
-        ca_bundle=_certificates(options.ca_bundle),
-        http_proxy=options.http_proxy,
-        https_proxy=options.https_proxy,
-        no_proxy=options.no_proxy,
+        docker_source=options.site.docker_source,
+        docker_url=options.site.docker_url,
+        nvidia_url=options.site.nvidia_url,
+        apt_mirror=options.site.apt_mirror,
+        pip_index_url=options.site.pip_index_url,
+        pip_find_links=options.site.pip_find_links,
+        hf_endpoint=options.site.hf_endpoint,
+        ca_bundle=_certificates(options.site.ca_bundle),
+        http_proxy=options.site.http_proxy,
+        https_proxy=options.site.https_proxy,
+        no_proxy=options.site.no_proxy,
         bundle=HOST_FOLDER if bundle else "",
         force=options.force,
-        image=options.image,
+        image=options.site.image,
         gpus=options.gpus,
     )
 
 
 def _image(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
-    reference = options.image
+    reference = options.site.image
     if bundle is not None and not reference:
         reference = next(iter(bundle.manifest.images), "")
     return ImageWish(
         reference=reference,
         how=options.image_from,
-        base=options.image_base,
+        base=options.site.image_base,
         torch=options.image_torch,
-        pip_find_links=options.pip_find_links,
+        pip_find_links=options.site.pip_find_links,
         bundle=bundle,
     )
 
 
-def _certificates(path: Path | None) -> bytes:
-    if path is None:
+def _certificates(path: str) -> bytes:
+    if not path:
         return b""
     try:
-        data = path.expanduser().read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"--ca-bundle {path}: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in data:
@@ -281,6 +274,6 @@ def _hub_token(options: SetupOptions) -> str:
         raise UserError(f"--hf-token-file {options.hf_token_file}: {error.strerror}") from error
 
 
-def _proxies(options: SetupOptions) -> dict[str, str]:
-    pairs = {"http_proxy": options.http_proxy, "https_proxy": options.https_proxy, "no_proxy": options.no_proxy}
+def _proxies(site: Site) -> dict[str, str]:
+    pairs = {"http_proxy": site.http_proxy, "https_proxy": site.https_proxy, "no_proxy": site.no_proxy}
     return {name: value for name, value in pairs.items() if value}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from clusterkit.provision.model import HostReport, Report, State
@@ -44,6 +44,10 @@ class Plain:
                 sys.stderr.write(f"{time.monotonic() - self._began:6.1f} s  {report.name}  {step}: {text}\n")
                 sys.stderr.flush()
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Nothing stands in the way of a question."""
+        return nullcontext()
+
 
 class Live:
     """Redraws the table in place."""
@@ -54,6 +58,15 @@ class Live:
     def __call__(self, report: HostReport) -> None:  # noqa: ARG002 (the whole table is drawn)
         """Draw."""
         self._live.update(table(self._reports, self._steps))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the table away while a question stands on the terminal."""
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start(refresh=True)
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""What a cluster's site needs (mirrors, proxies, certificates, image), kept so that later set-ups need not be told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from clusterkit.hosts.folders import config_folder, write_private
+from trainer.errors import UserError
+
+FORGET = "none"
+"""Given as an option's value, it takes back what was kept."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Options of `clusterkit setup` that describe the site rather than one run; see its --help."""
+
+    image: str = ""
+    image_base: str = ""
+    docker_source: str = "auto"
+    docker_url: str = "https://download.docker.com"
+    nvidia_url: str = "https://nvidia.github.io/libnvidia-container"
+    apt_mirror: str = ""
+    pip_index_url: str = ""
+    pip_find_links: str = ""
+    hf_endpoint: str = ""
+    ca_bundle: str = ""
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: str = ""
+
+
+def path_of(cluster: str) -> Path:
+    """Where it is kept; a proxy's address may hold a password, so for the owner alone."""
+    return config_folder() / "clusters" / cluster / "site.json"
+
+
+def with_kept(cluster: str, given: Site) -> Site:
+    """What was given, and for everything left at its default what was kept; `none` goes back to the default.
+
+    Raises:
+        UserError: the file is damaged.
+
+    """
+    kept, plain = _read(cluster), Site()
+    chosen: dict[str, Any] = {}
+    for field in fields(Site):
+        value, default = getattr(given, field.name), getattr(plain, field.name)
+        chosen[field.name] = kept.get(field.name, default) if value == default else value
+        if value == FORGET:
+            chosen[field.name] = default
+    return replace(plain, **chosen)
+
+
+def keep(cluster: str, site: Site) -> None:
+    """Keep what differs from the defaults."""
+    plain = Site()
+    told = {f.name: getattr(site, f.name) for f in fields(Site) if getattr(site, f.name) != getattr(plain, f.name)}
+    if told != _read(cluster):
+        write_private(path_of(cluster), json.dumps(told, indent=2) + "\n")
+
+
+def _read(cluster: str) -> dict[str, str]:
+    path = path_of(cluster)
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): remove it, and give the site's options again") from error
+    names = {field.name for field in fields(Site)}
+    return {name: str(value) for name, value in found.items() if name in names} if isinstance(found, dict) else {}

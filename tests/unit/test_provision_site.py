@@ -1,0 +1,75 @@
+"""What a cluster's site needs is told once, kept for its owner alone, and can be taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterkit.cli.hostoptions import HostOptions, select
+from clusterkit.hosts import inventory
+from clusterkit.provision.command import SetupOptions, keep_inventory, run_setup
+from clusterkit.provision.site import Site, keep, path_of, with_kept
+from trainer.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLUSTERKIT_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("CLUSTERKIT_STATE", str(tmp_path / "state"))
+    return tmp_path / "config"
+
+
+def test_what_was_given_once_holds_until_something_else_or_none_is_given() -> None:
+    first = with_kept("a", Site(apt_mirror="http://mirror", http_proxy="http://user:secret@proxy:3128"))
+    keep("a", first)
+
+    assert with_kept("a", Site()) == first
+    assert with_kept("a", Site(apt_mirror="http://other")).apt_mirror == "http://other"
+    assert with_kept("a", Site(http_proxy="none")) == Site(apt_mirror="http://mirror")
+    assert with_kept("b", Site()) == Site()
+    assert path_of("a").stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_file_is_named() -> None:
+    keep("a", Site(apt_mirror="http://mirror"))
+    path_of("a").write_text("{")
+    with pytest.raises(UserError, match=r"site\.json cannot be read .* remove it"):
+        with_kept("a", Site())
+
+
+def chosen(*names: str) -> HostOptions:
+    return HostOptions(hostnames=list(names))
+
+
+def test_hosts_of_a_kept_cluster_are_not_forgotten_by_a_shorter_list() -> None:
+    keep_inventory(select(chosen("a", "b")).cluster)
+    keep_inventory(select(chosen("a", "b", "c")).cluster)  # growing is fine
+
+    with pytest.raises(UserError, match=r"kept with b, c, which --hostnames leaves out") as caught:
+        keep_inventory(select(chosen("a")).cluster)
+    assert "--limit" in str(caught.value)
+    assert [host.name for host in inventory.load().hosts] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (SetupOptions(preset="1.5B_n4"), "preset 1.5B_n4 needs 4 hosts; 2 named: name more"),
+        (SetupOptions(preset="tinny"), "unknown preset 'tinny'.*tiny"),
+        (SetupOptions(image_from="air"), "--image-from air: choose auto, pull, storage or fanout"),
+        (SetupOptions(site=Site(docker_source="snap")), "--docker-source snap: choose auto, docker or distribution"),
+        (SetupOptions(site=Site(apt_mirror="mirror.example")), "--apt-mirror mirror.example: this is no URL"),
+        (SetupOptions(site=Site(ca_bundle="/nowhere/ca.pem")), "--ca-bundle /nowhere/ca.pem: No such file"),
+        (SetupOptions(site=Site(image="-v /:/host")), "is no image reference"),
+        (SetupOptions(model_path="org/name"), "belong to a preset: add --preset"),
+        (SetupOptions(bundle=Path("/nowhere/bundle")), "/nowhere/bundle"),
+    ],
+)
+def test_impossible_options_are_refused_before_any_host_is_asked_or_anything_kept(
+    config: Path, options: SetupOptions, says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        run_setup(select(chosen("a.invalid", "b.invalid")), options)
+    assert caught.value.exit_code == 2
+    assert not (config / "clusters").exists()
