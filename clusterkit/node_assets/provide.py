@@ -61,7 +61,7 @@ async def compare(head: Session, other: Session, asset: NodeAsset) -> str:
         HostError: a host cannot be asked.
 
     """
-    return unseen(asset, *await asyncio.gather(look(head, asset), look(other, asset)))
+    return unseen(*await asyncio.gather(look(head, asset), look(other, asset)))
 
 
 def planned(asset: NodeAsset) -> str:

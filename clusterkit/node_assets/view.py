@@ -77,12 +77,12 @@ def wrong(asset: NodeAsset, view: View) -> str:
     return f"{_some(damaged)} in {asset.folder}: missing or of another size" if damaged else ""
 
 
-def unseen(asset: NodeAsset, head: View, other: View) -> str:
-    """How a host's view of the folder differs from the head's, as a phrase; empty when it does not."""
+def unseen(head: View, other: View) -> str:
+    """How a host's view of a folder differs from the head's, as a phrase; empty when it does not."""
     if not other.exists:
-        return f"{asset.folder} is there on the head node and not here: is its parent really shared?"
+        return "it is there on the head node and not here: is the storage really shared?"
     missing = [name for name, size in head.sizes.items() if other.sizes.get(name) != size]
-    return f"{_some(missing)} of {asset.folder} are missing or different here: is it really shared?" if missing else ""
+    return f"{_some(missing)} missing or different here: is the storage really shared?" if missing else ""
 
 
 def require_usable(asset: NodeAsset, view: View) -> None:

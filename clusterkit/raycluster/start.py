@@ -1,28 +1,25 @@
-"""Starting Ray in order: the head until it answers, then all workers at once, then wait until every node is there."""
+"""Waiting for Ray: for the head until it answers, for the whole cluster until every node is there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from clusterkit.facts.model import Facts
-from clusterkit.hosts.model import Cluster, Host
+from clusterkit.hosts.model import Cluster
 from clusterkit.raycluster.model import HEAD, RaySettings, node_of, own_nodes
 from clusterkit.raycluster.observe import ContainerState, ask_ray, containers_on, log_tail
 from clusterkit.raycluster.plan import MustReplace, plan_node
 from clusterkit.raycluster.ports import Ports
 from clusterkit.raycluster.state import ClusterState, observe
 from clusterkit.ssh.api import HostError, Session
-from clusterkit.steps.api import Action, Refused
+from clusterkit.steps.api import Refused
 
 HEAD_SECONDS = 180.0
 READY_SECONDS = 180.0
 POLL_SECONDS = 1.0
 CONNECT_FIX = "see the container's log: docker logs {name}"
-
-Apply = Callable[[Session, Sequence[Action]], Awaitable[None]]
-"""Runs actions on a host; raises when one fails."""
 
 
 class NodeFailedError(Exception):
@@ -45,14 +42,6 @@ class NotReadyError(Exception):
         self.state = state
 
 
-@dataclass
-class Started:
-    """changes: titles of what was done, by host. failed: workers that could not be started."""
-
-    changes: dict[str, list[str]] = field(default_factory=dict)
-    failed: dict[str, Exception] = field(default_factory=dict)
-
-
 def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
     """Settings with the head's container as the facts show it: what a plan of the workers is made with.
 
@@ -64,54 +53,6 @@ def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
     except Refused:
         stays = container is not None
     return replace(settings, head_container=container.id if container is not None and stays else "")
-
-
-async def run_actions(session: Session, actions: Sequence[Action]) -> None:
-    """Run actions in order. Raises NodeFailedError or HostError."""
-    for action in actions:
-        result = await session.run(f"set -eu\n{action.script}", root=True, stdin=action.stdin, timeout=action.timeout)
-        if not result.ok:
-            lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()][-8:]
-            raise NodeFailedError(session.host.name, f"could not {action.title}: exit code {result.exit_code}", lines)
-
-
-async def start_cluster(
-    sessions: Mapping[str, Session],
-    facts: Mapping[str, Facts],
-    settings: RaySettings,
-    *,
-    apply: Apply = run_actions,
-    head_seconds: float = HEAD_SECONDS,
-    poll_seconds: float = POLL_SECONDS,
-) -> Started:
-    """Start what does not run as wished: the head first until it answers, then the workers in parallel.
-
-    Hosts without a session or facts are left out; one worker's failure does not hold up the others (`Started.failed`).
-
-    Raises:
-        NodeFailedError: the head cannot be reached or does not answer; without it no worker is touched.
-        HostError, Refused: from the head's host.
-
-    """
-    cluster = settings.cluster
-    head = cluster.head_host
-    if head.name not in sessions or head.name not in facts:
-        raise NodeFailedError(head.name, "the head node cannot be reached, so no Ray can be started", fix="repair it")
-    if not settings.token:
-        raise ValueError("settings.token is empty")
-    session, done = sessions[head.name], Started()
-    await _apply(session, head, facts[head.name], replace(settings, head_container=None), done, apply)
-    container = await answering(session, cluster.name, settings.ports, head_seconds, poll_seconds)
-    final = replace(settings, head_container=container.id)
-
-    async def worker(host: Host) -> None:
-        try:
-            await _apply(sessions[host.name], host, facts[host.name], final, done, apply)
-        except Exception as error:
-            done.failed[host.name] = error
-
-    await asyncio.gather(*(worker(host) for host in cluster.workers if host.name in sessions and host.name in facts))
-    return done
 
 
 async def answering(
@@ -180,23 +121,15 @@ async def ready(
         await asyncio.sleep(poll_seconds)
 
 
-async def _apply(
-    session: Session, host: Host, facts: Facts, settings: RaySettings, done: Started, apply: Apply
-) -> None:
-    try:
-        actions = plan_node(host, facts, settings)
-    except MustReplace as refusal:
-        raise await _with_jobs(refusal, session, settings) from refusal
-    if actions:
-        await apply(session, actions)
-        done.changes[host.name] = [action.title for action in actions]
+async def with_jobs(refusal: MustReplace, head: Session, settings: RaySettings) -> MustReplace:
+    """Add to the refusal what would be ended: the jobs that Ray works on.
 
+    Raises:
+        HostError: the head could not be asked.
 
-async def _with_jobs(refusal: MustReplace, session: Session, settings: RaySettings) -> MustReplace:
-    if settings.role(session.host) != HEAD:
-        return refusal
-    answer = await ask_ray(session, settings.cluster.name, settings.ports)
-    jobs = f" Running now: {', '.join(answer.jobs)}." if answer.jobs else ""
+    """
+    answer = await ask_ray(head, settings.cluster.name, settings.ports)
+    jobs = f"; running now: {', '.join(answer.jobs)}" if answer.jobs else ""
     return MustReplace(refusal.message, refusal.fix + jobs)
 
 

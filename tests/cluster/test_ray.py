@@ -47,14 +47,15 @@ class Cli:
         )
 
     def setup(self, *more: str) -> subprocess.CompletedProcess[str]:
-        words = ["setup", "--cluster", CLUSTER, *self.hosts(), "--image", self.image.reference, "--json"]
-        done = self(*words, "--docker-source", "distribution", *self.testbed.site.options(), *more)
+        done = self.try_setup(*more)
         assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
         return done
 
-    def hosts(self) -> list[str]:
+    def try_setup(self, *more: str) -> subprocess.CompletedProcess[str]:
         names = [node.address for node in self.testbed.nodes]
-        return ["--hostnames", *names, "--private-key-file", str(self.testbed.key), "--username", "root"]
+        hosts = ["--hostnames", *names, "--private-key-file", str(self.testbed.key), "--username", "root"]
+        words = ["setup", "--cluster", CLUSTER, *hosts, "--image", self.image.reference, "--json"]
+        return self(*words, "--docker-source", "distribution", *self.testbed.site.options(), *more)
 
     def ray_status(self) -> tuple[int, dict]:
         done = self("ray-status", "--cluster", CLUSTER, "--json")
@@ -205,8 +206,12 @@ def test_killed_worker_is_noticed_and_a_second_run_repairs_it(cli: Cli, testbed:
 def test_head_that_died_takes_its_workers_along_and_comes_back(cli: Cli, testbed: Testbed, head: Node) -> None:
     head.exec(f"docker kill {name('head')}")
     assert cli.ray_status()[0] == 1
-    planned = cli("setup", "--cluster", CLUSTER, "--image", cli.image.reference, "--dry-run", "--json")
-    assert json.loads(planned.stdout)["changes"] == 3
+    planned = json.loads(cli.try_setup("--dry-run").stdout)
+    assert [host["changes"] for host in planned["hosts"]] == [
+        ["restart the Ray head (its container is exited)"],
+        ["restart the Ray worker (the head is a new one)"],
+        ["restart the Ray worker (the head is a new one)"],
+    ]
     assert changes(cli.setup()) == 3
     code, state = cli.ray_status()
     assert code == 0, state
@@ -221,7 +226,7 @@ def test_other_settings_replace_running_containers_only_when_asked(cli: Cli, hea
     assert "long-one" in job.stdout
     assert cli.ray_status()[1]["jobs"] == ["long-one"]
     before = head.exec("docker ps -q --no-trunc").stdout
-    refused = cli("setup", "--cluster", CLUSTER, "--image", cli.image.reference, "--privileged", "--json")
+    refused = cli.try_setup("--privileged")
     assert refused.returncode in {1, 3}
     failure = json.loads(refused.stdout)["hosts"][0]["failure"]
     assert "other settings" in failure["message"]

@@ -332,9 +332,9 @@ def test_view_is_read_and_judged() -> None:
 
 def test_host_that_sees_another_storage_is_told_apart() -> None:
     head = seen(a=5, b=7)
-    assert unseen(ASSET, head, seen(a=5, b=7)) == ""
-    assert "really shared" in unseen(ASSET, head, View(False))
-    assert "b of /storage/models/name" in unseen(ASSET, head, seen(a=5))
+    assert unseen(head, seen(a=5, b=7)) == ""
+    assert "really shared" in unseen(head, View(False))
+    assert "b missing or different here" in unseen(head, seen(a=5))
 
 
 def test_folder_of_the_user_with_pointers_is_refused_with_the_fix() -> None:
