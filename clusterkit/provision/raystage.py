@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 from clusterkit.provision.imagestage import ImageStage
@@ -111,6 +112,7 @@ class RayStage(Stage):
         if not alive or (head not in alive and setup.observed is None) or head not in setup.sessions:
             return
         sessions = {name: session for name, session in setup.sessions.items() if name in {*alive, head}}
+        began = time.monotonic()
         try:
             self.state = await ready(sessions, cluster, dict.fromkeys(alive))
         except NotReadyError as error:
@@ -120,6 +122,10 @@ class RayStage(Stage):
                 if name in alive:
                     fix = "run setup again; docker logs on that host has all that Ray said"
                     setup.fail(alive[name], StepFailedError(self.name, node.problem, lines=node.log, fix=fix))
-            if error.state.problems:
+            if error.state.problems and alive:
                 message = "; ".join(error.state.problems)
                 setup.fail(alive.get(head) or next(iter(alive.values())), StepFailedError(self.name, message))
+        finally:
+            if head in setup.report.hosts:  # it is the head that is asked
+                seconds = setup.report.hosts[head].seconds
+                seconds[self.name] = seconds.get(self.name, 0.0) + time.monotonic() - began
