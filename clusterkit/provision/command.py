@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from clusterkit.check.needs import Needs, needs_of_preset
 from clusterkit.hosts import inventory
-from clusterkit.hosts.model import Cluster
+from clusterkit.hosts.model import Cluster, Host
 from clusterkit.node_assets.hub import Hub
 from clusterkit.node_assets.model import NodeAsset, needed
 from clusterkit.provision import view
@@ -29,6 +29,7 @@ from trainer.errors import InterruptedRunError, UserError
 if TYPE_CHECKING:
     from clusterkit.bundle import Bundle
     from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.api import Session
 
 HF_TOKEN = "HF_TOKEN"
 
@@ -90,8 +91,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
     wish = _wish(cluster, options, bundle)
     image = ImageStage(_image(options, bundle))
     if not options.dry_run:
-        keep_inventory(cluster)
-        keep(cluster.name, options.site)
+        refuse_forgetting(cluster)
     ray = RayStage(image, options.privileged, options.recreate)
     hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=_proxies(options.site))
     request = Request(
@@ -105,14 +105,22 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         stages=(SharedStage(), image, AssetStage(assets, hub, image), ray),
         bundle=bundle,
     )
-    report = asyncio.run(_run(request, selection))
+    report = asyncio.run(_run(request, selection, options.site))
     return _outcome(request, report, ray, options)
 
 
-async def _run(request: Request, selection: Selection) -> Report:
+async def _run(request: Request, selection: Selection, site: Site) -> Report:
     from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
 
-    setup = Setup(request, lambda host: connect(host, selection.ssh), lambda _: None)
+    async def connect_and_keep(host: Host) -> Session:
+        session = await connect(host, selection.ssh)
+        # From the first host that lets us in, later commands need not be told; a mistyped key is not kept.
+        if not request.dry:
+            keep_inventory(request.cluster)
+            keep(request.cluster.name, site)
+        return session
+
+    setup = Setup(request, connect_and_keep, lambda _: None)
     with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
         setup.watch = watch
         selection.ssh.secrets.around_prompt = watch.aside
@@ -153,23 +161,26 @@ def _next(request: Request, report: Report, ray: RayStage) -> list[str]:
 
 
 def keep_inventory(cluster: Cluster) -> None:
-    """Keep the cluster under its name, so that later commands need no hosts.
+    """Keep the cluster under its name, so that later commands need no hosts."""
+    if not inventory.path_of(cluster.name).exists() or inventory.load(cluster.name) != cluster:
+        inventory.save(cluster)
+
+
+def refuse_forgetting(cluster: Cluster) -> None:
+    """Refuse a shorter list of hosts under a name that is kept.
 
     Raises:
-        UserError: the name is kept for a cluster with other hosts, which would be forgotten.
+        UserError: it names the hosts that would be forgotten.
 
     """
-    if inventory.path_of(cluster.name).exists():
-        kept = inventory.load(cluster.name)
-        if kept == cluster:
-            return
-        if lost := {host.name for host in kept.hosts} - {host.name for host in cluster.hosts}:
-            raise UserError(
-                f"the cluster '{cluster.name}' is kept with {', '.join(sorted(lost))}, which --hostnames leaves out.\n"
-                f"For a part of it: --limit. For another cluster: --cluster NAME. To replace it: clusterkit init "
-                f"{' '.join(host.name for host in cluster.hosts)} --cluster {cluster.name} --force"
-            )
-    inventory.save(cluster)
+    if not inventory.path_of(cluster.name).exists():
+        return
+    if lost := {host.name for host in inventory.load(cluster.name).hosts} - {host.name for host in cluster.hosts}:
+        raise UserError(
+            f"the cluster '{cluster.name}' is kept with {', '.join(sorted(lost))}, which --hostnames leaves out.\n"
+            f"For a part of it: --limit. For another cluster: --cluster NAME. To replace it: clusterkit init "
+            f"{' '.join(host.name for host in cluster.hosts)} --cluster {cluster.name} --force"
+        )
 
 
 def _needs(cluster: Cluster, options: SetupOptions) -> Needs:

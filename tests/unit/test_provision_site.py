@@ -8,7 +8,7 @@ import pytest
 
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
-from clusterkit.provision.command import SetupOptions, keep_inventory, run_setup
+from clusterkit.provision.command import SetupOptions, keep_inventory, refuse_forgetting, run_setup
 from clusterkit.provision.site import Site, keep, path_of, with_kept
 from trainer.errors import UserError
 
@@ -44,10 +44,12 @@ def chosen(*names: str) -> HostOptions:
 
 def test_hosts_of_a_kept_cluster_are_not_forgotten_by_a_shorter_list() -> None:
     keep_inventory(select(chosen("a", "b")).cluster)
-    keep_inventory(select(chosen("a", "b", "c")).cluster)  # growing is fine
+    grown = select(chosen("a", "b", "c")).cluster
+    refuse_forgetting(grown)
+    keep_inventory(grown)
 
     with pytest.raises(UserError, match=r"kept with b, c, which --hostnames leaves out") as caught:
-        keep_inventory(select(chosen("a")).cluster)
+        refuse_forgetting(select(chosen("a")).cluster)
     assert "--limit" in str(caught.value)
     assert [host.name for host in inventory.load().hosts] == ["a", "b", "c"]
 
@@ -63,6 +65,7 @@ def test_hosts_of_a_kept_cluster_are_not_forgotten_by_a_shorter_list() -> None:
         (SetupOptions(site=Site(ca_bundle="/nowhere/ca.pem")), "--ca-bundle /nowhere/ca.pem: No such file"),
         (SetupOptions(site=Site(image="-v /:/host")), "is no image reference"),
         (SetupOptions(model_path="org/name"), "belong to a preset: add --preset"),
+        (SetupOptions(), "there is no private key /nowhere/id"),
         (SetupOptions(bundle=Path("/nowhere/bundle")), "/nowhere/bundle"),
     ],
 )
@@ -70,6 +73,6 @@ def test_impossible_options_are_refused_before_any_host_is_asked_or_anything_kep
     config: Path, options: SetupOptions, says: str
 ) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        run_setup(select(chosen("a.invalid", "b.invalid")), options)
+        run_setup(select(HostOptions(hostnames=["127.0.0.9", "127.0.0.8"], private_key_file=["/nowhere/id"])), options)
     assert caught.value.exit_code == 2
     assert not (config / "clusters").exists()
