@@ -21,7 +21,7 @@ from clusterkit.ssh.api import HostError, Trouble
 from clusterkit.ssh.session import SshSession
 from clusterkit.steps.api import Refused
 
-pytest_plugins = ["sshd"]
+pytest_plugins = ["sshd_fixture"]
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 6000000\n"
 WEIGHTS = random.Random(1).randbytes(3_000_000)
