@@ -11,8 +11,8 @@ from clusterkit.provision.runner import HostRunner
 from clusterkit.provision.setup import Setup, Stage
 from clusterkit.raycluster.addresses import head_address
 from clusterkit.raycluster.model import RaySettings
-from clusterkit.raycluster.plan import plan_node
-from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, ready, settings_for_plan
+from clusterkit.raycluster.plan import MustReplace, plan_node
+from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, ready, settings_for_plan, with_jobs
 from clusterkit.raycluster.state import ClusterState
 from clusterkit.raycluster.token import cluster_token, read_token
 from clusterkit.steps.api import Refused
@@ -71,7 +71,10 @@ class RayStage(Stage):
 
     async def _node(self, runner: HostRunner, settings: RaySettings) -> None:
         assert runner.session is not None
-        actions = plan_node(runner.host, runner.facts, settings)
+        try:
+            actions = plan_node(runner.host, runner.facts, settings)
+        except MustReplace as refusal:
+            raise await with_jobs(refusal, runner.session, settings) from refusal
         if not actions:
             runner.show(self.name, State.OK)
             return

@@ -13,8 +13,10 @@ from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.model import HostReport, State, StepFailedError
 from clusterkit.ssh.api import HostError, Session
 from clusterkit.steps.api import Action, Refused, Step, Wish
+from trainer.errors import UserError
 
 RETRY_WAIT_S = 5.0
+LOGIN = "connect"
 
 Look = Callable[[Session], Awaitable[Facts]]
 """Reads the host's facts."""
@@ -55,6 +57,10 @@ class HostRunner:
             raise StepFailedError(step, error.message, command=command, lines=self.log.tail, fix=error.fix) from error
         except Refused as refusal:
             raise StepFailedError(step, refusal.message, fix=refusal.fix) from refusal
+        except UserError as error:
+            if step == LOGIN:  # a key or an answer that all hosts want: no host's own failure
+                raise
+            raise StepFailedError(step, str(error)) from error
         finally:
             self.report.seconds[step] = self.report.seconds.get(step, 0.0) + time.monotonic() - began
 

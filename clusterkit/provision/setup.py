@@ -20,12 +20,11 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.milestones import Milestones
 from clusterkit.provision.model import HostReport, Report, State, StepFailedError
-from clusterkit.provision.runner import HostRunner, Watch
+from clusterkit.provision.runner import LOGIN, HostRunner, Watch
 from clusterkit.raycluster.ports import Ports
 from clusterkit.ssh.api import Session
 from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
 from clusterkit.steps.api import Wish
-from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.bundle import Bundle
@@ -113,7 +112,7 @@ class Setup:
     def step_names(self) -> tuple[str, ...]:
         """Columns of the table, in order."""
         stages = tuple(stage.name for stage in self.request.stages)
-        return ("connect", "check", *(step.name for step in STEPS), *stages)
+        return (LOGIN, "check", *(step.name for step in STEPS), *stages)
 
     @property
     def sessions(self) -> dict[str, Session]:
@@ -158,7 +157,7 @@ class Setup:
     async def _observe(self, head: HostRunner) -> None:
         """The head, where only other hosts are worked on (--limit, --exclude): looked at, never changed."""
         try:
-            async with head.timed("connect"):
+            async with head.timed(LOGIN):
                 head.session = await self.connect(head.host)
                 head.facts = await self._look(head.session)
             if not self.request.dry:
@@ -168,9 +167,9 @@ class Setup:
             await self.head.fail(failure)
 
     async def _through(self, runner: HostRunner) -> None:
-        async with runner.timed("connect"):
+        async with runner.timed(LOGIN):
             runner.session = await self.connect(runner.host)
-        runner.show("connect", State.OK)
+        runner.show(LOGIN, State.OK)
         async with runner.timed("check"):
             runner.facts = await self._look(runner.session)
             asked = (runner.host, runner.facts, self.request.cluster, self.request.needs)
@@ -199,10 +198,7 @@ class Setup:
             def tell(sent: int) -> None:
                 runner.show("check", State.RUNNING, f"packages of the bundle: {sent >> 20} MiB")
 
-            try:
-                await send(runner.session, bundle, system, on_bytes=tell)
-            except UserError as error:
-                raise StepFailedError("check", str(error)) from error
+            await send(runner.session, bundle, system, on_bytes=tell)
             runner.show("check", State.OK)
 
     async def _plan_stages(self, runner: HostRunner) -> None:
