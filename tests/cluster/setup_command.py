@@ -1,4 +1,4 @@
-"""The person who runs `clusterkit` against the testbed: the real command, with a home and a configuration of its own."""
+"""The person who runs `clusterkit` against the testbed: the real command, with a home and configuration of its own."""
 
 from __future__ import annotations
 
@@ -67,13 +67,14 @@ class Done:
 class Operator:
     """Runs `clusterkit`; what it keeps lies in `folder`: `folder/config`, `folder/state`.
 
-    image: what `setup` is told to run. username, sudo_password: how it logs in to the hosts and becomes root there.
+    image: what `setup` is told to run. username, key, sudo_password: how it logs in and becomes root.
     """
 
     def __init__(
         self, testbed: Testbed, folder: Path, image: Image, *, username: str = "root", sudo_password: str = ""
     ) -> None:
-        self.testbed, self.folder, self.image, self.username = testbed, folder, image, username
+        self.testbed, self.folder, self.image = testbed, folder, image
+        self.username, self.key = username, testbed.key
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("CLUSTERKIT_")},
             "CLUSTERKIT_CONFIG": str(folder / "config"),
@@ -83,6 +84,7 @@ class Operator:
         self.environment.pop("SSH_AUTH_SOCK", None)
         if sudo_password:
             self.environment[SUDO_PASSWORD] = sudo_password
+        self._earlier: set[Path] = set()
 
     def __call__(self, *words: str, timeout: float = 600.0, environment: Mapping[str, str] | None = None) -> Done:
         """Run `clusterkit WORDS` to its end."""
@@ -100,6 +102,7 @@ class Operator:
 
     def start(self, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Begin `clusterkit WORDS`; end it with `finish`, or kill it."""
+        self._earlier = set(self._logs("*", "*"))
         return subprocess.Popen(
             self.command(*words),
             stdin=subprocess.DEVNULL,
@@ -128,7 +131,7 @@ class Operator:
         """Options that name hosts (the testbed's) and how to log in to them."""
         chosen = self.testbed.nodes if hosts is None else hosts
         names = [host if isinstance(host, str) else host.address for host in chosen]
-        return ["--hostnames", *names, "--private-key-file", str(self.testbed.key), "--username", self.username]
+        return ["--hostnames", *names, "--private-key-file", str(self.key), "--username", self.username]
 
     def wishes(self) -> list[str]:
         """Options of `setup` for what it is to install, and from where."""
@@ -149,28 +152,37 @@ class Operator:
         """Run `setup --json` to its end, whatever that is."""
         return self(*self.setup_words(*more, hosts=hosts), timeout=timeout, environment=environment)
 
-    def check(self, *more: str, hosts: Iterable[Node | str] | None = None) -> Done:
+    def check(
+        self, *more: str, hosts: Iterable[Node | str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> Done:
         """Run `check --json` to its end."""
-        return self("check", *self.login(hosts), "--json", *more)
+        return self("check", *self.login(hosts), "--json", *more, environment=environment)
 
-    def log(self, node: Node | str, *, cluster: str = "default") -> str:
-        """What the newest run has logged of a host so far; empty before its log begins."""
-        name = node if isinstance(node, str) else node.address
-        logs = sorted((self.folder / "state" / cluster / "logs").glob(f"*/{name}.log"))
+    def log(self, node: Node | str, *, cluster: str = "*") -> str:
+        """What the newest run has logged of a host; empty where there is no log."""
+        logs = self._logs(node if isinstance(node, str) else node.address, cluster)
         return logs[-1].read_text(errors="replace") if logs else ""
 
-    def await_log(self, node: Node | str, text: str, running: subprocess.Popen[str], seconds: float = 120.0) -> None:
-        """Wait until the log of a host that `running` writes holds `text`.
+    def await_log(self, node: Node, text: str, running: subprocess.Popen[str], seconds: float = 180.0) -> None:
+        """Wait until what `running`, begun by the last `start`, has logged of a host holds `text`.
 
         Raises:
             AssertionError: the command ended, or time is over, before that.
 
         """
         deadline = time.monotonic() + seconds
-        while text not in self.log(node):
-            assert running.poll() is None, f"ended before {text!r}: {running.communicate()}"
-            assert time.monotonic() < deadline, f"no {text!r} within {seconds:.0f} s:\n{self.log(node)[-2000:]}"
+        while True:
+            new = [path for path in self._logs(node.address, "*") if path not in self._earlier]
+            log = new[-1].read_text(errors="replace") if new else ""
+            if text in log:
+                return
+            assert running.poll() is None, f"it ended before {text!r}: {running.communicate()}"
+            assert time.monotonic() < deadline, f"no {text!r} within {seconds:.0f} s:\n{log[-2000:]}"
             time.sleep(0.05)
+
+    def _logs(self, name: str, cluster: str) -> list[Path]:
+        found = (self.folder / "state").glob(f"{cluster}/logs/*/{name}.log")
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
     def kept(self) -> str:
         """All that lies in its folder, secrets' own files left out."""
