@@ -100,13 +100,16 @@ class Setup:
             log = HostLog(request.log_folder, host.name, request.secrets)
             row.log = str(log.path)
             self.report.hosts[host.name] = row
-            self.runners[host.name] = HostRunner(host, row, log, self._look, self.watch, dry=request.dry)
+            self.runners[host.name] = HostRunner(host, row, log, self._look, self._row_changed, dry=request.dry)
         head = request.cluster.head_host
         self.observed: HostRunner | None = None
         if head.name not in self.runners:
             row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
             self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
         self._looked: dict[str, asyncio.Event] = {host.name: asyncio.Event() for host in request.hosts}
+
+    def _row_changed(self, row: HostReport) -> None:
+        self.watch(row)  # whichever is the watcher by then: it is made of our rows, so after them
 
     @property
     def step_names(self) -> tuple[str, ...]:
