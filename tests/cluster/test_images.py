@@ -156,17 +156,17 @@ def test_runtime_image_from_host_to_host(testbed: Testbed, hosts: list[Node], cp
 
 def test_truncated_archive_is_noticed_and_written_again(testbed: Testbed, hosts: list[Node], small: str) -> None:
     load_into(testbed, small, hosts[0])
-    spread(testbed, hosts, small, "storage", storage="/storage").require_all()
+    spread(testbed, hosts[:2], small, "storage", storage="/storage").require_all()
     (archive,) = (testbed.storage / "images").glob("*.zst")
     size = archive.stat().st_size
     for damage in (lambda: archive.write_bytes(archive.read_bytes()[: size // 2]), lambda: flip(archive)):
         damage()
         hosts[1].exec(f"docker image rm {small}")
-        done = spread(testbed, hosts, small, "storage", storage="/storage")
+        done = spread(testbed, hosts[:2], small, "storage", storage="/storage")
         done.require_all()
         assert [note for note in done.notes if "damaged" in note]
         assert ways(done)["node2"] is How.STORAGE
-        assert len(image_ids(hosts, small)) == 1
+        assert len(image_ids(hosts[:2], small)) == 1
         assert abs(archive.stat().st_size - size) < 10_000
     assert not list((testbed.storage / "images").glob(".*partial"))
 
@@ -180,10 +180,10 @@ def flip(path: Path) -> None:
 
 def test_image_that_only_the_storage_has(testbed: Testbed, hosts: list[Node], small: str) -> None:
     load_into(testbed, small, hosts[0])
-    spread(testbed, hosts, small, "storage", storage="/storage").require_all()
-    for node in hosts:
+    spread(testbed, hosts[:2], small, "storage", storage="/storage").require_all()
+    for node in hosts[:2]:
         node.exec(f"docker image rm {small}")
-    done = spread(testbed, hosts, small, "auto", storage="/storage")
+    done = spread(testbed, hosts[:2], small, "auto", storage="/storage")
     done.require_all()
     assert set(ways(done).values()) == {How.STORAGE}
 
