@@ -15,6 +15,7 @@ from clusterkit.raycluster.plan import MustReplace, plan_node
 from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, ready, settings_for_plan, with_jobs
 from clusterkit.raycluster.state import ClusterState
 from clusterkit.raycluster.token import cluster_token, read_token
+from clusterkit.ssh.api import Session
 from clusterkit.steps.api import Refused
 
 
@@ -40,7 +41,8 @@ class RayStage(Stage):
             await setup.head.wait("ray", self.name)
             assert self._settings is not None
             async with runner.timed(self.name):
-                await self._node(runner, self._settings)
+                head = setup.sessions[setup.request.cluster.head_host.name]
+                await self._node(runner, self._settings, head)
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
         """Let workers join the Ray that the head runs."""
@@ -57,7 +59,7 @@ class RayStage(Stage):
         async with runner.timed(self.name):
             settings = replace(self._wished(setup, runner), token=await cluster_token(runner.session, cluster.name))
             runner.log.secrets = (*runner.log.secrets, settings.token)
-            await self._node(runner, settings)
+            await self._node(runner, settings, runner.session)
             await self._answering(runner, settings)
         await setup.head.reach("ray")
 
@@ -69,12 +71,12 @@ class RayStage(Stage):
             raise StepFailedError(self.name, error.message, lines=error.lines, fix=error.fix) from error
         self._settings = replace(settings, head_container=container.id)
 
-    async def _node(self, runner: HostRunner, settings: RaySettings) -> None:
+    async def _node(self, runner: HostRunner, settings: RaySettings, head: Session) -> None:
         assert runner.session is not None
         try:
             actions = plan_node(runner.host, runner.facts, settings)
         except MustReplace as refusal:
-            raise await with_jobs(refusal, runner.session, settings) from refusal
+            raise await with_jobs(refusal, head, settings) from refusal
         if not actions:
             runner.show(self.name, State.OK)
             return
