@@ -22,6 +22,7 @@ demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
 
 test: setup  ## Run every test
+	bash scripts/test-tools.sh
 	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: setup  ## Run the tests that take no training
