@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -26,7 +27,6 @@ from clusterkit.provision import view
 from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.model import HostReport, Report, State, StepFailedError
 from clusterkit.provision.runner import HostRunner, Watch
-from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
 from clusterkit.steps.api import Action, Step, Wish
@@ -77,7 +77,7 @@ class File:
 
 
 def _with_mode(facts: Facts, path: str, mode: int) -> tuple[Action, ...]:
-    if facts.extra["modes"].get(path) == mode:
+    if facts.modes.get(path) == mode:
         return ()
     return (Action(f"set the mode of {path}", f"chmod {mode:04o} {shlex.quote(path)}\n"),)
 
@@ -114,17 +114,9 @@ class Run:
             paths=(host["folder"],),
             packages=tuple(self.work["packages"]),
             files=(host["config"], host["json"]),
-            commands=("apt-get",),
+            commands=(),
+            docker=False,
         )
-
-    async def look(self, session: Session, host: dict[str, Any]) -> Facts:
-        """The probe, and beside it the modes, which no step of `setup` asks for."""
-        paths = shlex.join([host["folder"], host["config"], host["json"]])
-        facts, modes = await asyncio.gather(
-            gather(session, self.wants(host)), session.run(f"stat -c '%a %n' -- {paths} 2>/dev/null", timeout=20.0)
-        )
-        found = {path: int(mode, 8) for mode, path in (line.split(" ", 1) for line in modes.stdout.splitlines())}
-        return facts.model_copy(update={"extra": {**facts.extra, "modes": found}})
 
     async def host(self, runner: HostRunner, entry: dict[str, Any], wish: Wish, options: SshOptions) -> None:
         try:
@@ -148,7 +140,7 @@ class Run:
         runners = []
         for host, entry in zip(cluster.hosts, self.work["hosts"], strict=True):
             log = HostLog(logs, host.name)
-            look = lambda session, entry=entry: self.look(session, entry)  # noqa: E731
+            look = partial(gather, wants=self.wants(entry))
             runners.append(HostRunner(host, report.hosts[host.name], log, look, watch, dry=False))
         wish = Wish(cluster=cluster)
         await asyncio.gather(

@@ -101,6 +101,7 @@ class Facts(_Facts):
     packages: dict[str, str] = {}  # installed version by package name, of those that steps ask about
     commands: dict[str, str] = {}  # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
     files: dict[str, str] = {}  # sha256 by path, of the files that steps manage
+    modes: dict[str, int] = {}  # permission bits by path, of those files and of the paths asked for
     lock_holder: str = ""  # who holds the package manager's lock
     gpus: tuple[Gpu, ...] = ()
     mig: tuple[int, ...] = ()  # indexes of the GPUs that are cut into MIG instances

@@ -66,7 +66,7 @@ def parse(text: str) -> Facts:
     sections = split(text)
     listeners = _listeners(sections["listeners"])
     mounts = _mounts(sections["mounts"])
-    disks = {disk.path: disk for line in sections["disks"].lines if (disk := _disk(line, mounts)) is not None}
+    disks = {disk.path: disk for line in _disk_lines(sections) if (disk := _disk(line, mounts)) is not None}
     uid = _int(sections["uid"].first, -1)
     gpu = parse_gpu.parse(sections)
     return Facts(
@@ -86,6 +86,7 @@ def parse(text: str) -> Facts:
         packages=_packages(sections),
         commands=_pairs(sections["commands"]),
         files={path: digest for digest, path in (_two(line) for line in sections["files"].lines) if path},
+        modes={path: int(mode, 8) for path, mode in map(_mode, sections["modes"].lines) if path},
         lock_holder=_lock_holder(sections["lock"]),
         hard_limits=_limits(sections["limits"]),
         docker=parse_docker.parse(sections),
@@ -137,6 +138,14 @@ def _mounts(section: Section) -> dict[str, tuple[str, str]]:
     return mounts
 
 
+def _disk_lines(sections: Sections) -> list[str]:
+    """One line a path, as the probe prints them where it had to ask path by path."""
+    if "disks" in sections:
+        return sections["disks"].lines
+    paths, inodes, usage = (sections[f"disks.{part}"].lines for part in ("paths", "inodes", "usage"))
+    return ["|".join(parts) for parts in zip(paths, inodes, usage[1:], strict=False)]  # df begins with a heading
+
+
 def _disk(line: str, mounts: dict[str, tuple[str, str]]) -> Disk | None:
     parts = line.split("|")
     if len(parts) != 4:
@@ -175,7 +184,9 @@ def _addresses(section: Section) -> dict[str, tuple[str, ...]]:
 def _ports(section: Section) -> tuple[int, ...]:
     ports = set()
     for line in section.lines:
-        _, _, port = line.strip().rpartition(":")
+        words = line.split()
+        # A line of /proc/net/tcp, or its local address alone.
+        _, _, port = (words[1] if len(words) > 1 else line.strip()).rpartition(":")
         if re.fullmatch(r"[0-9A-F]{4}", port):
             ports.add(int(port, 16))
     return tuple(sorted(ports))
@@ -204,6 +215,12 @@ def _packages(sections: Sections) -> dict[str, str]:
         if len(words) == 3 and words[2] == "installed":
             packages[words[0]] = words[1]
     return packages
+
+
+def _mode(line: str) -> tuple[str, str]:
+    """`750 /a b` -> ('/a b', '750'); empty for anything else."""
+    mode, _, path = line.partition(" ")
+    return (path, mode) if re.fullmatch("[0-7]{1,4}", mode) else ("", "0")
 
 
 def _lock_holder(section: Section) -> str:

@@ -22,8 +22,10 @@ COMMANDS = (
 # Root at once, or through a sudo that asks for nothing; else the answer is how to go on.
 _AS_ROOT = """
 export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-if [ "$(id -u)" = 0 ]; then
-  exec sh -c "$probe"
+probe_uid=$(id -u)
+if [ "$probe_uid" = 0 ]; then
+  eval "$probe"
+  exit
 elif ! command -v sudo >/dev/null 2>&1; then
   said="sudo is not installed" sudo=none
 elif said=$(timeout 10 sudo -n -k true </dev/null 2>&1); then
@@ -43,8 +45,9 @@ class Wants:
     """What to ask beyond what is always asked.
 
     storage: the shared folder. paths: further paths whose disks matter. packages: names whose versions are wanted.
-    files: paths whose SHA-256 is wanted. head_address: name or address of the head node, for the route to it. ports:
-    TCP ports whose listeners are wanted by name (which costs a look at every process). commands: looked up in PATH.
+    files: paths whose SHA-256 and modes are wanted. head_address: name or address of the head node, for the route to
+    it. ports: TCP ports whose listeners are wanted by name (which costs a look at every process). commands: looked up
+    in PATH. docker: whether Docker's engine is asked; False where nothing depends on it.
     limit: seconds that one command of the host (docker, nvidia-smi …) may take; they run beside one another.
     """
 
@@ -55,6 +58,7 @@ class Wants:
     head_address: str = ""
     ports: tuple[int, ...] = ()
     commands: tuple[str, ...] = tuple(COMMANDS)
+    docker: bool = True
     limit: int = 20
 
 
@@ -114,7 +118,11 @@ def probe_script(wants: Wants) -> str:
         "ports": [str(port) for port in wants.ports],
     }
     lines = [f"{name}={shlex.quote(shlex.join(values))}" for name, values in lists.items()]
-    lines += [f"head={shlex.quote(wants.head_address)}", f"limit={wants.limit}"]
+    lines += [
+        f"head={shlex.quote(wants.head_address)}",
+        f"docker={'yes' if wants.docker else ''}",
+        f"limit={wants.limit}",
+    ]
     return "\n".join(lines) + "\n" + _body()
 
 

@@ -32,6 +32,8 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
     require(shutil.which(SHELLS[shell][0]) is not None, f"no {shell} here")
     managed = tmp_path / "a file.conf"
     managed.write_text("text\n")
+    managed.chmod(0o640)
+    tmp_path.chmod(0o750)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         wants = Wants(
@@ -59,6 +61,9 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
     assert not facts.disks[f"{tmp_path}/not/there"].exists
     assert facts.disks[f"{tmp_path}/not/there"].size == disk.f_blocks * disk.f_frsize
     assert facts.files == {str(managed): hashlib.sha256(b"text\n").hexdigest()}
+    assert facts.modes[str(managed)] == 0o640
+    assert facts.modes[str(tmp_path)] == 0o750
+    assert "/does/not/exist" not in facts.modes
     assert port in facts.listening
     assert facts.commands == {"a-tool": f"{tmp_path}/bin/a-tool"}
     assert "nofile" in facts.hard_limits
@@ -132,11 +137,36 @@ def test_a_dead_mount_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     # A stand-in for stat: a network mount whose server is gone never lets it return.
     stand_in(tmp_path, "stat", f'case "$*" in *{tmp_path}/dead*) exec sleep 60 ;; esac; exec /usr/bin/stat "$@"')
     (tmp_path / "dead").mkdir()
+    managed = tmp_path / "managed.conf"
+    managed.write_text("text\n")
 
-    facts = look(Wants(storage=f"{tmp_path}/dead", limit=1), environment=first_in_path(tmp_path))
+    wants = Wants(storage=f"{tmp_path}/dead", files=(str(managed),), limit=1)
+    facts = look(wants, environment=first_in_path(tmp_path))
 
     assert facts.disks[f"{tmp_path}/dead"].timed_out
     assert facts.disks["/"].size > 0
+    assert facts.files == {str(managed): hashlib.sha256(b"text\n").hexdigest()}
+    assert str(managed) in facts.modes
+
+
+def test_docker_is_asked_for_no_more_than_it_can_answer(tmp_path: Path) -> None:
+    # A stand-in that notes how it was called and says what the real one says where no engine runs.
+    said = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+    stand_in(tmp_path, "docker", f'echo "$1" >>{tmp_path}/asked; echo "{said}" >&2; exit 1')
+    asked = tmp_path / "asked"
+    reachable = Path("/run/docker.sock").is_socket() or (Path.home() / ".docker/config.json").exists()
+
+    facts = look(Wants(), environment=first_in_path(tmp_path))
+    assert facts.docker.error == said
+    assert sorted(asked.read_text().split()) == (["images", "info", "ps"] if reachable else ["info"])
+
+    asked.unlink()
+    look(Wants(), environment={**first_in_path(tmp_path), "DOCKER_HOST": "unix:///somewhere/else.sock"})
+    assert sorted(asked.read_text().split()) == ["images", "info", "ps"]
+
+    asked.unlink()
+    look(Wants(docker=False), environment=first_in_path(tmp_path))
+    assert not asked.exists()
 
 
 def test_the_holder_of_the_package_lock_is_named() -> None:
