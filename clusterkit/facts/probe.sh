@@ -215,9 +215,9 @@ basics() {
   echo "@@os"
   show /etc/os-release || show /usr/lib/os-release || show /etc/redhat-release
   echo "@@uname"
-  # shellcheck disable=SC2046
-  set -- $(uname -nrm)
-  printf '%s\n' "$1" "$3" "$2"
+  show /proc/sys/kernel/hostname
+  show /proc/sys/kernel/arch || uname -m
+  show /proc/sys/kernel/osrelease
   echo "@@init"
   show /proc/1/comm
   echo "@@machine-id"
