@@ -184,14 +184,14 @@ class Testbed:
         engine = Engine(cache)
         engine.start()
         try:
-            _remove_rules()
+            _remove_rules(engine.state.name)
             _clear(cache / "run")
             testbed = cls(engine, cache)
             testbed._raise(nodes)
             yield testbed
         finally:
             engine.stop()
-            _remove_rules()
+            _remove_rules(engine.state.name)
             _clear(cache / "run")
 
     def reset(self) -> None:
@@ -220,7 +220,7 @@ class Testbed:
         subnet = _free_subnet()
         words = ["network", "create", "--label", f"{LABEL}=1", "--subnet", str(subnet)]
         self.engine.docker(*words, "--gateway", str(subnet[1]), self.network)
-        _add_rules(subnet)
+        _add_rules(subnet, self.engine.state.name)
         self.nodes = [Node(f"node{n}", str(subnet[10 + n]), self) for n in range(1, nodes + 1)]
         self.each(Node.reset)
 
@@ -253,18 +253,18 @@ def _free_subnet() -> ipaddress.IPv4Network:
     raise TestbedError("every network of 10.213.0.0/16 is in use on this machine")
 
 
-def _add_rules(subnet: ipaddress.IPv4Network) -> None:
-    """Let the nodes out, and nothing else changed: three rules that carry our name."""
-    mark = ["-m", "comment", "--comment", LABEL]
+def _add_rules(subnet: ipaddress.IPv4Network, name: str) -> None:
+    """Let the nodes out, and nothing else changed: three rules that carry the name of this testbed."""
+    mark = ["-m", "comment", "--comment", name]
     words = ["iptables", "-w", "30"]
     command(*words, "-t", "nat", "-I", "POSTROUTING", "-s", subnet, "!", "-d", subnet, *mark, "-j", "MASQUERADE")
     command(*words, "-I", "FORWARD", "-s", subnet, *mark, "-j", "ACCEPT")
     command(*words, "-I", "FORWARD", "-d", subnet, *mark, "-j", "ACCEPT")
 
 
-def _remove_rules() -> None:
+def _remove_rules(name: str) -> None:
     for table in ("nat", "filter"):
         for rule in command("iptables", "-w", "30", "-t", table, "-S", check=False).splitlines():
-            if f"--comment {LABEL}" in rule.replace('"', ""):
+            if f"--comment {name} " in rule.replace('"', ""):
                 words = rule.replace('"', "").split()
                 command("iptables", "-w", "30", "-t", table, "-D", *words[1:], check=False)
