@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterkit.provision.imagestage import ImageStage
@@ -10,13 +11,16 @@ from clusterkit.provision.model import State, StepFailedError
 from clusterkit.provision.runner import HostRunner
 from clusterkit.provision.setup import Setup, Stage
 from clusterkit.raycluster.addresses import head_address
-from clusterkit.raycluster.model import RaySettings
+from clusterkit.raycluster.model import WORKER, RaySettings
 from clusterkit.raycluster.plan import MustReplace, plan_node
 from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, ready, settings_for_plan, with_jobs
 from clusterkit.raycluster.state import ClusterState
 from clusterkit.raycluster.token import cluster_token, read_token
 from clusterkit.ssh.api import Session
 from clusterkit.steps.api import Refused
+
+STARTS = 3
+"""How often a Ray that ends while it starts is started: it gives itself 30 s, which a busy machine may not keep."""
 
 
 @dataclass
@@ -59,9 +63,25 @@ class RayStage(Stage):
         async with runner.timed(self.name):
             settings = replace(self._wished(setup, runner), token=await cluster_token(runner.session, cluster.name))
             runner.log.secrets = (*runner.log.secrets, settings.token)
-            await self._node(runner, settings, runner.session)
-            await self._answering(runner, settings)
+            for left in reversed(range(STARTS)):
+                await self._node(runner, settings, runner.session)
+                try:
+                    await self._answering(runner, settings)
+                    break
+                except StepFailedError as failure:
+                    if not left:
+                        raise
+                    await self._look_again(setup, runner, failure.lines)
         await setup.head.reach("ray")
+
+    async def _look_again(self, setup: Setup, runner: HostRunner, lines: Sequence[str]) -> None:
+        """A Ray ended while it started: note its last words and look at what there is to start again."""
+        assert runner.session is not None
+        runner.log.heading(f"{self.name}: Ray ended while it started; its last lines:")
+        for line in lines:
+            runner.log.line(line)
+        setup.note(f"{runner.host.name}: Ray ended while it started and was started again")
+        runner.facts = await runner.look(runner.session)
 
     async def _answering(self, head: HostRunner, settings: RaySettings) -> None:
         assert head.session is not None
@@ -119,18 +139,43 @@ class RayStage(Stage):
         sessions = {name: session for name, session in setup.sessions.items() if name in {*alive, head}}
         began = time.monotonic()
         try:
-            self.state = await ready(sessions, cluster, dict.fromkeys(alive))
-        except NotReadyError as error:
-            self.state = error.state
-            named = {node.name: node for node in error.state.nodes if node.problem}
-            for name, node in named.items():
-                if name in alive:
-                    fix = "run setup again; docker logs on that host has all that Ray said"
-                    setup.fail(alive[name], StepFailedError(self.name, node.problem, lines=node.log, fix=fix))
-            if error.state.problems and alive:
-                message = "; ".join(error.state.problems)
-                setup.fail(alive.get(head) or next(iter(alive.values())), StepFailedError(self.name, message))
+            for left in reversed(range(STARTS)):
+                try:
+                    self.state = await ready(sessions, cluster, dict.fromkeys(setup.alive))
+                    return
+                except NotReadyError as error:
+                    self.state = error.state
+                    if not left or not await self._started_again(setup, error.state, sessions[head]):
+                        self._tell(setup, error.state)
+                        return
         finally:
             if head in setup.report.hosts:  # it is the head that is asked
                 seconds = setup.report.hosts[head].seconds
                 seconds[self.name] = seconds.get(self.name, 0.0) + time.monotonic() - began
+
+    async def _started_again(self, setup: Setup, state: ClusterState, head: Session) -> bool:
+        """Start workers anew whose Ray ended; whether there were any."""
+        ended = [node for node in state.nodes if node.role == WORKER and node.container.startswith("exited")]
+        ended = [node for node in ended if node.name in setup.alive]
+        assert self._settings is not None
+        for node in ended:
+            runner = setup.runners[node.name]
+            try:
+                async with runner.timed(self.name):
+                    await self._look_again(setup, runner, node.log)
+                    await self._node(runner, self._settings, head)
+            except StepFailedError as failure:
+                setup.fail(runner, failure)
+        return bool(ended)
+
+    def _tell(self, setup: Setup, state: ClusterState) -> None:
+        """Hand every problem to the host that has it, what all have to the head."""
+        alive = setup.alive
+        for node in state.nodes:
+            if node.problem and node.name in alive:
+                fix = "run setup again; docker logs on that host has all that Ray said"
+                setup.fail(alive[node.name], StepFailedError(self.name, node.problem, lines=node.log, fix=fix))
+        alive = setup.alive
+        if state.problems and alive:
+            first = alive.get(setup.request.cluster.head_host.name) or next(iter(alive.values()))
+            setup.fail(first, StepFailedError(self.name, "; ".join(state.problems)))
