@@ -143,7 +143,10 @@ all_went_well
             _ABSENT: "it is not there: is the storage shared with the host that wrote it?",
             _DIFFERENT: f"it does not have the {archive.size} bytes that were written",
         }.get(result.exit_code, readable(result.stderr) or f"exit code {result.exit_code}")
-        raise ImageError(session.host.name, f"{archive.path} cannot be loaded: {reason}", "run setup again")
+        error = ImageError(session.host.name, f"{archive.path} cannot be loaded: {reason}", "run setup again")
+        if error.disk_full:
+            error.fix = "make room where Docker keeps its images (docker system df), then run setup again"
+        raise error
     if progress is not None:
         progress(session.host.name, archive.size, archive.size)
 

@@ -169,7 +169,8 @@ class Distribution:
                 image = await inspect(session, wanted.run_as)
                 self._agree(session, image)
             except ImageError as error:
-                if position == len(ways) - 1:
+                # No other way makes room on this host's disk.
+                if position == len(ways) - 1 or (error.disk_full and error.host == session.host.name):
                     raise
                 self._note(f"{session.host.name}: {way} did not work ({error.message.splitlines()[0]})")
             else:

@@ -9,3 +9,8 @@ class ImageError(Exception):
     def __init__(self, host: str, message: str, fix: str = "") -> None:
         super().__init__(f"{host}: {message}" + (f"\n{fix}" if fix else ""))
         self.host, self.message, self.fix = host, message, fix
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether it is for want of space."""
+        return "no space left on device" in self.message.lower()
