@@ -167,6 +167,9 @@ def _ports(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
         if port in facts.listening and not _is_ours(facts, port, cluster):
             taken.append(port)
             message = f"port {port} ({name} of Ray) is taken by {_owner(facts, port)}"
+            if _may_be_ours(facts, port):
+                yield Level.WARN, f"{message} in a container", "It may be Ray's own: Docker does not say whose it is."
+                continue
             yield Level.FAIL, message, f"End it or give it another port; `ss -ltnp 'sport = :{port}'` shows it."
     others = [
         port
@@ -191,6 +194,12 @@ def _is_ours(facts: Facts, port: int, cluster: Cluster) -> bool:
     if listener is None:  # no name to the listener (no ss, no root): believe in our container
         return bool(ours)
     return any(container.id == listener["container"] for container in ours)
+
+
+def _may_be_ours(facts: Facts, port: int) -> bool:
+    """Whether it is a container that listens, and a Docker that does not answer keeps to itself whose it is."""
+    listener = facts.extra.get("listeners", {}).get(str(port))
+    return bool(facts.docker.client) and not facts.docker.server and bool(listener and listener["container"])
 
 
 def _owner(facts: Facts, port: int) -> str:
