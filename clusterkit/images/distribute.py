@@ -136,7 +136,7 @@ class Distribution:
 
     @staticmethod
     def _built_here(image: Image) -> bool:
-        """Built by `--build-image` and never pushed: some engines make up a digest for such images too."""
+        """Built by `setup` and never pushed: some engines make up a digest for such images too."""
         return "/" not in image.reference and CONTENT_LABEL in dict(image.labels)
 
     def _outdated(self, image: Image) -> bool:

@@ -104,7 +104,7 @@ def _failed(host: str, wanted: str, said: str) -> ImageError:
         host,
         f"{wanted} cannot be pulled: {said}",
         "check the name and that the host reaches the registry (a proxy: --https-proxy; a private registry: `docker "
-        "login` there), or build the image with --build-image",
+        "login` there), or leave --image out: the head node then builds it",
     )
 
 
