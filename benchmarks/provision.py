@@ -8,7 +8,8 @@ machine), a folder with a mode, a configuration file with content and mode, a JS
 none of the files is there; warm: all are. Every time is that of a whole process, interpreter start-up included; the
 tools take turns, and every run is followed by a look at the files: a cold run has to have made all of them, a warm run
 must not have touched any. Before anything is timed each tool has to repair a wrong mode and wrong content, so that all
-do the same work.
+do the same work. CPU seconds are those of the tool and of all that it starts on the hosts: here both share the same
+processors, and unlike the time on the clock they depend little on what else this machine is doing.
 
 Needs root, Debian or Ubuntu with python3-apt (which Ansible's apt module wants), git and curl. pyinfra and ansible-core
 are installed into an environment of their own, which is kept for the next time; everything else is removed.
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -27,8 +29,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from provision_hosts import Hosts
 from provision_tools import Ansible, Clusterkit, Pyinfra, Tool, clean_environment, install_tools, versions
 
 CACHE = Path("~/.cache/clusterkit-bench/venv").expanduser()
+STATES = ("cold", "warm")
 TARGETS = {"pyinfra": 0.5, "ansible-core": 0.1}
 """Most that clusterkit's warm time may be of the other tool's."""
 MOST_MEMORY = 150e6
@@ -63,31 +67,46 @@ def wait_until_calm(seconds: float) -> bool:
     return idle >= 0.9
 
 
+@dataclass(frozen=True)
+class Run:
+    """One process: wall seconds, CPU seconds of the tool and of the hosts, and the JSON object that it printed."""
+
+    seconds: float
+    cpu: dict[str, float]
+    said: dict[str, Any]
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class Bench:
     """Runs of all tools on one set of hosts."""
 
     def __init__(self, hosts: Hosts, tools: list[Tool], calm_wait: float) -> None:
         self.hosts, self.tools, self.calm_wait = hosts, tools, calm_wait
-        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self.own: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        """What clusterkit says about itself, by state."""
+        self.runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        """By tool and state."""
         self.disturbed = 0
 
-    def run(self, tool: Tool) -> tuple[float, dict[str, Any]]:
-        """One process from start to end: seconds, and the JSON object that it printed, if any."""
+    def run(self, tool: Tool) -> Run:
+        """One process from start to end."""
         command = tool.command(self.hosts)
         environment = clean_environment() | tool.environment(self.hosts)
         if not wait_until_calm(self.calm_wait):
             self.disturbed += 1
-        began = time.perf_counter()
-        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900, env=environment)
-        seconds = time.perf_counter() - began
+        own, servers, began = cpu_of_children(), self.hosts.cpu_seconds(), time.perf_counter()
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800, env=environment)
+        seconds, own = time.perf_counter() - began, cpu_of_children() - own
         tool.close(self.hosts)
+        self.hosts.wait_until_left()
         if ended.returncode:
             tail = "\n".join((ended.stdout + ended.stderr).splitlines()[-30:])
             raise SystemExit(f"{tool.name} failed with exit code {ended.returncode}:\n{tail}")
         last = ended.stdout.strip().rpartition("\n")[2]
-        return seconds, json.loads(last) if last.startswith("{") else {}
+        cpu = {"tool": own, "hosts": self.hosts.cpu_seconds() - servers}
+        return Run(seconds, cpu, json.loads(last) if last.startswith("{") else {})
 
     def same_work(self, tool: Tool) -> None:
         """Let a tool make everything, then repair it."""
@@ -109,42 +128,52 @@ class Bench:
             raise SystemExit(f"{tool.name} changed something although nothing was to be done")
 
     def _timed(self, tool: Tool, state: str) -> None:
-        seconds, said = self.run(tool)
-        self.seconds[tool.name, state].append(seconds)
-        if said:
-            self.own[state].append(said)
-        print(f"  {len(self.hosts.places)} hosts, {tool.name}, {state}: {seconds:.2f} s", file=sys.stderr)
+        run = self.run(tool)
+        self.runs[tool.name, state].append(run)
+        cpu = " + ".join(f"{seconds:.1f} s ({where})" for where, seconds in run.cpu.items())
+        count = len(self.hosts.places)
+        print(f"  {count} hosts, {tool.name}, {state}: {run.seconds:.2f} s, CPU {cpu}", file=sys.stderr)
 
     def result(self) -> dict[str, Any]:
         """Medians, ratios, and what clusterkit says about itself."""
-        medians = {
-            state: {t.name: statistics.median(self.seconds[t.name, state]) for t in self.tools}
-            for state in ("cold", "warm")
-        }
-        ratios = {
-            state: {name: times["clusterkit"] / times[name] for name in times if name != "clusterkit"}
-            for state, times in medians.items()
-            if "clusterkit" in times
-        }
-        own = {
-            state: {
-                "wall_seconds": statistics.median(s["wall_seconds"] for s in said),
-                # A host's own sum ends with its last step; the whole run must not be much longer than the longest.
-                "overhead": max(s["wall_seconds"] / s["slowest_host_seconds"] for s in said),
-                "peak_memory": max(s["peak_memory"] for s in said),
-                "seconds": said[-1]["seconds"],
-            }
-            for state, said in self.own.items()
-        }
-        every = {f"{name} {state}": [round(s, 3) for s in times] for (name, state), times in self.seconds.items()}
         return {
             "hosts": len(self.hosts.places),
-            "seconds": medians,
-            "ratios": ratios,
-            "clusterkit": own,
-            "every": every,
+            "seconds": (seconds := self._medians(lambda run: run.seconds)),
+            "ratios": ratios_of(seconds),
+            "cpu_seconds": (cpu := self._medians(lambda run: sum(run.cpu.values()))),
+            "cpu_ratios": ratios_of(cpu),
+            "clusterkit": {state: self._own(state) for state in STATES if ("clusterkit", state) in self.runs},
+            "every": {
+                f"{name} {state}": [{"seconds": round(run.seconds, 3), "cpu": run.cpu} for run in runs]
+                for (name, state), runs in self.runs.items()
+            },
             "disturbed": self.disturbed,
         }
+
+    def _medians(self, of: Callable[[Run], float]) -> dict[str, dict[str, float]]:
+        return {
+            state: {tool.name: statistics.median(map(of, self.runs[tool.name, state])) for tool in self.tools}
+            for state in STATES
+        }
+
+    def _own(self, state: str) -> dict[str, Any]:
+        said = [run.said for run in self.runs["clusterkit", state]]
+        return {
+            "wall_seconds": statistics.median(s["wall_seconds"] for s in said),
+            # A host's own sum ends with its last step; the whole run must not be much longer than the longest.
+            "overhead": max(s["wall_seconds"] / s["slowest_host_seconds"] for s in said),
+            "peak_memory": max(s["peak_memory"] for s in said),
+            "seconds": said[-1]["seconds"],
+        }
+
+
+def ratios_of(medians: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """clusterkit's value over each other tool's, by state."""
+    return {
+        state: {name: values["clusterkit"] / values[name] for name in values if name != "clusterkit"}
+        for state, values in medians.items()
+        if "clusterkit" in values
+    }
 
 
 def bench(count: int, tools: list[Tool], repeat: int, calm_wait: float, *, prove: bool = False) -> dict[str, Any]:
@@ -175,14 +204,15 @@ def lines_of(results: list[dict[str, Any]], memory: dict[str, Any] | None) -> li
     """The tables as people read them."""
     lines = []
     for result in results:
-        lines += ["", f"{result['hosts']} hosts     cold         warm"]
+        lines += ["", f"{result['hosts']} hosts         cold      warm    CPU: cold      warm"]
         for name in result["seconds"]["warm"]:
-            cold, warm = result["seconds"]["cold"][name], result["seconds"]["warm"][name]
-            lines.append(f"{name:<12} {cold:7.2f} s    {warm:7.2f} s")
+            times = [result[kind][state][name] for kind in ("seconds", "cpu_seconds") for state in STATES]
+            lines.append(f"{name:<12}" + "".join(f"{seconds:8.2f} s" for seconds in times))
         for name, ratio in result["ratios"].get("warm", {}).items():
             cold, target = result["ratios"]["cold"][name], TARGETS[name]
+            cpu = result["cpu_ratios"]["warm"][name]
             lines.append(
-                f"clusterkit / {name}: cold {cold:.2f}, warm {ratio:.3f}; target warm {target:g}: "
+                f"clusterkit / {name}: cold {cold:.2f}, warm {ratio:.3f} (CPU {cpu:.3f}); target warm {target:g}: "
                 f"{verdict(ratio, target)}"
             )
         for state, own in result["clusterkit"].items():

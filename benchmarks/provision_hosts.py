@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from sshd import SshdFactory
+from sshd import SshdFactory, wait_until
 
 PACKAGES = ["git", "curl"]
 FOLDER_MODE, CONFIG_MODE, JSON_MODE = "0750", "0640", "0600"
@@ -83,12 +84,15 @@ class Hosts:
         self.servers = SshdFactory(folder / "servers")
         self.known_hosts = folder / "known_hosts"
         self.places: list[Place] = []
+        self.pids: list[int] = []
+        """Of the servers."""
 
     def __enter__(self) -> Hosts:
         width = len(str(self.count))
         for number in range(1, self.count + 1):
             server = self.servers("Subsystem sftp internal-sftp")  # pyinfra sends files through it
             name = f"h{number:0{width}}"
+            self.pids.append(int((server.folder / "pid").read_text()))
             self.places.append(Place(name, server.address, server.port, self.folder / "disks" / name))
         key = (self.folder / "servers" / "host_key.pub").read_text().rsplit(" ", 1)[0]
         self.known_hosts.write_text("".join(f"[{place.address}]:{place.port} {key}\n" for place in self.places))
@@ -114,6 +118,20 @@ class Hosts:
     def wrong(self) -> list[str]:
         """All that is not as wished."""
         return [text for place in self.places for text in place.wrong()]
+
+    def cpu_seconds(self) -> float:
+        """What all servers and all that ran in their sessions have used; sessions count once they are over."""
+        ticks = 0
+        for pid in self.pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])  # its own time and that of its children
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def wait_until_left(self) -> None:
+        """Wait until nobody is logged in any more."""
+        for server in self.pids:
+            path = Path(f"/proc/{server}/task/{server}/children")
+            wait_until(lambda path=path: not path.read_text().strip(), seconds=10.0)
 
     def work(self) -> Path:
         """The work as a file, for clusterkit's side."""
