@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH_WHEELS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-fast lint format types clean
+.PHONY: help setup demo test test-cluster test-fast lint format types clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,9 +21,13 @@ $(VENV)/.ready: pyproject.toml scripts/setup.sh
 demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
 
-test: setup  ## Run every test
+test: setup  ## Run every test that needs one machine
 	bash scripts/test-tools.sh
 	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-cluster: setup  ## Set-up, images and Ray on three real hosts on this machine (root; many minutes)
+	bash scripts/test-tools.sh
+	CLUSTERKIT_REQUIRE_REAL=1 $(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 test-fast: setup  ## Run the tests that take no training
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)

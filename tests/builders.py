@@ -200,7 +200,7 @@ class ScriptedEngine:
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
 
-    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:  # noqa: ARG002
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         self.prompts.append(list(prompt_ids))
         self.params.append(params)
         ids = next(self.responses)

@@ -89,7 +89,7 @@ class SameAnswer:
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
 
-    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:  # noqa: ARG002
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         self.asked += 1
         return Completion(list(self.ids), [-1.0] * len(self.ids), "length", 0)
 
