@@ -2,7 +2,7 @@
 
 The tests go from bare hosts to a cluster (`ready`, whose three runs have faults of their own) and then spoil it, one
 host with one fault each, several hosts in one run. Two faults cannot be had for real in a node, which is a container:
-another clock and another processor. There a program of the node's PATH (`date`, `uname`) says what it would be.
+another clock and another processor. There a stand-in (for `date`, for `uname` and its file) says what they would be.
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ class Ready:
     first: Done
     second: Done
     third: Done
+    locked: Done
+    """`check` while the package lock was held."""
 
     @property
     def nodes(self) -> list[Node]:
@@ -176,6 +178,7 @@ def ready(bare: Testbed, cpu_image: Image, tmp_path_factory: pytest.TempPathFact
         operator.await_log(dying, "Unpacking docker.io", running)
         dying.kill()
         operator.await_log(head, "Waiting for cache lock", running)
+        locked = operator.check("--no-probes", hosts=[head])
         release()
         first = operator.finish(running)
     dying.start()
@@ -186,14 +189,17 @@ def ready(bare: Testbed, cpu_image: Image, tmp_path_factory: pytest.TempPathFact
     third = operator.setup()
     assert third.exit_code == 0, third.text
     dying.exec(f"docker run -d --init --name {NEIGHBOUR} --network host {cpu_image.reference} sleep 1d", timeout=60)
-    return Ready(operator, first, second, third)
+    return Ready(operator, first, second, third, locked)
 
 
 def test_package_lock_is_waited_for(ready: Ready) -> None:
     head = ready.nodes[0]
     assert_through(ready.first, head)
     assert ready.first.row(head)["steps"]["packages"] == "changed"
-    assert any(head.address in note and "package manager is busy" in note for note in ready.first.report["notes"])
+    assert "Waiting for cache lock" in Path(ready.first.row(head)["log"]).read_text()
+    assert verdict(ready.locked, head) == "warn"
+    assert "the package manager is busy: apt-get" in finding(ready.locked, head, "packages")
+    assert "setup waits for it" in finding(ready.locked, head, "packages")
     assert head.exec("dpkg -s jq").returncode == 0  # what held it came to its end, too
 
 
@@ -247,8 +253,7 @@ def test_unknown_account_key_and_skewed_clock(ready: Ready) -> None:
 def test_broken_docker_and_wrong_architecture(ready: Ready) -> None:
     _, broken, other = ready.nodes
     fails = "echo 'docker: error while loading shared libraries: libc.so.6' >&2; exit 127"
-    arm = 'if [ "$1" = -m ]; then echo aarch64; else exec /bin/uname "$@"; fi'
-    with spared(ready), stand_in(broken, "docker", fails), stand_in(other, "uname", arm):
+    with spared(ready), stand_in(broken, "docker", fails), other_processor(other):
         done = ready.operator.setup()
     assert_only(ready, done, broken, other)
     assert_fault(done, broken, "docker", "Docker is installed but broken", "shared libraries", fix="Repair it")
@@ -357,6 +362,16 @@ def stand_in(node: Node, program: str, script: str) -> Iterator[None]:
         yield
     finally:
         node.exec(f"rm {path}")
+
+
+@contextlib.contextmanager
+def other_processor(node: Node) -> Iterator[None]:
+    """Whoever asks, by the program or by the file that newer kernels have, is told of another processor."""
+    arch = "/proc/sys/kernel/arch"
+    over = f"[ ! -e {arch} ] || {{ echo aarch64 >/tmp/arch && mount --bind /tmp/arch {arch}; }}"
+    asked = 'if [ "$1" = -m ]; then echo aarch64; else exec /bin/uname "$@"; fi'
+    with stand_in(node, "uname", asked), repaired(node, over, f"[ ! -e {arch} ] || umount {arch}"):
+        yield
 
 
 @contextlib.contextmanager
