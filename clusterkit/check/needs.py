@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from clusterkit.images.versions import versions
 
 GIB = 1024**3
 
@@ -13,11 +15,20 @@ _BYTES_PER_PARAMETER = 40
 """On storage: two recover slots of weights and optimizer (14 bytes each), and six exported models of 2 bytes."""
 
 
+def image_cuda() -> int:
+    """Major version of CUDA that the runtime image is built with, by the tag of its base in images/versions.env."""
+    base = versions()["CUDA_BASE"]
+    tag = re.search(r":(\d+)\.", base)
+    if tag is None:
+        raise ValueError(f"images/versions.env: CUDA_BASE={base} names no version of CUDA")
+    return int(tag[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """hosts and gpus_per_host: the least. Sizes in bytes: free space where images go, and where data goes.
 
-    cuda: major version that the runtime image is built with, which decides the oldest driver.
+    cuda: major version that the runtime image is built with (`image_cuda`), which decides the oldest driver.
     """
 
     hosts: int = 1
@@ -25,7 +36,7 @@ class Needs:
     image_space: int = 5 * GIB
     gpu_image_space: int = 40 * GIB
     data_space: int = 5 * GIB
-    cuda: int = 13
+    cuda: int = field(default_factory=image_cuda)
     preset: str = ""
 
 

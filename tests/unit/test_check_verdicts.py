@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from clusterkit.check.finding import Finding, Level, worst
-from clusterkit.check.needs import GIB, Needs, needs_of_preset
+from clusterkit.check.gpu import OLDEST_DRIVER
+from clusterkit.check.needs import GIB, Needs, image_cuda, needs_of_preset
 from clusterkit.check.verdicts import judge
 from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.images.versions import versions
 from clusterkit.ssh.api import HostError, Trouble
 from trainer.errors import UserError
 
@@ -111,3 +113,9 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(base.get(key), dict) and key in {"os", "disks"}
         result[key] = merged(base[key], value) if both else value
     return result
+
+
+def test_the_oldest_driver_is_that_of_the_cuda_that_the_image_is_built_with() -> None:
+    assert f"nvidia/cuda:{image_cuda()}." in versions()["CUDA_BASE"]
+    assert Needs().cuda == needs_of_preset("1.5B_n4").cuda == image_cuda()
+    assert image_cuda() in OLDEST_DRIVER
