@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterkit.images.versions import folder, versions
+from clusterkit.nodecode import archive, content_of, node_files
 from trainer.errors import UserError
 
-NODE_SIDE = ("trainer", "evaluation", "presets")
-"""What runs inside the container."""
 DOCKERFILES = {"gpu": "runtime.Dockerfile", "cpu": "runtime-cpu.Dockerfile"}
 REPOSITORIES = {"gpu": "clusterkit-runtime", "cpu": "clusterkit-runtime-cpu"}
 CONTENT_LABEL = "clusterkit.content"
@@ -38,11 +33,8 @@ class Recipe:
     @property
     def content(self) -> str:
         """Hash of all that the image is made of: Dockerfile, versions, node-side code, and the choices above."""
-        hashed = hashlib.sha256(f"{self.kind}\0{self.base}\0{self.torch}\0".encode())
-        for name, data in (*self.files(), ("versions.env", (folder() / "versions.env").read_bytes())):
-            hashed.update(f"{name}\0{len(data)}\0".encode())
-            hashed.update(data)
-        return hashed.hexdigest()
+        pins = ("versions.env", (folder() / "versions.env").read_bytes())
+        return content_of((*self.files(), pins), self.kind, self.base, str(self.torch))
 
     @property
     def reference(self) -> str:
@@ -63,13 +55,8 @@ class Recipe:
 
     def files(self) -> list[tuple[str, bytes]]:
         """The Dockerfile and the node side, by path in the context."""
-        top = folder().parent
-        found = [("Dockerfile", (folder() / DOCKERFILES[self.kind]).read_bytes())]
-        for package in NODE_SIDE:
-            root = _package(top, package)
-            paths = (path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-            found += [(f"node/{package}/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in paths]
-        return sorted(found)
+        dockerfile = ("Dockerfile", (folder() / DOCKERFILES[self.kind]).read_bytes())
+        return sorted([dockerfile, *((f"node/{name}", data) for name, data in node_files())])
 
 
 def context(recipe: Recipe, *, ca_bundle: bytes = b"", wheels: Path | None = None) -> bytes:
@@ -80,18 +67,4 @@ def context(recipe: Recipe, *, ca_bundle: bytes = b"", wheels: Path | None = Non
     entries = [*recipe.files(), ("site/ca.pem", ca_bundle), ("wheels/README", b"Wheels that pip may use.\n")]
     if wheels is not None:
         entries += [(f"wheels/{path.name}", path.read_bytes()) for path in sorted(wheels.glob("*.whl"))]
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as tar:
-        for name, data in entries:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(data), 0o644
-            tar.addfile(entry, io.BytesIO(data))
-    return gzip.compress(raw.getvalue(), compresslevel=6, mtime=0)
-
-
-def _package(top: Path, name: str) -> Path:
-    """Where a package of ours is: beside images/ in the repository; beside or inside clusterkit once installed."""
-    for root in (top / name, top.parent / name, top / f"_{name}"):
-        if root.is_dir():
-            return root
-    raise UserError(f"the {name} package is not installed beside clusterkit; install clusterkit again")
+    return archive(entries)
