@@ -19,6 +19,7 @@ import yaml
 from clusterkit.rundir import RunDirectory
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.paths import new_attempt as trainer_attempt
 
 POLL_SECONDS = 0.2
 SECOND_THOUGHT_SECONDS = 1.0
@@ -80,14 +81,7 @@ def new_attempt(run: RunDirectory) -> int:
     """Create the folder of the next free attempt and return its number."""
     with disk_errors(run.logs):
         run.logs.mkdir(parents=True, exist_ok=True)
-        number = max(run.attempt_numbers(), default=0)
-        while True:
-            number += 1
-            try:
-                (run.logs / f"attempt_{number}").mkdir()
-            except FileExistsError:
-                continue
-            return number
+        return trainer_attempt(run.logs)
 
 
 def trainer_command(run: RunDirectory) -> list[str]:

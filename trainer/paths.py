@@ -38,3 +38,15 @@ class RunPaths:
         root = Path(config.fileroot).expanduser().absolute()
         tail = Path(user_name(), config.experiment_name, config.trial_name)
         return cls(root / "logs" / tail, root / "checkpoints" / tail / "actor", root / "recover" / tail)
+
+
+def new_attempt(logs: Path) -> int:
+    """Create the folder of the next free attempt under a run's log folder and return its number."""
+    number = max((int(p.name[8:]) for p in logs.glob("attempt_*") if p.name[8:].isdigit()), default=0)
+    while True:
+        number += 1
+        try:
+            (logs / f"attempt_{number}").mkdir()
+        except FileExistsError:
+            continue
+        return number

@@ -20,7 +20,7 @@ from trainer.files import disk_error, is_full
 from trainer.launch.ranks import RankedRun, set_threads
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor, make_sinks, open_log
-from trainer.paths import RunPaths, cache_folder
+from trainer.paths import RunPaths, cache_folder, new_attempt
 from trainer.schedule import Course
 from trainer.signals import StopFlag
 from trainer.tasks import make_source
@@ -53,7 +53,7 @@ def train(config: RunConfig, stop: StopFlag | None = None) -> None:
 
 def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -> None:
     """One attempt, with its last record."""
-    number = int(os.environ.get("CLUSTERKIT_ATTEMPT") or _next_attempt(paths.logs))
+    number = int(os.environ.get("CLUSTERKIT_ATTEMPT") or new_attempt(paths.logs))
     set_threads(config)
     monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
     status, message, step = "failed", "", start.global_step
@@ -172,10 +172,3 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
                 f"cannot write {system.filename}: {system.strerror}. Change that, or choose another fileroot=DIR"
             ) from error
         raise
-
-
-def _next_attempt(logs: Path) -> int:
-    taken = [int(p.name.removeprefix("attempt_")) for p in logs.glob("attempt_*") if p.name[8:].isdigit()]
-    number = max(taken, default=0) + 1
-    (logs / f"attempt_{number}").mkdir()
-    return number
