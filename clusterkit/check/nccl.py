@@ -1,4 +1,4 @@
-"""One all-reduce over all GPUs of the cluster, inside its own running containers."""
+"""One all-reduce over all GPUs of the cluster (without GPUs: over its hosts), inside its own running containers."""
 
 from __future__ import annotations
 
@@ -42,31 +42,36 @@ dist.destroy_process_group()
 async def all_reduce(
     sessions: Sequence[Session], facts: Mapping[str, Facts], cluster: str, head_address: str, *, root: bool = True
 ) -> list[Finding]:
-    """Sum 256 MiB over all GPUs and say how fast that was; where that cannot be done, say why not."""
+    """Sum 256 MiB over all GPUs with NCCL, or over the hosts of a cluster without GPUs with gloo, and say how fast that
+    was; where that cannot be done, say why not.
+    """
     containers = {session.host.name: _container(facts[session.host.name], cluster) for session in sessions}
-    gpus = {name: len(facts[name].gpus) for name in containers}
+    ranks = {name: len(facts[name].gpus) for name in containers}
+    kind = "GPU" if any(ranks.values()) else "host"
+    if kind == "host":
+        ranks = dict.fromkeys(ranks, 1)
     without = [name for name, container in containers.items() if not container]
-    if not any(gpus.values()):
-        return [Finding("", "nccl", Level.WARN, "not run: no host has a GPU")]
-    if sum(gpus.values()) < 2:
-        return [Finding("", "nccl", Level.WARN, "not run: one GPU alone has nobody to talk to")]
+    if sum(ranks.values()) < 2:
+        return [Finding("", "nccl", Level.WARN, f"not run: one {kind} alone has nobody to talk to")]
     if without:
         message = f"not run: no runtime container of cluster {cluster} runs on {', '.join(without)}"
         return [Finding("", "nccl", Level.WARN, message, "`clusterkit setup` starts them; then check again.")]
     first, tasks = 0, []
     for session in sessions:
         name = session.host.name
-        if gpus[name]:
-            script = rank_script(first, gpus[name], sum(gpus.values()), head_address)
+        if ranks[name]:
+            script = rank_script(first, ranks[name], sum(ranks.values()), head_address)
             command = shlex.join(["docker", "exec", containers[name], "bash", "-c", script])
             tasks.append((name, _run(session, f"timeout -k 5 {SECONDS} {command} </dev/null", root)))
-        first += gpus[name]
+        first += ranks[name]
     results = await asyncio.gather(*(task for _, task in tasks))
-    return judge_all_reduce({name: result for (name, _), result in zip(tasks, results, strict=True)}, gpus)
+    return judge_all_reduce(
+        {name: result for (name, _), result in zip(tasks, results, strict=True)}, sum(ranks.values()), kind
+    )
 
 
 def rank_script(first: int, count: int, world: int, address: str) -> str:
-    """Bash that runs `count` ranks from `first` on, one per GPU; its exit code is not 0 when one of them fails."""
+    """Bash that runs `count` ranks from `first` on; its exit code is not 0 when one of them fails."""
     return f"""
 export MASTER_ADDR={shlex.quote(address)} MASTER_PORT={PORT} WORLD_SIZE={world} NCCL_DEBUG=WARN
 pids=
@@ -80,7 +85,7 @@ exit $failed
 """
 
 
-def judge_all_reduce(results: Mapping[str, Result | HostError], gpus: Mapping[str, int]) -> list[Finding]:
+def judge_all_reduce(results: Mapping[str, Result | HostError], world: int, kind: str = "GPU") -> list[Finding]:
     """Findings from what the ranks printed."""
     findings = []
     for name, result in results.items():
@@ -93,7 +98,7 @@ def judge_all_reduce(results: Mapping[str, Result | HostError], gpus: Mapping[st
             fix = "Is NCCL on the right network interface (the inventory's `interface`), and is the firewall open?"
             findings.append(Finding(name, "nccl", Level.FAIL, f"all-reduce failed: {said[:300]}", fix))
         elif found := re.search(r"^busbw ([\d.]+)", result.stdout, re.MULTILINE):
-            message = f"all-reduce over {sum(gpus.values())} GPUs: {float(found[1]):.1f} GB/s bus bandwidth"
+            message = f"all-reduce over {world} {kind}s: {float(found[1]):.1f} GB/s bus bandwidth"
             findings.append(Finding("", "nccl", Level.OK, message))
     return findings
 

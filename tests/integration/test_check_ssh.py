@@ -33,6 +33,7 @@ def test_root_is_asked_once(ssh: Ssh) -> None:
     assert facts.hostname == os.uname().nodename
     assert abs(facts.clock_offset) <= facts.clock_error + 0.01
     assert facts.route_to_head in {"127.0.0.1", ""}
+    assert facts.met_at == "127.0.0.1"
 
 
 @pytest.mark.parametrize("way", ["nopasswd", "password"])
@@ -44,6 +45,7 @@ def test_sudo_is_used_where_it_is_allowed(ssh: Ssh, monkeypatch: pytest.MonkeyPa
 
     assert (facts.sudo, facts.uid) == (way, 0)
     assert facts.hostname == os.uname().nodename
+    assert facts.met_at == "127.0.0.1"  # sudo forgets the connection, the login does not
 
 
 def test_a_wrong_sudo_password_leaves_what_everybody_may_see(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def test_bandwidth(ssh: Ssh, capsys: pytest.CaptureFixture[str], tmp_path: Path)
 def test_nccl_says_why_it_cannot_run(ssh: Ssh, capsys: pytest.CaptureFixture[str]) -> None:
     _, out = run_check(ssh, capsys, ssh.servers(), "--nccl")
 
-    assert "not run: no host has a GPU" in out
+    assert "not run: one host alone has nobody to talk to" in out
 
 
 def run_check(

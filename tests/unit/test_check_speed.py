@@ -73,7 +73,7 @@ def test_two_ranks_reduce_on_the_cpu(tmp_path: Path) -> None:
         env=environment,
     )
 
-    (finding,) = judge_all_reduce({"h1": Result(done.returncode, done.stdout, done.stderr, 1.0)}, {"h1": 2})
+    (finding,) = judge_all_reduce({"h1": Result(done.returncode, done.stdout, done.stderr, 1.0)}, 2)
     assert finding.level is Level.OK, done.stderr
     assert "all-reduce over 2 GPUs" in finding.message
 
@@ -81,7 +81,7 @@ def test_two_ranks_reduce_on_the_cpu(tmp_path: Path) -> None:
 def test_a_rank_that_fails_is_told_with_its_own_words() -> None:
     result = Result(1, "", "Traceback\nncclSystemError: NCCL Error 2: no route to 10.0.0.2\nbye", 3.0)
 
-    (finding,) = judge_all_reduce({"h1": result}, {"h1": 8})
+    (finding,) = judge_all_reduce({"h1": result}, 8)
 
     assert finding.level is Level.FAIL
     assert "no route to 10.0.0.2" in finding.message
@@ -90,7 +90,7 @@ def test_a_rank_that_fails_is_told_with_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        (Facts(), "no host has a GPU"),
+        (Facts(), "one host alone"),
         (GPU_FACTS, "no runtime container of cluster default runs on h1"),
         (GPU_FACTS.model_copy(update={"gpus": GPU_FACTS.gpus[:1]}), "one GPU alone"),
         (
