@@ -40,6 +40,8 @@ RUN set -eu; \
     python3 -m venv /opt/clusterkit/venv; \
     pip="/opt/clusterkit/venv/bin/pip install -q"; \
     if [ "$WITH_TORCH" = 1 ]; then \
+      # A wheel that was sent along is the CPU build already; its index need not be reachable then.
+      set -- /opt/wheels/torch-"$TORCH_CPU_VERSION"*.whl; [ ! -e "$1" ] || TORCH_CPU_INDEX=; \
       $pip ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} "torch==$TORCH_CPU_VERSION"; \
       $pip 'transformers>=5.10,<6' 'tokenizers>=0.22' 'safetensors>=0.6' 'tensorboard>=2.19'; \
     fi; \
