@@ -1,0 +1,200 @@
+"""Start a run on a cluster, or attach to it where the same run is at work already."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shlex
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterkit.dispatch.jobs import DuplicateJobError, Job, RayJobs, jobs_of
+from clusterkit.dispatch.storage import cache_of, fetch_records, fileroot_of, put_code, put_config
+from clusterkit.hosts.model import Cluster
+from clusterkit.raycluster.ports import Ports
+from clusterkit.rundir import RunDirectory, user_name
+from clusterkit.ssh.api import Session
+from clusterkit.trials import Course, choose_trial
+from trainer.config import RunConfig
+from trainer.errors import RunError, UserError
+
+START_SECONDS = 180.0
+POLL_SECONDS = 0.5
+_KIND = "clusterkit-train"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run where. config: resolved, with the paths of the cluster. named: the user chose the trial's name."""
+
+    cluster: Cluster
+    config: RunConfig
+    named: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what defines the run, the same for the same command."""
+        values = self.config.model_dump(mode="json", exclude=None if self.named else {"trial_name"})
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """What came of it. state: started, attached (it runs already) or complete (nothing is left to train)."""
+
+    state: str
+    run: RunDirectory
+    submission_id: str = ""
+    resume_step: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "state": self.state,
+            "experiment": self.run.experiment,
+            "trial": self.run.trial,
+            "run_dir": str(self.run.logs),
+            "submission_id": self.submission_id,
+            "resume_step": self.resume_step,
+        }
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        name = f"{self.run.experiment}/{self.run.trial}"
+        if self.state == "complete":
+            return f"{name} is complete: nothing is left to train"
+        if self.state == "attached":
+            return f"{name} is being trained already, as job {self.submission_id}"
+        after = f", going on after step {self.resume_step}" if self.resume_step else ""
+        return f"training {name}{after}, as job {self.submission_id}"
+
+
+def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) -> RunConfig:
+    """The configuration with the cluster's paths for runs and caches. own_fileroot: the user chose where runs lie.
+
+    Raises:
+        UserError: the chosen place is not on the storage that all hosts share.
+
+    """
+    fileroot = config.fileroot if own_fileroot else fileroot_of(cluster)
+    if Path(cluster.storage) not in Path(fileroot).parents:
+        raise UserError(f"fileroot={fileroot} is not below {cluster.storage}, which is all that the hosts share")
+    return config.model_copy(update={"fileroot": fileroot, "cache_dir": config.cache_dir or cache_of(cluster)})
+
+
+async def dispatch(
+    head: Session, order: Order, token: str, *, ports: Ports | None = None, say: Callable[[str], None] = lambda _: None
+) -> Dispatched:
+    """Start the run on the cluster; where the same run is alive, attach to it instead.
+
+    Args:
+        head: connection to the head node. order: what to run. token: of the cluster's Ray. ports: of its Ray.
+        say: told what is being done.
+
+    Raises:
+        UserError: an unfinished run of other settings stands in the way, or another run has the trial.
+        RunError: Ray refused the job, or it ended at once. HostError: the head was lost.
+
+    """
+    async with jobs_of(head, token, ports) as jobs:
+        for _ in range(3):
+            try:
+                return await _dispatch(head, order, jobs, say)
+            except DuplicateJobError:
+                await asyncio.sleep(POLL_SECONDS)  # somebody has submitted it at this very moment: attach to theirs
+        raise RunError(f"{head.host.name}: others keep submitting the same run; look with clusterkit ray-status")
+
+
+async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[str], None]) -> Dispatched:
+    config, user = order.config, user_name()
+    known = [job for job in await jobs.all() if _belongs(job, user, config.experiment_name)]
+    alive = [job for job in known if job.alive]
+    for job in alive:
+        if job.metadata.get("fingerprint") == order.fingerprint:
+            return Dispatched("attached", _run_of(config, user, job.metadata["trial"]), job.submission_id)
+    _refuse_busy(order, alive)
+    say("looking at earlier runs")
+    with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
+        await fetch_records(head, config.fileroot, user, config.experiment_name, Path(folder))
+        try:
+            trial = choose_trial(config.model_copy(update={"fileroot": folder}), order.named)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, config.fileroot)) from None
+    run = _run_of(config, user, trial.run.trial)
+    if trial.course is Course.COMPLETE:
+        return Dispatched("complete", run)
+    say("sending code and configuration")
+    code = await put_code(head, order.cluster)
+    await put_config(head, run, config.model_copy(update={"trial_name": run.trial}))
+    prefix = f"{user}-{run.experiment}-{run.trial}-"
+    numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
+    submission_id = f"{prefix}{max((int(n) for n in numbers if n.isdigit()), default=0) + 1}"
+    say("submitting the job")
+    await jobs.submit(
+        submission_id,
+        f"exec python3 -m trainer.launch.job {shlex.quote(str(run.config))}",
+        # The user's name, not the container's: runs of several people on one cluster lie beside each other.
+        environment={"PYTHONPATH": code, "USER": user, "LOGNAME": user},
+        metadata={
+            "kind": _KIND,
+            "user": user,
+            "experiment": run.experiment,
+            "trial": run.trial,
+            "fingerprint": order.fingerprint,
+            "run_dir": str(run.logs),
+        },
+    )
+    say("waiting for the trainer to begin")
+    await _begun(head, jobs, submission_id, run)
+    return Dispatched("started", run, submission_id, trial.resume_step)
+
+
+def _belongs(job: Job, user: str, experiment: str) -> bool:
+    data = job.metadata
+    return (data.get("kind"), data.get("user"), data.get("experiment")) == (_KIND, user, experiment)
+
+
+def _refuse_busy(order: Order, alive: list[Job]) -> None:
+    """Another run of the same experiment with other settings: beside it only under a name of its own."""
+    for job in alive:
+        trial = job.metadata.get("trial", "")
+        if not order.named or trial == order.config.trial_name:
+            raise UserError(
+                f"{order.config.experiment_name}/{trial} is being trained with other settings, as job "
+                f"{job.submission_id}. To train beside it: add trial_name=NEW"
+            )
+
+
+def _run_of(config: RunConfig, user: str, trial: str) -> RunDirectory:
+    return RunDirectory(Path(config.fileroot), user, config.experiment_name, trial)
+
+
+async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory) -> None:
+    """Wait until the trainer has opened its log: Ray calls a job running whose first import is yet to fail.
+
+    Raises:
+        RunError: it ended before that, with its last lines, or it takes too long.
+
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + START_SECONDS
+    begun = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(run.config))} ]"
+    while True:
+        job = await jobs.get(submission_id)
+        if job.status == "SUCCEEDED" or (await head.run(begun, root=True)).ok:
+            return
+        if not job.alive:
+            lines = (await jobs.logs(submission_id)).strip().splitlines()[-8:]
+            told = "\n".join(f"  {line}" for line in lines)
+            raise RunError(f"job {submission_id} ended at once ({job.status}): {job.message}\n{told}".rstrip())
+        if loop.time() > end:
+            raise RunError(
+                f"job {submission_id} has not begun to train within {START_SECONDS:.0f} s ({job.status} "
+                f"{job.message}): clusterkit ray-status shows whether the head node is alive and what else runs"
+            )
+        await asyncio.sleep(POLL_SECONDS)
