@@ -218,7 +218,9 @@ def _address(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
     if len(cluster.hosts) == 1:
         return
     route = host.private_address or facts.route_to_head
-    if route.startswith("127.") or route == "::1":
+    if _is_loopback(route) and not _is_loopback(facts.met_at):
+        route = facts.met_at or route  # as node_address chooses
+    if _is_loopback(route):
         message = f"the way to the head node leaves from {route}, where no other host can answer"
         fix = f"Give {cluster.head_host.name} a private_address in the inventory that all hosts reach it at."
         yield Level.WARN, message, fix
@@ -235,8 +237,12 @@ def _address(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
             "Ray runs what it is sent: let a firewall keep its ports closed to the outside, and use private addresses."
         )
         yield Level.WARN, message, fix
-    elif not route.startswith("127."):
+    elif not _is_loopback(route):
         yield Level.OK, f"reaches the head node from {route}" if route else "no public address", ""
+
+
+def _is_loopback(text: str) -> bool:
+    return text.startswith("127.") or text == "::1"
 
 
 def _is_public(text: str) -> bool:

@@ -97,6 +97,7 @@ class Facts(_Facts):
     disks: dict[str, Disk] = {}  # by path asked for: /, /var/lib/docker, /var/lib/containerd, the storage folder, /tmp
     addresses: dict[str, tuple[str, ...]] = {}  # by interface, IPv4 and IPv6
     route_to_head: str = ""  # own address that the route to the head leaves from
+    met_at: str = ""  # own address that our SSH connection came in at
     listening: tuple[int, ...] = ()  # TCP ports
     packages: dict[str, str] = {}  # installed version by package name, of those that steps ask about
     commands: dict[str, str] = {}  # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …

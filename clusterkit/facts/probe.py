@@ -25,6 +25,8 @@ export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 # Without a process where the kernel tells.
 while read -r key _ probe_uid _; do [ "$key" != Uid: ] || break; done </proc/self/status
 [ -n "$probe_uid" ] || probe_uid=$(id -u)
+# Asked of the login itself: sudo forgets it.
+printf "@@connection\\n%s\\n" "${SSH_CONNECTION-}"
 if [ "$probe_uid" = 0 ]; then
   eval "$probe"
   exit
@@ -76,7 +78,8 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
     script = probe_script(wants)
     asked = _Asked(session, timeout)
     result = await asked.run(f"probe={shlex.quote(script)}\n{_AS_ROOT}")
-    state = split(result.stdout)["sudo"]
+    first = split(result.stdout)
+    state, connection = first["sudo"], first["connection"].first.split()
     sudo, trouble = state.first, {}
     if sudo == "password":
         try:
@@ -102,6 +105,7 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
     return facts.model_copy(
         update={
             "sudo": sudo or facts.sudo,
+            "met_at": connection[2] if len(connection) == 4 else "",
             "clock_offset": offset,
             "clock_error": error_bound,
             "extra": {**facts.extra, **trouble},

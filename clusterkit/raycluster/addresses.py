@@ -12,14 +12,16 @@ from clusterkit.steps.api import Refused
 def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
     """Address that the other nodes reach this host at.
 
-    In order: the inventory's private_address, the address that the route to the head leaves from, the inventory's own
-    address. alone: the host is the whole cluster, so that a loopback address will do.
+    In order: the inventory's private_address, the address that the route to the head leaves from, the one that we met
+    the host at (its own, also where it is named by an alias that only our ssh configuration knows, or has its own name
+    on loopback), the inventory's address. alone: the host is the whole cluster, so that a loopback address will do.
 
     Raises:
         Refused: none of them is an address that other nodes can use.
 
     """
-    for candidate in (host.private_address or "", facts.route_to_head, host.target):
+    met_at = "" if alone else facts.met_at
+    for candidate in (host.private_address or "", facts.route_to_head, met_at, host.target):
         if _usable(candidate, alone):
             return candidate
     if alone:
