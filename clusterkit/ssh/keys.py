@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import asyncssh
-
 from clusterkit.hosts.sshconfig import Endpoint
+from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.secrets import Once, Secrets
 from trainer.errors import UserError
 
