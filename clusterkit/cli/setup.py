@@ -50,6 +50,9 @@ def setup(
     gpus: bool | None = typer.Option(
         None, "--gpus/--no-gpus", help="Demand or ignore GPUs; what there is when left out."
     ),
+    shm: str = typer.Option(
+        "", "--shm", metavar="SIZE", help="Shared memory of Ray's containers: 64g; half the memory."
+    ),
     privileged: bool = typer.Option(False, "--privileged", help="Run the Ray containers with --privileged."),
     recreate: bool = typer.Option(False, "--recreate", help="Replace running Ray containers whose settings differ."),
     force: bool = typer.Option(False, "--force", help="Restart Docker although other containers run."),
@@ -60,8 +63,8 @@ def setup(
 
     Checks every host, installs base packages, git-lfs, Docker and (with GPUs) NVIDIA Container Toolkit, makes the
     folders of the shared storage, brings one runtime image to all, fetches the preset's models and data, and starts
-    Ray. Image, Docker source, mirrors, proxies and certificates are kept with the cluster; `none` as the value forgets
-    one. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
+    Ray. Image, Docker source, mirrors, proxies, certificates and --shm are kept with the cluster; `none` as the value
+    forgets one. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
     """
     from clusterkit.provision.command import SetupOptions, run_setup  # noqa: PLC0415
     from clusterkit.provision.site import Site  # noqa: PLC0415
@@ -80,6 +83,7 @@ def setup(
         http_proxy=http_proxy,
         https_proxy=https_proxy,
         no_proxy=no_proxy,
+        shm=shm,
     )
     options = SetupOptions(
         site=site,

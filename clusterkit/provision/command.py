@@ -23,6 +23,7 @@ from clusterkit.provision.raystage import RayStage
 from clusterkit.provision.setup import Request, Setup
 from clusterkit.provision.sharedstage import SharedStage
 from clusterkit.provision.site import Site, keep, with_kept
+from clusterkit.raycluster.model import shm_bytes
 from clusterkit.steps.api import Refused, Wish
 from trainer.errors import InterruptedRunError, UserError
 
@@ -92,7 +93,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
     image = ImageStage(_image(options, bundle))
     if not options.dry_run:
         refuse_forgetting(cluster)
-    ray = RayStage(image, options.privileged, options.recreate)
+    ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
     hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=_proxies(options.site))
     request = Request(
         cluster=cluster,
@@ -204,6 +205,7 @@ def _check(options: SetupOptions) -> None:
         value = getattr(options.site, name)
         if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
             raise UserError(f"--{name.replace('_', '-')} {value}: this is no URL; it begins with http:// or https://")
+    shm_bytes(options.site.shm)
 
 
 def _wish(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> Wish:

@@ -27,12 +27,14 @@ STARTS = 3
 class RayStage(Stage):
     """Labelled containers with Ray as their main process, and the gate that all of them are alive in Ray.
 
-    image: the stage before, which knows the runtime image. state: the cluster as it was when it was ready.
+    image: the stage before, which knows the runtime image. shm: bytes of /dev/shm, 0 for half of the memory. state: the
+    cluster as it was when it was ready.
     """
 
     image: ImageStage
     privileged: bool = False
     recreate: bool = False
+    shm: int = 0
     name: str = "ray"
     state: ClusterState | None = None
     _settings: RaySettings | None = field(default=None, repr=False)
@@ -114,6 +116,7 @@ class RayStage(Stage):
             gpus=wish.gpus,
             privileged=self.privileged,
             recreate=self.recreate,
+            shm=self.shm,
         )
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:

@@ -31,6 +31,7 @@ class Site:
     http_proxy: str = ""
     https_proxy: str = ""
     no_proxy: str = ""
+    shm: str = ""
 
 
 def path_of(cluster: str) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from clusterkit.facts.model import Container, Facts
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.raycluster.ports import Ports
+from trainer.errors import UserError
 
 LABEL_CLUSTER = "clusterkit.cluster"
 LABEL_ROLE = "clusterkit.role"
@@ -56,6 +58,28 @@ class RaySettings:
     def role(self, host: Host) -> str:
         """Head or worker."""
         return HEAD if host.name == self.cluster.head_host.name else WORKER
+
+
+SMALLEST_SHM = 64 << 20
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def shm_bytes(text: str) -> int:
+    """Bytes of a size such as 64g, 512m or 1.5t, in powers of 1024 as Docker counts; 0 for an empty text.
+
+    Raises:
+        UserError: it is no such size, or too small for Ray.
+
+    """
+    if not text:
+        return 0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
+    if found is None:
+        raise UserError(f"--shm {text}: this is no size; it looks like 64g or 512m")
+    size = int(float(found[1]) * (1 << _UNITS[found[2]]))
+    if not SMALLEST_SHM <= size <= 1 << 50:
+        raise UserError(f"--shm {text}: Ray needs at least 64m, and no host has more than 1024t")
+    return size
 
 
 def container_name(cluster: str, role: str) -> str:

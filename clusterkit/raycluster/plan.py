@@ -18,6 +18,7 @@ from clusterkit.raycluster.model import (
     LABEL_ROLE,
     LABEL_TOKEN,
     NODE_ROLES,
+    SMALLEST_SHM,
     TOKEN_IN_CONTAINER,
     WORKER,
     RaySettings,
@@ -169,7 +170,13 @@ def _num_gpus(host: Host, facts: Facts, settings: RaySettings) -> int:
 
 
 def _shm(facts: Facts, settings: RaySettings) -> int:
-    return settings.shm or max(int(facts.memory * SHM_SHARE), 64 << 20)
+    if facts.memory and settings.shm > facts.memory:
+        raise Refused(
+            f"--shm asks for {settings.shm / (1 << 30):.1f} GiB of shared memory, and the host has "
+            f"{facts.memory / (1 << 30):.1f} GiB of memory",
+            "give a smaller --shm (none: half of each host's memory), or leave the host out with --exclude",
+        )
+    return settings.shm or max(int(facts.memory * SHM_SHARE), SMALLEST_SHM)
 
 
 def _limits(facts: Facts) -> list[str]:
@@ -256,7 +263,7 @@ def _difference(running: Container, settings: RaySettings, labels: dict[str, str
         return f"{running.labels.get(LABEL_GPUS)} GPUs, and the host shows {labels[LABEL_GPUS]}"
     if running.labels.get(LABEL_TOKEN) != labels.get(LABEL_TOKEN, running.labels.get(LABEL_TOKEN)):
         return "another token"
-    return "a rebuilt image, address, limits, ports or environment"
+    return "a rebuilt image, address, shared memory, limits, ports or environment"
 
 
 def _action(title: str, command: list[str], settings: RaySettings, own: tuple[Container, ...]) -> Action:

@@ -64,6 +64,8 @@ def test_hosts_of_a_kept_cluster_are_not_forgotten_by_a_shorter_list() -> None:
         (SetupOptions(site=Site(apt_mirror="mirror.example")), "--apt-mirror mirror.example: this is no URL"),
         (SetupOptions(site=Site(ca_bundle="/nowhere/ca.pem")), "--ca-bundle /nowhere/ca.pem: No such file"),
         (SetupOptions(site=Site(image="-v /:/host")), "is no image reference"),
+        (SetupOptions(site=Site(shm="lots")), "--shm lots: this is no size; it looks like 64g or 512m"),
+        (SetupOptions(site=Site(shm="1m")), "--shm 1m: Ray needs at least 64m"),
         (SetupOptions(model_path="org/name"), "belong to a preset: add --preset"),
         (SetupOptions(), "there is no private key /nowhere/id"),
         (SetupOptions(bundle=Path("/nowhere/bundle")), "/nowhere/bundle"),

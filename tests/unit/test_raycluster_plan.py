@@ -11,11 +11,12 @@ import pytest
 from clusterkit.facts.model import Container, Docker, Facts, Gpu
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.raycluster.addresses import head_address, node_address
-from clusterkit.raycluster.model import RaySettings
+from clusterkit.raycluster.model import RaySettings, shm_bytes
 from clusterkit.raycluster.plan import MustReplace, plan_node
 from clusterkit.raycluster.ports import Ports
 from clusterkit.raycluster.start import settings_for_plan
 from clusterkit.steps.api import Refused
+from trainer.errors import UserError
 
 TOKEN = "0123456789abcdef" * 4
 IMAGE = "registry.example/runtime:1"
@@ -340,3 +341,28 @@ def test_taken_ports_are_named_unless_our_own_container_has_them() -> None:
 def test_image_that_is_not_there_yet_is_planned_and_never_pulled() -> None:
     words = command(NODE1, facts_of(1, docker=Docker()))
     assert option(words, "--pull") == ["never"]
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"), [("64g", 65536), ("512M", 512), ("1.5g", 1536), ("2GiB", 2048), ("67108864", 64)]
+)
+def test_shared_memory_is_as_wished(text: str, megabytes: int) -> None:
+    settings = replace(SETTINGS, shm=shm_bytes(text))
+    assert option(command(NODE1, facts_of(1), settings), "--shm-size") == [f"{megabytes}m"]
+    assert option(command(NODE1, facts_of(1)), "--shm-size") == ["32768m"]
+    with pytest.raises(MustReplace, match="shared memory"):
+        plan_node(NODE1, running(NODE1, facts_of(1)), settings)
+
+
+def test_more_shared_memory_than_memory_is_refused() -> None:
+    with pytest.raises(Refused, match=r"asks for 65.0 GiB of shared memory, and the host has 64.0 GiB"):
+        plan_node(NODE1, facts_of(1), replace(SETTINGS, shm=shm_bytes("65g")))
+
+
+@pytest.mark.parametrize("text", ["", "none at all", "-1g", "64 g b", "1x", "1m", "9999999t", "1e3g"])
+def test_sizes_that_are_none(text: str) -> None:
+    if not text:
+        assert shm_bytes(text) == 0
+        return
+    with pytest.raises(UserError, match="--shm"):
+        shm_bytes(text)
