@@ -28,6 +28,9 @@ def setup(
     image_from: str = typer.Option(
         "auto", "--image-from", help="auto, pull, storage (saved once, loaded everywhere) or fanout (host to host)."
     ),
+    image_refresh: bool = typer.Option(
+        False, "--image-refresh", help="Take what the image's tag means now, not what the lock file remembers."
+    ),
     image_base: str = typer.Option("", "--image-base", metavar="REF", help="Build on this instead of the pinned base."),
     image_torch: bool = typer.Option(True, "--image-torch/--no-image-torch", help="PyTorch in a built CPU image."),
     docker_source: str = typer.Option("auto", "--docker-source", help="auto, docker or distribution."),
@@ -90,6 +93,7 @@ def setup(
         preset=preset,
         task=task,
         image_from=image_from,
+        image_refresh=image_refresh,
         image_torch=image_torch,
         hf_token_file=hf_token_file,
         bundle=bundle,

@@ -53,6 +53,7 @@ class Distribution:
 
     reference: what is wanted. how: AUTO takes what works, in the order that suits. hosts: how many there will be.
     storage: folder that all hosts share, None where there is none. lock: what the reference meant last time.
+    refresh: take what the tag means in its registry now, whatever the lock, the first host or the storage have.
     progress: gets host, bytes, bytes in all. notes: what was chosen and what was given up, for the user.
     """
 
@@ -61,6 +62,7 @@ class Distribution:
     hosts: int = 1
     storage: str | None = None
     lock: Lock | None = None
+    refresh: bool = False
     progress: Progress | None = None
     timeout: float = TRANSFER_SECONDS
     zstd: bool = True
@@ -88,13 +90,18 @@ class Distribution:
         began, how = time.monotonic(), How.PRESENT
         self._origin = session
         there = await self._present(session)
-        if there is None or self._outdated(there):
+        if self.refresh:
+            there, how = await self._newest(session, there)
+        elif there is None or self._outdated(there):
             try:
                 there, how = await self._first(session)
             except ImageError as error:
                 if there is None:
-                    raise
-                self._note(f"{session.host.name}: {self.reference} is not what the lock file says ({error.message})")
+                    raise self._with_way_out(error) from error
+                self._note(
+                    f"{session.host.name}: {self.reference} is not what the lock file says ({error.message}); "
+                    "--image-refresh takes what it means now"
+                )
         self.image = there
         if not self._built_here(there):
             self._digest = self._digest or there.repo_digest
@@ -107,6 +114,23 @@ class Distribution:
         if image is None and self._pinned is not None and not is_tag(self.reference):
             image = await inspect(session, self._pinned.image_id)
         return None if image is None else replace(image, reference=self.reference)
+
+    async def _newest(self, session: Session, there: Image | None) -> tuple[Image, How]:
+        """What the tag means in its registry now."""
+        self._digest = await resolve(session, self.reference)
+        if there is not None and self._digest and there.repo_digest == self._digest:
+            return there, How.PRESENT
+        image = await pull(session, self.reference, self._digest, progress=self.progress, timeout=self.timeout)
+        return image, How.PRESENT if there is not None and image.same_as(there) else How.PULL
+
+    def _with_way_out(self, error: ImageError) -> ImageError:
+        """A pinned image that can no longer be had says how to get another one."""
+        if self._pinned is None or not self._pinned.repo_digest:
+            return error
+        locked = f"the lock file pins {self.reference} to this digest since {self._pinned.date or 'an earlier set-up'}"
+        return ImageError(
+            error.host, f"{error.message}\n{locked}", f"--image-refresh takes what the tag means now; or {error.fix}"
+        )
 
     async def _first(self, session: Session) -> tuple[Image, How]:
         if self.storage is not None and self.how in (How.AUTO, How.STORAGE):
@@ -301,6 +325,7 @@ async def distribute(
     *,
     storage: str | None = None,
     lock: Lock | None = None,
+    refresh: bool = False,
     progress: Progress | None = None,
     timeout: float = TRANSFER_SECONDS,
 ) -> Distributed:
@@ -321,6 +346,7 @@ async def distribute(
         hosts=len(sessions),
         storage=storage,
         lock=lock,
+        refresh=refresh,
         progress=progress,
         timeout=timeout,
         zstd=await all_have_zstd(sessions),

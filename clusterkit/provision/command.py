@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from clusterkit.check.needs import Needs, needs_of_preset
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.images.identity import is_tag
 from clusterkit.node_assets.hub import Hub
 from clusterkit.node_assets.model import NodeAsset, needed
 from clusterkit.provision import view
@@ -43,6 +44,7 @@ class SetupOptions:
     preset: str = ""
     task: str | None = None
     image_from: str = "auto"
+    image_refresh: bool = False
     image_torch: bool = True
     hf_token_file: Path | None = None
     bundle: Path | None = None
@@ -88,9 +90,10 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
     _check(options)
     assets = _assets(cluster, options)
     bundle = _bundle(options)
+    image = ImageStage(_image(options, bundle))
+    _check_refresh(image.wish, selection)
     token = _hub_token(options)
     wish = _wish(cluster, options, bundle)
-    image = ImageStage(_image(options, bundle))
     if not options.dry_run:
         refuse_forgetting(cluster)
     ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
@@ -238,11 +241,25 @@ def _image(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
     return ImageWish(
         reference=reference,
         how=options.image_from,
+        refresh=options.image_refresh,
         base=options.site.image_base,
         torch=options.image_torch,
         pip_find_links=options.site.pip_find_links,
         bundle=bundle,
     )
+
+
+def _check_refresh(wish: ImageWish, selection: Selection) -> None:
+    if not wish.refresh:
+        return
+    if not wish.reference or not is_tag(wish.reference):
+        kind = (
+            "an image that is built follows its recipe" if not wish.reference else f"{wish.reference} names one image"
+        )
+        raise UserError(f"--image-refresh asks a registry what a tag means now, and {kind}: add --image NAME:TAG")
+    head = selection.cluster.head_host.name
+    if head not in {host.name for host in selection.hosts}:
+        raise UserError(f"--image-refresh: all hosts follow the head {head}, which --limit or --exclude leaves out")
 
 
 def _certificates(path: str) -> bytes:

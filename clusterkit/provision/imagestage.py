@@ -26,12 +26,13 @@ LOAD_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class ImageWish:
-    """What was asked for. reference: empty: built on the head. how: see `How`. base: of a built image; the rest of the
-    fields say how a build reaches its mirrors.
+    """What was asked for. reference: empty: built on the head. how: see `How`. refresh: take what the reference means
+    now, not what the lock file says. base: of a built image; the other fields say how a build reaches its mirrors.
     """
 
     reference: str = ""
     how: str = "auto"
+    refresh: bool = False
     base: str = ""
     torch: bool = True
     pip_find_links: str = ""
@@ -86,20 +87,28 @@ class ImageStage(Stage):
         head = setup.runners.get(setup.request.cluster.head_host.name) or setup.observed
         reference = self._wanted(head) if head is not None else self.wish.reference
         self.reference = reference
-        if reference in runner.facts.docker.images:
+        there = reference in runner.facts.docker.images
+        if there and not self.wish.refresh:
             return []
         if runner.host.name != setup.request.cluster.head_host.name:
-            return [f"get the runtime image {reference} from the head, the storage or a registry"]
+            which = f"the runtime image {reference}" + (", should a newer one be there" if there else "")
+            return [f"get {which} from the head, the storage or a registry"]
+        if there:
+            return [f"get the runtime image {reference} anew, should a newer one be there"]
         return [f"{'pull' if self.wish.reference else 'build'} the runtime image {reference}"]
 
     async def _first(self, setup: Setup, runner: HostRunner, session: Session) -> None:
         self.reference = self._wanted(runner)
         made = False
         if self.wish.bundle is not None and (stored := self.wish.bundle.image(self.reference)) is not None:
-            made = await self._from_bundle(runner, session, stored[1])
+            made = await self._from_bundle(runner, session, *stored)
         elif not self.wish.reference:
             made = await self._build(setup, runner, session)
-        self._distribution = self._prepare(setup, await self._lock(setup, session))
+        if self.wish.refresh:
+            # What a bundle brought is what the reference means now; a registry has to be asked.
+            self._distribution = self._prepare(setup, None, refresh=self.wish.bundle is None)
+        else:
+            self._distribution = self._prepare(setup, await self._lock(setup, session))
         outcome = await self._distribution.seed(session)
         assert outcome.image is not None
         self.image_id = outcome.image.image_id
@@ -130,8 +139,9 @@ class ImageStage(Stage):
         runner.report.changes.append(f"build the runtime image {recipe.reference}")
         return True
 
-    async def _from_bundle(self, runner: HostRunner, session: Session, archive: Path) -> bool:
-        if await inspect(session, self.reference) is not None:
+    async def _from_bundle(self, runner: HostRunner, session: Session, image_id: str, archive: Path) -> bool:
+        there = await inspect(session, self.reference)
+        if there is not None and not (self.wish.refresh and there.image_id != image_id):
             return False
         target, size = f"/var/lib/clusterkit/{archive.name}", archive.stat().st_size
 
@@ -147,7 +157,7 @@ class ImageStage(Stage):
         runner.report.changes.append(f"load the runtime image {self.reference} from the bundle")
         return True
 
-    def _prepare(self, setup: Setup, lock: locks.Lock | None) -> Distribution:
+    def _prepare(self, setup: Setup, lock: locks.Lock | None, *, refresh: bool = False) -> Distribution:
         looked = [runner.facts for runner in setup.runners.values() if runner.facts.hostname]
 
         def progress(host: str, done: int, total: int) -> None:
@@ -161,6 +171,7 @@ class ImageStage(Stage):
             hosts=len(setup.runners),
             storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
             lock=lock,
+            refresh=refresh,
             progress=progress,
             zstd=all("zstd" in facts.commands for facts in looked),
         )

@@ -247,6 +247,13 @@ def test_one_digest_everywhere_although_the_tag_moves(testbed: Testbed, hosts: l
         later.require_all()
         assert image_ids(hosts, tag) == {done.image.image_id}, "the lock brings the head back, and the third host along"
 
+        newer = spread(testbed, hosts, tag, "auto", lock=lock, refresh=True)
+        newer.require_all()
+        assert newer.image.image_id != done.image.image_id
+        assert image_ids(hosts, tag) == {newer.image.image_id}, "all follow the tag when that is asked for"
+        again = spread(testbed, hosts, tag, "auto", lock=Lock.of(newer.image), refresh=True)
+        assert set(ways(again).values()) == {How.PRESENT}
+
         with pytest.raises(ImageError, match="cannot be pulled"):
             spread(testbed, hosts[:1], f"{address}/team/nothing:1", "auto")
 

@@ -66,6 +66,8 @@ def test_hosts_of_a_kept_cluster_are_not_forgotten_by_a_shorter_list() -> None:
         (SetupOptions(site=Site(image="-v /:/host")), "is no image reference"),
         (SetupOptions(site=Site(shm="lots")), "--shm lots: this is no size; it looks like 64g or 512m"),
         (SetupOptions(site=Site(shm="1m")), "--shm 1m: Ray needs at least 64m"),
+        (SetupOptions(image_refresh=True), "an image that is built follows its recipe: add --image NAME:TAG"),
+        (SetupOptions(site=Site(image="a@sha256:" + "0" * 64), image_refresh=True), "names one image: add --image"),
         (SetupOptions(model_path="org/name"), "belong to a preset: add --preset"),
         (SetupOptions(), "there is no private key /nowhere/id"),
         (SetupOptions(bundle=Path("/nowhere/bundle")), "/nowhere/bundle"),
