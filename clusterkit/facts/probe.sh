@@ -108,7 +108,7 @@ echo "@@disks.usage"
 df -P -k "$@" || exit
 eval "set -- \"\$@\" $files"
 echo "@@modes"
-stat -c "%a %n" "$@"
+stat -L -c "%a %n" "$@"
 eval "set -- $files"
 [ $# -gt 0 ] || exit 0
 echo "@@files"
@@ -140,7 +140,7 @@ disks() {
   eval "set -- $files"
   [ $# -gt 0 ] || return 0
   echo "@@modes"
-  timeout -s KILL "$_patience" stat -c '%a %n' "$@"
+  timeout -s KILL "$_patience" stat -L -c '%a %n' "$@"
   echo "@@files"
   timeout -s KILL "$limit" sha256sum -- "$@"
 }

@@ -21,6 +21,7 @@ from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.milestones import Milestones
 from clusterkit.provision.model import HostReport, Report, State, StepFailedError
 from clusterkit.provision.runner import LOGIN, HostRunner, Watch
+from clusterkit.raycluster.model import token_file
 from clusterkit.raycluster.ports import Ports
 from clusterkit.ssh.api import Session
 from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
@@ -257,7 +258,7 @@ def wants_of(cluster: Cluster, host: Host) -> Wants:
         storage=cluster.storage,
         paths=wanted_paths(cluster),
         packages=WANTED_PACKAGES,
-        files=WANTED_FILES,
+        files=(*WANTED_FILES, token_file(cluster.name)),
         ports=tuple(Ports().listening(head=host.name == head.name).values()),
         head_address=head.private_address or head.target,
         commands=tuple(dict.fromkeys((*Wants().commands, *WANTED_COMMANDS))),

@@ -30,6 +30,7 @@ from clusterkit.raycluster.model import (
     token_file,
 )
 from clusterkit.steps.api import Action, Refused
+from clusterkit.steps.shell import put_back_mode
 
 NOFILE = 1_048_576
 SHM_SHARE = 0.5
@@ -62,7 +63,9 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
     running = current is not None and current.state == "running"
     if current is not None and running and _same(current, labels):
         others = tuple(container for container in own if container is not current)
-        return (Action("remove Ray containers of this host's former role", _drop(others, settings)),) if others else ()
+        former = Action("remove Ray containers of this host's former role", _drop(others, settings))
+        token = put_back_mode(facts, "Ray's token", token_file(cluster), 0o600)
+        return (*token, *((former,) if others else ()))
     _refuse_foreign(facts, cluster, container_name(cluster, role))
     if not any(container.state == "running" for container in own):
         _refuse_taken_ports(facts, settings, role)

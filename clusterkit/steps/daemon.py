@@ -46,12 +46,12 @@ class DaemonStep:
         mark = f"mkdir -p {STATE}/pending\necho restart >{PENDING}\n"
         path, proxies = docker_environment(facts, wish)
         environment = place_file(facts, "Docker's proxy", path, proxies, mode=secret_mode(proxies or b""), before=mark)
-        needs = {effect} | ({"restart"} if environment else set()) | _left_over(facts)
+        needs = {effect} | ({"restart"} if differs(facts, path, proxies) else set()) | _left_over(facts)
         if "dockerd" in facts.commands and certificates_change(facts, wish):
             needs.add("restart")
         needs -= {""}
         if not needs:
-            return ()
+            return environment  # at most a mode, which no engine has to be told
         return (*settings, *environment, _apply(facts, wish, "restart" if "restart" in needs else "reload", settings))
 
 

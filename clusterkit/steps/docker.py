@@ -9,7 +9,7 @@ from clusterkit.hosts.model import Host
 from clusterkit.steps import apt, dnf, engine
 from clusterkit.steps.api import Action, Refused, Wish
 from clusterkit.steps.packages import install_action
-from clusterkit.steps.shell import differs, fetch_key, write_file
+from clusterkit.steps.shell import differs, fetch_key, put_back_mode, write_file
 from clusterkit.steps.systems import DEB, System, has_systemd, system_of
 
 DOCKER_URL = "https://download.docker.com"
@@ -66,18 +66,22 @@ class DockerStep:
         system = system_of(facts)
         docker = facts.docker
         _refuse_impostors(system, facts)
+        modes = (
+            *put_back_mode(facts, "Docker's signing key", KEYS[system.family][0]),
+            *put_back_mode(facts, "Docker's package repository", REPOSITORIES[system.family]),
+        )
         if docker.server:
             if _version(docker.server) < OLDEST:
                 raise Refused(
                     f"Docker {docker.server} is too old; {OLDEST[0]}.{OLDEST[1]} or newer is needed",
                     "Upgrade it (that stops its containers, so clusterkit does not do it), then run the command again.",
                 )
-            return ()
+            return modes
         start = Action("start Docker", engine.start(has_systemd(facts)), timeout=180.0)
         if "dockerd" in facts.commands:
             _refuse_broken(facts)
-            return (start,)
-        return (*_install(system, facts, wish), start)
+            return (*modes, start)
+        return (*modes, *_install(system, facts, wish), start)
 
 
 def source_of(system: System, facts: Facts, wish: Wish) -> str:

@@ -120,8 +120,8 @@ if command -v dockerd >/dev/null 2>&1; then echo restart >{STATE}/pending/docker
     actions = place_file(
         facts, "further certificate authorities", path, wish.ca_bundle or None, before=before, after=rebuild
     )
-    if not actions and CA_PENDING in facts.files:
-        return (Action("build the list of trusted authorities", rebuild, timeout=120.0),)
+    if CA_PENDING in facts.files and not differs(facts, path, wish.ca_bundle or None):
+        return (*actions, Action("build the list of trusted authorities", rebuild, timeout=120.0))
     return actions
 
 

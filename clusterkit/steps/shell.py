@@ -29,6 +29,19 @@ def differs(facts: Facts, path: str, content: bytes | None) -> bool:
     return facts.files.get(path) != (None if content is None else sha(content))
 
 
+def wrong_mode(facts: Facts, path: str, mode: int) -> bool:
+    """Whether a file of ours is there with another mode than it was given."""
+    return path in facts.files and facts.modes.get(path, mode) != mode
+
+
+def put_back_mode(facts: Facts, what: str, path: str, mode: int = 0o644) -> tuple[Action, ...]:
+    """Give a file of ours its mode again, should somebody have changed it; its content is another matter."""
+    if not wrong_mode(facts, path, mode):
+        return ()
+    title = f"put back the mode of {what} ({path}: {facts.modes[path]:04o}, wanted {mode:04o})"
+    return (Action(title, f"chmod {mode:04o} {shlex.quote(path)}\n", timeout=60.0),)
+
+
 def write_file(
     title: str, path: str, content: bytes, *, mode: int = 0o644, before: str = "", after: str = ""
 ) -> Action:
@@ -61,9 +74,9 @@ def remove_file(title: str, path: str, *, before: str = "", after: str = "") -> 
 def place_file(
     facts: Facts, what: str, path: str, content: bytes | None, *, mode: int = 0o644, before: str = "", after: str = ""
 ) -> tuple[Action, ...]:
-    """Write, change or remove a file of ours; nothing where it is as wished."""
+    """Write, change or remove a file of ours, or put back its mode; nothing where it is as wished."""
     if not differs(facts, path, content):
-        return ()
+        return put_back_mode(facts, what, path, mode)
     if content is None:
         return (remove_file(f"remove {what} ({path})", path, before=before, after=after),)
     verb = "change" if path in facts.files else "set"

@@ -9,7 +9,7 @@ from clusterkit.hosts.model import Host
 from clusterkit.steps import apt, dnf
 from clusterkit.steps.api import Action, Refused, Wish
 from clusterkit.steps.packages import install_action
-from clusterkit.steps.shell import differs, fetch_key, write_file
+from clusterkit.steps.shell import differs, fetch_key, put_back_mode, write_file
 from clusterkit.steps.systems import DEB, DEB_ARCHITECTURE, System, has_systemd, system_of
 
 VERSION = "1.20.0"
@@ -49,7 +49,11 @@ class ToolkitStep:
         if not wants_gpus(facts, wish):
             return ()
         _refuse_without_driver(system, facts)
-        actions = () if _installed(facts) else _install(system, facts, wish)
+        actions = (
+            *put_back_mode(facts, "NVIDIA's signing key", KEYS[system.family]),
+            *put_back_mode(facts, "NVIDIA's package repository", REPOSITORIES[system.family]),
+            *(() if _installed(facts) else _install(system, facts, wish)),
+        )
         if not facts.cdi_devices:
             actions += (Action("describe the GPUs to containers (CDI)", _cdi(has_systemd(facts)), timeout=180.0),)
         return actions

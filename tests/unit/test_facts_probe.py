@@ -33,13 +33,15 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
     managed = tmp_path / "a file.conf"
     managed.write_text("text\n")
     managed.chmod(0o640)
+    link = tmp_path / "link.conf"
+    link.symlink_to(managed)
     tmp_path.chmod(0o750)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         wants = Wants(
             storage=f"{tmp_path}/not/there",
             paths=(str(tmp_path),),
-            files=(str(managed), "/does/not/exist"),
+            files=(str(managed), str(link), "/does/not/exist"),
             ports=(port,),
             head_address="127.0.0.1",
             commands=("a-tool", "no-such-command"),
@@ -61,7 +63,7 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
     assert not facts.disks[f"{tmp_path}/not/there"].exists
     assert facts.disks[f"{tmp_path}/not/there"].size == disk.f_blocks * disk.f_frsize
     assert facts.files == {str(managed): hashlib.sha256(b"text\n").hexdigest()}
-    assert facts.modes[str(managed)] == 0o640
+    assert facts.modes[str(managed)] == facts.modes[str(link)] == 0o640  # chmod follows links, too
     assert facts.modes[str(tmp_path)] == 0o750
     assert "/does/not/exist" not in facts.modes
     assert port in facts.listening

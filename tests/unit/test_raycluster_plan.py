@@ -366,3 +366,14 @@ def test_sizes_that_are_none(text: str) -> None:
         return
     with pytest.raises(UserError, match="--shm"):
         shm_bytes(text)
+
+
+def test_a_token_that_others_may_read_is_closed_again_without_a_restart() -> None:
+    path = "/etc/clusterkit/lab/ray_token"
+    facts = running(NODE1, facts_of(1)).model_copy(update={"files": {path: "any"}, "modes": {path: 0o644}})
+    (action,) = plan_node(NODE1, facts, SETTINGS)
+    assert (action.title, action.script) == (
+        f"put back the mode of Ray's token ({path}: 0644, wanted 0600)",
+        f"chmod 0600 {path}\n",
+    )
+    assert plan_node(NODE1, facts.model_copy(update={"modes": {path: 0o600}}), SETTINGS) == ()

@@ -39,7 +39,8 @@ def load(path: Path) -> dict[str, Any]:
 def facts_of(case: Mapping[str, Any], key: str = "facts", planned: Sequence[tuple[str, Action]] = ()) -> Facts:
     """Facts of a case. What it does not speak about is in order: base packages, storage.
 
-    A file given as `text:…` has that content, `written` what the plan writes to it, anything else is a checksum.
+    A file given as `text:…` has that content, `written` what the plan writes to it, anything else is a checksum. Modes
+    are octal, as chmod takes them.
     """
     ready: dict[str, Any] = {
         "commands": {
@@ -57,6 +58,7 @@ def facts_of(case: Mapping[str, Any], key: str = "facts", planned: Sequence[tupl
     for name, value in given.items():
         # "+commands" adds to what is in order, "commands" replaces it.
         ready[name.removeprefix("+")] = {**ready[name[1:]], **value} if name.startswith("+") else value
+    ready["modes"] = {path: int(mode, 8) for path, mode in ready.get("modes", {}).items()}
     ready["files"] = {path: checksum(path, value, planned) for path, value in ready.get("files", {}).items()}
     return Facts.model_validate(ready)
 
