@@ -5,16 +5,14 @@ None or an empty value means: not there, or it could not be read. Sizes are in b
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from clusterkit.records import Record
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Os(_Facts):
+@dataclass(frozen=True, kw_only=True)
+class Os(Record):
     """/etc/os-release and the machine."""
 
     id: str = ""  # debian, ubuntu, rhel, rocky, almalinux, centos …
@@ -26,7 +24,8 @@ class Os(_Facts):
     init: str = ""  # name of PID 1: systemd, or something else
 
 
-class Disk(_Facts):
+@dataclass(frozen=True, kw_only=True)
+class Disk(Record):
     """The file system that a path is on (for a path that does not exist: its nearest parent)."""
 
     path: str
@@ -40,7 +39,8 @@ class Disk(_Facts):
     timed_out: bool = False  # a dead network mount
 
 
-class Gpu(_Facts):
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Record):
     """One GPU as nvidia-smi reports it."""
 
     index: int
@@ -54,17 +54,19 @@ class Gpu(_Facts):
     processes: int = 0
 
 
-class Container(_Facts):
+@dataclass(frozen=True, kw_only=True)
+class Container(Record):
     """One container of the host, running or not."""
 
     id: str
     name: str
     image: str = ""
     state: str = ""  # running, exited, created …
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = field(default_factory=dict)
 
 
-class Docker(_Facts):
+@dataclass(frozen=True, kw_only=True)
+class Docker(Record):
     """Docker Engine and what it holds."""
 
     client: str = ""  # version of the docker command; empty: not installed
@@ -75,12 +77,14 @@ class Docker(_Facts):
     runtimes: tuple[str, ...] = ()
     cdi_devices: tuple[str, ...] = ()  # as the engine lists them
     containers: tuple[Container, ...] = ()
-    images: dict[str, str] = {}  # image ID (sha256:…) by repository:tag, and by repository@digest
+    # image ID (sha256:…) by repository:tag, and by repository@digest
+    images: dict[str, str] = field(default_factory=dict)
     daemon_json: str | None = None  # text of /etc/docker/daemon.json
     pid: int | None = None  # of dockerd
 
 
-class Facts(_Facts):
+@dataclass(frozen=True, kw_only=True)
+class Facts(Record):
     """Everything about one host at one moment."""
 
     hostname: str = ""
@@ -94,15 +98,19 @@ class Facts(_Facts):
     cpus: int = 0
     memory: int = 0
     shm: int = 0
-    disks: dict[str, Disk] = {}  # by path asked for: /, /var/lib/docker, /var/lib/containerd, the storage folder, /tmp
-    addresses: dict[str, tuple[str, ...]] = {}  # by interface, IPv4 and IPv6
+    # by path asked for: /, /var/lib/docker, /var/lib/containerd, the storage folder, /tmp
+    disks: dict[str, Disk] = field(default_factory=dict)
+    addresses: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by interface, IPv4 and IPv6
     route_to_head: str = ""  # own address that the route to the head leaves from
     met_at: str = ""  # own address that our SSH connection came in at
     listening: tuple[int, ...] = ()  # TCP ports
-    packages: dict[str, str] = {}  # installed version by package name, of those that steps ask about
-    commands: dict[str, str] = {}  # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
-    files: dict[str, str] = {}  # sha256 by path, of the files that steps manage
-    modes: dict[str, int] = {}  # permission bits by path, of those files and of the paths asked for
+    # installed version by package name, of those that steps ask about
+    packages: dict[str, str] = field(default_factory=dict)
+    # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
+    commands: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # sha256 by path, of the files that steps manage
+    # permission bits by path, of those files and of the paths asked for; a link's target's
+    modes: dict[str, int] = field(default_factory=dict)
     lock_holder: str = ""  # who holds the package manager's lock
     gpus: tuple[Gpu, ...] = ()
     mig: tuple[int, ...] = ()  # indexes of the GPUs that are cut into MIG instances
@@ -114,6 +122,6 @@ class Facts(_Facts):
     fabricmanager_version: str = ""
     toolkit: str = ""  # version of nvidia-ctk
     cdi_devices: tuple[str, ...] = ()  # nvidia-ctk cdi list
-    hard_limits: dict[str, int | None] = {}  # nofile, memlock; None: unlimited
+    hard_limits: dict[str, int | None] = field(default_factory=dict)  # nofile, memlock; None: unlimited
     docker: Docker = Docker()
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = field(default_factory=dict)

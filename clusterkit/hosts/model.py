@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from clusterkit.records import Limits, Record
+
+_Port = Annotated[int, Limits(ge=1, le=65535)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Host(_Model):
+@dataclass(frozen=True, kw_only=True)
+class Host(Record):
     """One machine. What is empty or None is taken from ~/.ssh/config, then from the command's options."""
 
     name: str
     """As the user names it: the key of tables, logs and the inventory; also the address where `address` is empty."""
     address: str = ""
     """Host name or IP address to connect to."""
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    port: _Port | None = None
     """SSH port."""
     username: str | None = None
     """Account to log in with."""
@@ -39,36 +39,36 @@ class Host(_Model):
         return self.address or self.name
 
 
-class Login(_Model):
+@dataclass(frozen=True, kw_only=True)
+class Login(Record):
     """How to log in to the hosts of a cluster that say nothing themselves. A command's options go before it."""
 
     username: str | None = None
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    port: _Port | None = None
     identity_files: tuple[str, ...] = ()
     proxy_jump: str | None = None
 
 
-class Cluster(_Model):
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Record):
     """Hosts under one name, with what later commands must not have to be told again."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
-    hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
+    name: Annotated[str, Limits(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    hosts: Annotated[tuple[Host, ...], Limits(min_length=1)]
     head: str = ""
     """Name of the head node; the first host where it is empty."""
-    storage: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
+    storage: Annotated[str, Limits(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
     """Folder that all hosts share."""
     login: Login = Login()
     """What the command that set the cluster up was told, so that later ones need not be."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Cluster:
+    def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: named twice; name every host once")
         if self.head and self.head not in names:
             raise ValueError(f"head {self.head} is none of the hosts ({', '.join(names)})")
-        return self
 
     @property
     def head_host(self) -> Host:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clusterkit.facts.model import Facts
 from clusterkit.facts.parse import is_whole, parse
 from clusterkit.facts.parse_gpu import parse_gpus
 
@@ -19,9 +20,11 @@ SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"
 def test_case(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
 
-    facts = parse("\n".join(case["output"]) + "\n").model_dump(mode="json")
+    facts = parse("\n".join(case["output"]) + "\n")
 
-    assert subset(facts, case["facts"]) == case["facts"]
+    dumped = facts.model_dump(mode="json")
+    assert subset(dumped, case["facts"]) == case["facts"]
+    assert Facts.model_validate(facts.model_dump()) == facts
 
 
 def test_output_cut_off_is_not_whole() -> None:
