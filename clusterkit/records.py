@@ -10,7 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 
 class Limits:
@@ -37,7 +37,7 @@ class Record:
             pydantic.ValidationError: it is none.
 
         """
-        record: Self = _validator(cls).validate_python(values)
+        record: Self = _validator(cast(Any, cls)).validate_python(values)
         return record
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
@@ -60,7 +60,7 @@ class Record:
             if field.name not in exclude
         }
         if exclude_defaults:
-            defaults = _defaults(type(self))
+            defaults = _defaults(cast(Any, type(self)))
             values = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
         return {name: _plain(value, mode, exclude_defaults) for name, value in values.items()}
 
