@@ -17,6 +17,7 @@ import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -24,6 +25,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.uploads import Place, unlimited
 from trainer.errors import RunError, UserError
 
 MANIFEST = "manifest.json"
@@ -126,10 +128,12 @@ async def send(
     *,
     folder: str = HOST_FOLDER,
     on_bytes: Callable[[int], None] | None = None,
+    place: Place = unlimited,
 ) -> int:
     """Put the packages for a host's release into `folder` on the host, but for those that are there. -> bytes sent.
 
-    `Wish.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far.
+    `Wish.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far. place: where it
+    waits for its turn to send.
 
     Raises:
         UserError: the bundle was not built for the release.
@@ -141,9 +145,10 @@ async def send(
     if not present.ok:
         raise HostError(session.host.name, Trouble.LOST, f"{folder} cannot be used: {present.stderr.strip()}")
     there = set(present.stdout.splitlines())
+    missing = {path: file for path, file in files.items() if path not in there}
     sent = 0
-    for path, file in files.items():
-        if path not in there:
+    async with place(session.host.name) if missing else nullcontext():
+        for path, file in missing.items():
             report = _after(sent, on_bytes)
             await session.put(bundle.folder / path, f"{folder}/{path}", root=True, on_bytes=report)
             sent += file.size

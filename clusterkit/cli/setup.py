@@ -59,6 +59,7 @@ def setup(
     privileged: bool = typer.Option(False, "--privileged", help="Run the Ray containers with --privileged."),
     recreate: bool = typer.Option(False, "--recreate", help="Replace running Ray containers whose settings differ."),
     force: bool = typer.Option(False, "--force", help="Restart Docker although other containers run."),
+    uploads: int = typer.Option(4, "--uploads", min=1, metavar="N", help="Hosts that are sent large files at once."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be done on each host; write nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
@@ -104,6 +105,7 @@ def setup(
         recreate=recreate,
         force=force,
         dry_run=dry_run,
+        uploads=uploads,
     )
     outcome = run_setup(select(hosts), options)
     if as_json:

@@ -19,6 +19,7 @@ from clusterkit.images.lock import Lock
 from clusterkit.images.meter import Progress
 from clusterkit.images.pull import pull, resolve
 from clusterkit.ssh.api import HostError, Session
+from clusterkit.ssh.uploads import Place, unlimited
 
 PULLS_AT_ONCE = 4
 PULL_UP_TO = 4
@@ -54,6 +55,7 @@ class Distribution:
     reference: what is wanted. how: AUTO takes what works, in the order that suits. hosts: how many there will be.
     storage: folder that all hosts share, None where there is none. lock: what the reference meant last time.
     refresh: take what the tag means in its registry now, whatever the lock, the first host or the storage have.
+    place: where an image that has to go through this machine waits for its turn.
     progress: gets host, bytes, bytes in all. notes: what was chosen and what was given up, for the user.
     """
 
@@ -66,6 +68,7 @@ class Distribution:
     progress: Progress | None = None
     timeout: float = TRANSFER_SECONDS
     zstd: bool = True
+    place: Place = unlimited
     image: Image | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -234,7 +237,8 @@ class Distribution:
                         await direct.send(source, session, wanted, progress=self.progress, timeout=self.timeout)
                     except ImageError as error:
                         self._note(f"{error.host}: {error.message.splitlines()[0]}; it goes through this machine")
-                        await direct.relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
+                        async with self.place(session.host.name):
+                            await direct.relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
                     return
             except NoHolderError:
                 raise ImageError(session.host.name, "every host with the image was lost", "run setup again") from None

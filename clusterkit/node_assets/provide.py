@@ -12,6 +12,7 @@ from clusterkit.node_assets.model import NodeAsset, Origin
 from clusterkit.node_assets.upload import upload
 from clusterkit.node_assets.view import look, require_usable, unseen, wrong
 from clusterkit.ssh.api import Session
+from clusterkit.ssh.uploads import Place, unlimited
 from clusterkit.steps.api import Action, Refused
 
 Apply = Callable[[Sequence[Action]], Awaitable[None]]
@@ -27,10 +28,12 @@ async def provide(
     *,
     say: Callable[[str], None] = lambda _: None,
     on_bytes: Callable[[int, int], None] | None = None,
+    place: Place = unlimited,
 ) -> bool:
     """Have the asset on the host, the head node; False when it was there and nothing was changed.
 
-    say: told about a download onto this machine. on_bytes: gets bytes sent, and their total, of an upload.
+    say: told about a download onto this machine. on_bytes: gets bytes sent, and their total, of an upload. place: where
+    an upload waits for its turn.
 
     Raises:
         Refused: a folder of the user's stands in the way or is not usable, or nothing complete came of a download.
@@ -45,7 +48,7 @@ async def provide(
     if asset.origin in (Origin.UPLOAD, Origin.CACHE):
         if asset.origin is Origin.CACHE and not wrong(asset, view):
             return False  # a name stands for one content, whatever the copy in this machine's cache looks like
-        return await upload(session, asset, await _local_folder(asset, say), view, on_bytes)
+        return await upload(session, asset, await _local_folder(asset, say), view, on_bytes, place)
     if not wrong(asset, view):
         return False
     await apply([fetch_action(asset, cluster, hub)])

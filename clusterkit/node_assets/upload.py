@@ -12,6 +12,7 @@ from clusterkit.assets.manifest import MANIFEST, origin, read_manifest
 from clusterkit.node_assets.model import NodeAsset
 from clusterkit.node_assets.view import View, wrong
 from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.uploads import Place, unlimited
 from clusterkit.steps.api import Refused
 from trainer.files import sha256
 
@@ -56,11 +57,13 @@ async def upload(
     folder: Path,
     view: View,
     on_bytes: Callable[[int, int], None] | None = None,
+    place: Place = unlimited,
 ) -> bool:
     """Make the asset's folder on the host a copy of `folder`; False when it is one already.
 
-    view: what the host has. on_bytes: gets bytes sent or found, and the total. What arrived before an interruption
-    stays beside the folder and is used again; the folder's own files change last.
+    view: what the host has. on_bytes: gets bytes sent or found, and the total. place: where it waits for its turn to
+    send. What arrived before an interruption stays beside the folder and is used again; the folder's own files change
+    last.
 
     Raises:
         Refused: the host's folder holds something else.
@@ -86,7 +89,8 @@ async def upload(
         )
     missing = {name: entry for name, entry in files.items() if name not in good}
     staging = _staging(asset)
-    await _send_all(session, staging, folder, missing, on_bytes)
+    async with place(session.host.name):
+        await _send_all(session, staging, folder, missing, on_bytes)
     details = {"asset": asset.name, "source": origin(str(folder)), "files": files}
     await _must(session, _publish(asset.folder, staging, list(missing)), json.dumps(details, indent=2).encode() + b"\n")
     return True

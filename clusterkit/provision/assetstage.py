@@ -63,7 +63,14 @@ class AssetStage(Stage):
 
                 before = len(runner.report.changes)
                 new = await provide(
-                    session, asset, setup.request.cluster, hub, apply, say=runner.log.line, on_bytes=tell
+                    session,
+                    asset,
+                    setup.request.cluster,
+                    hub,
+                    apply,
+                    say=runner.log.line,
+                    on_bytes=tell,
+                    place=setup.uploads.place,
                 )
                 if new and len(runner.report.changes) == before:
                     runner.report.changes.append(planned(asset))

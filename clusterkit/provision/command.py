@@ -25,6 +25,7 @@ from clusterkit.provision.setup import Request, Setup
 from clusterkit.provision.sharedstage import SharedStage
 from clusterkit.provision.site import Site, keep, with_kept
 from clusterkit.raycluster.model import shm_bytes
+from clusterkit.ssh.uploads import UPLOADS
 from clusterkit.steps.api import Refused, Wish
 from trainer.errors import InterruptedRunError, UserError
 
@@ -55,6 +56,7 @@ class SetupOptions:
     recreate: bool = False
     force: bool = False
     dry_run: bool = False
+    uploads: int = UPLOADS
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         secrets=(token,),
         stages=(SharedStage(), image, AssetStage(assets, hub, image), ray),
         bundle=bundle,
+        uploads=options.uploads,
     )
     report = asyncio.run(_run(request, selection, options.site))
     return _outcome(request, report, ray, options)

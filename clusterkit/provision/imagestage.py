@@ -101,7 +101,7 @@ class ImageStage(Stage):
         self.reference = self._wanted(runner)
         made = False
         if self.wish.bundle is not None and (stored := self.wish.bundle.image(self.reference)) is not None:
-            made = await self._from_bundle(runner, session, *stored)
+            made = await self._from_bundle(setup, runner, session, *stored)
         elif not self.wish.reference:
             made = await self._build(setup, runner, session)
         if self.wish.refresh:
@@ -139,7 +139,9 @@ class ImageStage(Stage):
         runner.report.changes.append(f"build the runtime image {recipe.reference}")
         return True
 
-    async def _from_bundle(self, runner: HostRunner, session: Session, image_id: str, archive: Path) -> bool:
+    async def _from_bundle(
+        self, setup: Setup, runner: HostRunner, session: Session, image_id: str, archive: Path
+    ) -> bool:
         there = await inspect(session, self.reference)
         if there is not None and not (self.wish.refresh and there.image_id != image_id):
             return False
@@ -149,7 +151,8 @@ class ImageStage(Stage):
             runner.show(self.name, State.RUNNING, f"image of the bundle {sent / max(size, 1):.0%}")
 
         await session.run(f"mkdir -p {shlex.quote('/var/lib/clusterkit')}", root=True, timeout=30.0)
-        await session.put(archive, target, root=True, on_bytes=tell)
+        async with setup.uploads.place(runner.host.name):
+            await session.put(archive, target, root=True, on_bytes=tell)
         load = f"docker load -i {shlex.quote(target)}; code=$?; rm -f {shlex.quote(target)}; exit $code"
         result = await session.run(load, root=True, timeout=LOAD_SECONDS, on_output=runner.log.line)
         if not result.ok:
@@ -172,6 +175,7 @@ class ImageStage(Stage):
             storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
             lock=lock,
             refresh=refresh,
+            place=setup.uploads.place,
             progress=progress,
             zstd=all("zstd" in facts.commands for facts in looked),
         )

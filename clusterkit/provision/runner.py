@@ -38,6 +38,8 @@ class HostRunner:
         self.host, self.report, self.log, self.look, self.watch, self.dry = host, report, log, look, watch, dry
         self.session: Session | None = None
         self.facts = Facts()
+        self.waited = 0.0
+        """Seconds within its own steps that others kept it waiting; no work of its own."""
 
     def show(self, step: str, state: State, detail: str = "") -> None:
         """Set a cell of the row."""
@@ -48,7 +50,7 @@ class HostRunner:
     @asynccontextmanager
     async def timed(self, step: str) -> AsyncIterator[None]:
         """Run a block as `step`: its time is the host's own, its errors become the step's failure."""
-        began = time.monotonic()
+        began, waited = time.monotonic(), self.waited
         self.show(step, State.RUNNING)
         try:
             yield
@@ -62,7 +64,8 @@ class HostRunner:
                 raise
             raise StepFailedError(step, str(error)) from error
         finally:
-            self.report.seconds[step] = self.report.seconds.get(step, 0.0) + time.monotonic() - began
+            own = time.monotonic() - began - (self.waited - waited)
+            self.report.seconds[step] = self.report.seconds.get(step, 0.0) + own
 
     async def run_steps(self, steps: Sequence[Step], wish: Wish) -> None:
         """All pure steps in order. Raises StepFailedError."""

@@ -24,6 +24,7 @@ from clusterkit.provision.runner import LOGIN, HostRunner, Watch
 from clusterkit.raycluster.model import token_file
 from clusterkit.raycluster.ports import Ports
 from clusterkit.ssh.api import Session
+from clusterkit.ssh.uploads import UPLOADS, Uploads
 from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
 from clusterkit.steps.api import Wish
 
@@ -42,7 +43,8 @@ class Request:
     """What `setup` was asked for.
 
     hosts: those of the cluster to work on. wish: of the steps. needs: of the preset. dry: plan only. secrets: texts
-    that no log may hold. log_folder: for one file a host. bundle: packages to install from.
+    that no log may hold. log_folder: for one file a host. bundle: packages to install from. uploads: how many hosts are
+    sent large files from this machine at once.
     """
 
     cluster: Cluster
@@ -54,6 +56,7 @@ class Request:
     secrets: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     bundle: Bundle | None = None
+    uploads: int = UPLOADS
 
 
 class Stage:
@@ -96,6 +99,7 @@ class Setup:
     def __post_init__(self) -> None:
         request = self.request
         self.head = Milestones(request.cluster.head_host.name)
+        self.uploads = Uploads(request.uploads, self._waited_to_send)
         for host in request.hosts:
             row = HostReport(host.name, dict.fromkeys(self.step_names, State.WAITING))
             log = HostLog(request.log_folder, host.name, request.secrets)
@@ -108,6 +112,10 @@ class Setup:
             row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
             self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
         self._looked: dict[str, asyncio.Event] = {host.name: asyncio.Event() for host in request.hosts}
+
+    def _waited_to_send(self, host: str, seconds: float) -> None:
+        if host in self.runners:
+            self.runners[host].waited += seconds
 
     def _row_changed(self, row: HostReport) -> None:
         self.watch(row)  # whichever is the watcher by then: it is made of our rows, so after them
@@ -202,7 +210,7 @@ class Setup:
             def tell(sent: int) -> None:
                 runner.show("check", State.RUNNING, f"packages of the bundle: {sent >> 20} MiB")
 
-            await send(runner.session, bundle, system, on_bytes=tell)
+            await send(runner.session, bundle, system, on_bytes=tell, place=self.uploads.place)
             runner.show("check", State.OK)
 
     async def _plan_stages(self, runner: HostRunner) -> None:

@@ -1,0 +1,35 @@
+"""How many hosts this machine sends large files to at once: its line out is one, however many hosts there are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+
+UPLOADS = 4
+
+Place = Callable[[str], AbstractAsyncContextManager[None]]
+"""Given a host's name: a place among the uploads, held while the block runs."""
+
+
+def unlimited(host: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG001
+    """A place that is always free."""
+    return nullcontext()
+
+
+class Uploads:
+    """At most `most` uploads at once. waited: told of a host and the seconds that it waited for its place."""
+
+    def __init__(
+        self, most: int = UPLOADS, waited: Callable[[str, float], None] = lambda _host, _seconds: None
+    ) -> None:
+        self._places, self._waited = asyncio.Semaphore(most), waited
+
+    @asynccontextmanager
+    async def place(self, host: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        began = time.monotonic()
+        async with self._places:
+            self._waited(host, time.monotonic() - began)
+            yield
