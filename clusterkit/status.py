@@ -115,9 +115,9 @@ def find_run(fileroot: Path, experiment: str | None = None, trial: str | None = 
     )
 
 
-def observe(run: RunDirectory, now: float) -> Status:
-    """Read the run's directory and judge its state."""
-    history = read_history(run.metrics)
+def observe(run: RunDirectory, now: float, history: History | None = None) -> Status:
+    """Judge the run's state from its directory; `history` saves reading the records again."""
+    history = read_history(run.metrics) if history is None else history
     holder = run.holder()
     state, message = _judge(run, history, holder, now)
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
