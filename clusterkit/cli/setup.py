@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from clusterkit.cli import output
-from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -59,6 +59,10 @@ def setup(
     privileged: bool = typer.Option(False, "--privileged", help="Run the Ray containers with --privileged."),
     recreate: bool = typer.Option(False, "--recreate", help="Replace running Ray containers whose settings differ."),
     force: bool = typer.Option(False, "--force", help="Restart Docker although other containers run."),
+    retry: bool = typer.Option(False, "--retry", help="Only the hosts that failed in the cluster's last set-up."),
+    retries: int = typer.Option(
+        0, "--retries", min=0, metavar="N", help="Connect again so often to a host that cannot be reached or is lost."
+    ),
     uploads: int = typer.Option(4, "--uploads", min=1, metavar="N", help="Hosts that are sent large files at once."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be done on each host; write nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
@@ -70,7 +74,7 @@ def setup(
     Ray. Image, Docker source, mirrors, proxies, certificates and --shm are kept with the cluster; `none` as the value
     forgets one. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
     """
-    from clusterkit.provision.command import SetupOptions, run_setup  # noqa: PLC0415
+    from clusterkit.provision.command import SetupOptions, nothing_failed, only_failed, run_setup  # noqa: PLC0415
     from clusterkit.provision.site import Site  # noqa: PLC0415
 
     site = Site(
@@ -106,8 +110,14 @@ def setup(
         force=force,
         dry_run=dry_run,
         uploads=uploads,
+        retries=retries,
     )
-    outcome = run_setup(select(hosts), options)
+    selection: Selection | None = select(hosts)
+    assert selection is not None
+    cluster = selection.cluster
+    if retry:
+        selection = only_failed(selection)
+    outcome = nothing_failed(cluster) if selection is None else run_setup(selection, options)
     if as_json:
         output.result_json(outcome.as_dict())
     else:

@@ -17,6 +17,7 @@ from clusterkit.node_assets.hub import Hub
 from clusterkit.node_assets.model import NodeAsset, needed
 from clusterkit.provision import view
 from clusterkit.provision.assetstage import AssetStage
+from clusterkit.provision.failed import failed_hosts, keep_failed
 from clusterkit.provision.hostlog import new_log_folder, state_folder
 from clusterkit.provision.imagestage import ImageStage, ImageWish
 from clusterkit.provision.model import Report
@@ -57,6 +58,7 @@ class SetupOptions:
     force: bool = False
     dry_run: bool = False
     uploads: int = UPLOADS
+    retries: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,39 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         stages=(SharedStage(), image, AssetStage(assets, hub, image), ray),
         bundle=bundle,
         uploads=options.uploads,
+        retries=options.retries,
     )
     report = asyncio.run(_run(request, selection, options.site))
+    if not options.dry_run:
+        _keep_failed(request, report)
     return _outcome(request, report, ray, options)
+
+
+def only_failed(selection: Selection) -> Selection | None:
+    """Of the selected hosts those that failed when they were last set up; None where no host of the cluster did.
+
+    Raises:
+        UserError: some did, and --limit and --exclude leave none of them.
+
+    """
+    failed = failed_hosts(selection.cluster)
+    hosts = tuple(host for host in selection.hosts if host.name in failed)
+    if failed and not hosts:
+        raise UserError(f"--retry: {', '.join(failed)} failed last time, and --limit and --exclude leave none of them.")
+    return replace(selection, hosts=hosts) if failed else None
+
+
+def nothing_failed(cluster: Cluster) -> Outcome:
+    """What `--retry` comes to where no host failed last time."""
+    text = f"nothing failed in the last set-up of cluster {cluster.name}: nothing to do"
+    return Outcome(text, Report({}, notes=[text]), cluster)
+
+
+def _keep_failed(request: Request, report: Report) -> None:
+    try:
+        keep_failed(request.cluster, report)
+    except OSError as error:
+        report.notes.append(f"--retry will not know who failed: {error.filename}: {error.strerror}")
 
 
 async def _run(request: Request, selection: Selection, site: Site) -> Report:
@@ -153,6 +185,7 @@ def _next(request: Request, report: Report, ray: RayStage) -> list[str]:
     if report.failed:
         lines = [
             "Repair what is named above and run the same command again: it goes on from there.",
+            f"Only what failed: the same with --retry (clusterkit setup{named} --retry)",
             f"Logs: {request.log_folder}",
         ]
         if len(report.failed) < len(report.hosts):

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from clusterkit.ssh.api import Trouble
+
 LAST_LINES = 8
+_PASSING = {Trouble.UNREACHABLE, Trouble.SILENT, Trouble.LOST, Trouble.TIMEOUT}
 
 
 class State(StrEnum):
@@ -23,17 +26,37 @@ class State(StrEnum):
 
 
 class StepFailedError(Exception):
-    """A step failed on one host. message: one sentence. command: what was being done. lines: the last output."""
+    """A step failed on one host. message: one sentence. command: what was being done. lines: the last output.
 
-    def __init__(self, step: str, message: str, *, command: str = "", lines: Iterable[str] = (), fix: str = "") -> None:
+    trouble: how the connection failed, where it was that.
+    """
+
+    def __init__(
+        self,
+        step: str,
+        message: str,
+        *,
+        command: str = "",
+        lines: Iterable[str] = (),
+        fix: str = "",
+        trouble: Trouble | None = None,
+    ) -> None:
         super().__init__(message)
-        self.step, self.message, self.command, self.fix = step, message, command, fix
+        self.step, self.message, self.command, self.fix, self.trouble = step, message, command, fix, trouble
         self.lines = [line for line in lines if line.strip()][-LAST_LINES:]
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same may go well a moment later: the way to the host failed, not what was done there."""
+        return self.trouble in _PASSING
 
 
 @dataclass
 class HostReport:
-    """One host's row: the state of every step so far, the changes, the seconds of its own work, the failure."""
+    """One host's row: the state of every step so far, the changes, the seconds of its own work, the failure.
+
+    retries: how often it was connected to again.
+    """
 
     name: str
     states: dict[str, State] = field(default_factory=dict)
@@ -41,6 +64,7 @@ class HostReport:
     seconds: dict[str, float] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
     failure: StepFailedError | None = None
+    retries: int = 0
     log: str = ""
 
     @property
@@ -56,6 +80,7 @@ class HostReport:
             "steps": {step: str(state) for step, state in self.states.items()},
             "seconds": {step: round(value, 3) for step, value in self.seconds.items()},
             "changes": self.changes,
+            "retries": self.retries,
             "failure": None
             if failure is None
             else {

@@ -37,15 +37,31 @@ class HostRunner:
     def __init__(self, host: Host, report: HostReport, log: HostLog, look: Look, watch: Watch, *, dry: bool) -> None:
         self.host, self.report, self.log, self.look, self.watch, self.dry = host, report, log, look, watch, dry
         self.session: Session | None = None
+        self.former: list[Session] = []
+        """Connections of earlier tries."""
+        self._changed: set[str] = set()
         self.facts = Facts()
         self.waited = 0.0
         """Seconds within its own steps that others kept it waiting; no work of its own."""
 
     def show(self, step: str, state: State, detail: str = "") -> None:
-        """Set a cell of the row."""
+        """Set a cell of the row. What an earlier try has changed stays changed."""
+        if state is State.OK and step in self._changed:
+            state = State.CHANGED
         self.report.states[step] = state
         self.report.details[step] = detail
         self.watch(self.report)
+
+    def begin_again(self) -> None:
+        """Make ready for another try. The connection stays (`former`): others may be using it. So do the facts."""
+        self.report.retries += 1
+        self._changed |= {step for step, state in self.report.states.items() if state is State.CHANGED}
+        if self.session is not None:
+            self.former.append(self.session)
+        self.session = None
+        if self.dry:
+            self.report.changes.clear()  # it is planned anew
+        self.report.states = dict.fromkeys(self.report.states, State.WAITING)
 
     @asynccontextmanager
     async def timed(self, step: str) -> AsyncIterator[None]:
@@ -56,7 +72,9 @@ class HostRunner:
             yield
         except HostError as error:
             command = self.report.details.get(step, "")
-            raise StepFailedError(step, error.message, command=command, lines=self.log.tail, fix=error.fix) from error
+            raise StepFailedError(
+                step, error.message, command=command, lines=self.log.tail, fix=error.fix, trouble=error.trouble
+            ) from error
         except Refused as refusal:
             raise StepFailedError(step, refusal.message, fix=refusal.fix) from refusal
         except UserError as error:

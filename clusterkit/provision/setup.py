@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 LEFT_TO_STEPS = {"docker", "toolkit", "packages"}
 """Checks whose matters the steps put right, or refuse in their own words."""
 
+LONGEST_WAIT_S = 60.0
+"""Before a host is connected to again."""
+
 Connect = Callable[[Host], Awaitable[Session]]
 """Opens the connection to a host."""
 
@@ -44,7 +47,8 @@ class Request:
 
     hosts: those of the cluster to work on. wish: of the steps. needs: of the preset. dry: plan only. secrets: texts
     that no log may hold. log_folder: for one file a host. bundle: packages to install from. uploads: how many hosts are
-    sent large files from this machine at once.
+    sent large files from this machine at once. retries: how often a host is connected to again when the way to it
+    failed, first after `retry_wait` seconds, then after twice as long each time, a minute at most.
     """
 
     cluster: Cluster
@@ -57,6 +61,8 @@ class Request:
     stages: tuple[Stage, ...] = ()
     bundle: Bundle | None = None
     uploads: int = UPLOADS
+    retries: int = 0
+    retry_wait: float = 2.0
 
 
 class Stage:
@@ -147,8 +153,12 @@ class Setup:
                 for stage in self.request.stages:
                     await stage.finish(self)
         finally:
-            await asyncio.gather(*(session.close() for session in self.sessions.values()), return_exceptions=True)
-            for runner in [*self.runners.values(), *([self.observed] if self.observed else [])]:
+            everybody = [*self.runners.values(), *([self.observed] if self.observed else [])]
+            former = [session for runner in everybody for session in runner.former]
+            await asyncio.gather(
+                *(session.close() for session in [*former, *self.sessions.values()]), return_exceptions=True
+            )
+            for runner in everybody:
                 runner.log.close()
             self.report.wall_seconds = time.monotonic() - began
         return self.report
@@ -158,7 +168,7 @@ class Setup:
     async def _host(self, runner: HostRunner) -> None:
         is_head = runner.host.name == self.request.cluster.head_host.name
         try:
-            await self._through(runner)
+            await self._with_retries(runner, self._through)
         except StepFailedError as failure:
             self.fail(runner, failure)
             if is_head:
@@ -169,14 +179,39 @@ class Setup:
     async def _observe(self, head: HostRunner) -> None:
         """The head, where only other hosts are worked on (--limit, --exclude): looked at, never changed."""
         try:
-            async with head.timed(LOGIN):
-                head.session = await self.connect(head.host)
-                head.facts = await self._look(head.session)
-            if not self.request.dry:
-                for stage in self.request.stages:
-                    await stage.observe(self, head)
+            await self._with_retries(head, self._observing)
         except StepFailedError as failure:
             await self.head.fail(failure)
+
+    async def _observing(self, head: HostRunner) -> None:
+        async with head.timed(LOGIN):
+            head.session = await self.connect(head.host)
+            head.facts = await self._look(head.session)
+        if not self.request.dry:
+            for stage in self.request.stages:
+                await stage.observe(self, head)
+
+    async def _with_retries(self, runner: HostRunner, work: Callable[[HostRunner], Awaitable[None]]) -> None:
+        """Take a host through, and again from its connection on when the way to it failed. Raises StepFailedError."""
+        most = self.request.retries
+        for tries in range(1, most + 1):
+            try:
+                await work(runner)
+            except StepFailedError as failure:
+                if not failure.transient:
+                    raise
+                wait = min(self.request.retry_wait * 2 ** (tries - 1), LONGEST_WAIT_S)
+                if (looked := self._looked.get(runner.host.name)) is not None:
+                    looked.set()  # the others compare themselves without it; it does so when it comes
+                what = f"{failure.step}: {failure.message.splitlines()[0]}"
+                runner.log.heading(f"{what}; again in {wait:g} s ({tries} of {most})")
+                self.note(f"{runner.host.name}: tried again ({tries} of {most}) after {what}")
+                runner.begin_again()
+                runner.show(LOGIN, State.RUNNING, f"{what}; again in {wait:g} s ({tries} of {most})")
+                await asyncio.sleep(wait)
+            else:
+                return
+        await work(runner)
 
     async def _through(self, runner: HostRunner) -> None:
         async with runner.timed(LOGIN):

@@ -126,7 +126,8 @@ def failure_lines(host: HostReport) -> list[str]:
     """What happened on a host that failed: step, command, last lines, log, way out."""
     failure = host.failure
     assert failure is not None
-    lines = [f"{host.name} failed at {failure.step}: {failure.message}"]
+    tries = f" (after {host.retries} further {'try' if host.retries == 1 else 'tries'})" if host.retries else ""
+    lines = [f"{host.name} failed at {failure.step}{tries}: {failure.message}"]
     if failure.command:
         lines.append(f"  while: {failure.command}")
     lines += [f"  | {line}" for line in failure.lines]
