@@ -13,6 +13,7 @@ from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hos
 if TYPE_CHECKING:
     from clusterkit.raycluster.hosts import Connected
     from clusterkit.raycluster.remove import Leftovers
+    from clusterkit.ssh.api import HostError
 
 app = typer.Typer(
     help="Remove what carries the cluster's label, and nothing else.",
@@ -48,23 +49,39 @@ def down(
 
 
 async def _down(selection: Selection, yes: bool, as_json: bool) -> int:
+    from clusterkit.provision.claim import claimed, leased  # noqa: PLC0415
     from clusterkit.raycluster.hosts import connected  # noqa: PLC0415
+    from clusterkit.raycluster.remove import leftovers  # noqa: PLC0415
     from clusterkit.ssh.connection import connect  # noqa: PLC0415
 
-    async with connected(selection.hosts, lambda host: connect(host, selection.ssh)) as hosts:
-        return await _remove(selection, hosts, yes, as_json)
+    cluster = selection.cluster
+    with claimed(cluster.name, "down") as claim:
+        async with connected(selection.hosts, lambda host: connect(host, selection.ssh)) as hosts:
+            found, silent = await leftovers(hosts.sessions, cluster.name)
+            silent = {**hosts.silent, **silent}
+            # Where nothing is of ours, a lease would be the first thing that is.
+            any_there = not all(what.empty for what in found.values())
+            head = hosts.sessions.get(cluster.head_host.name) if any_there else None
+            async with leased(claim, head, output.note):
+                return await _remove(selection, hosts, found, silent, yes, as_json)
 
 
-async def _remove(selection: Selection, hosts: Connected, yes: bool, as_json: bool) -> int:
+async def _remove(
+    selection: Selection,
+    hosts: Connected,
+    found: Mapping[str, Leftovers],
+    silent: Mapping[str, HostError],
+    yes: bool,
+    as_json: bool,
+) -> int:
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.raycluster.remove import leftovers, remove  # noqa: PLC0415
+    from clusterkit.raycluster.remove import remove  # noqa: PLC0415
     from clusterkit.raycluster.token import forget_token, local_file  # noqa: PLC0415
     from clusterkit.ssh.api import HostError  # noqa: PLC0415
 
     cluster = selection.cluster
-    found, silent = await leftovers(hosts.sessions, cluster.name)
-    troubles = {name: error.message for name, error in {**hosts.silent, **silent}.items()}
+    troubles = {name: error.message for name, error in silent.items()}
     there = {name: what for name, what in found.items() if not what.empty}
     if there and not as_json:
         output.note("\n".join([f"of cluster {cluster.name}:", *_shown(there, cluster.name)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from clusterkit.node_assets.hub import Hub
 from clusterkit.node_assets.model import NodeAsset, needed
 from clusterkit.provision import view
 from clusterkit.provision.assetstage import AssetStage
+from clusterkit.provision.claim import Claim, claimed
 from clusterkit.provision.failed import failed_hosts, keep_failed
 from clusterkit.provision.hostlog import new_log_folder, state_folder
 from clusterkit.provision.imagestage import ImageStage, ImageWish
@@ -84,7 +86,8 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
     """Set the selected hosts up.
 
     Raises:
-        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name.
+        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, somebody else
+            at work on the cluster.
         InterruptedRunError: Ctrl-C; what is done stays done.
 
     """
@@ -115,9 +118,10 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         uploads=options.uploads,
         retries=options.retries,
     )
-    report = asyncio.run(_run(request, selection, options.site))
-    if not options.dry_run:
-        _keep_failed(request, report)
+    with nullcontext() if options.dry_run else claimed(cluster.name, "setup") as claim:
+        report = asyncio.run(_run(request, selection, options.site, claim))
+        if not options.dry_run:
+            _keep_failed(request, report)
     return _outcome(request, report, ray, options)
 
 
@@ -148,7 +152,7 @@ def _keep_failed(request: Request, report: Report) -> None:
         report.notes.append(f"--retry will not know who failed: {error.filename}: {error.strerror}")
 
 
-async def _run(request: Request, selection: Selection, site: Site) -> Report:
+async def _run(request: Request, selection: Selection, site: Site, claim: Claim | None) -> Report:
     from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
 
     async def connect_and_keep(host: Host) -> Session:
@@ -159,7 +163,7 @@ async def _run(request: Request, selection: Selection, site: Site) -> Report:
             keep(request.cluster.name, site)
         return session
 
-    setup = Setup(request, connect_and_keep, lambda _: None)
+    setup = Setup(request, connect_and_keep, lambda _: None, claim)
     with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
         setup.watch = watch
         selection.ssh.secrets.around_prompt = watch.aside

@@ -17,6 +17,7 @@ from clusterkit.check.needs import Needs
 from clusterkit.facts.model import Facts
 from clusterkit.facts.probe import Wants, gather
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.claim import Claim, Lease
 from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.milestones import Milestones
 from clusterkit.provision.model import HostReport, Report, State, StepFailedError
@@ -93,12 +94,14 @@ class Stage:
 class Setup:
     """One run. Made anew for every command.
 
-    connect: opens connections. watch: told of every change of a row.
+    connect: opens connections. watch: told of every change of a row. claim: on the cluster, for the lease on its head;
+    None: none is taken.
     """
 
     request: Request
     connect: Connect
     watch: Watch
+    claim: Claim | None = None
     report: Report = field(default_factory=lambda: Report({}))
     runners: dict[str, HostRunner] = field(default_factory=dict)
 
@@ -117,6 +120,9 @@ class Setup:
         if head.name not in self.runners:
             row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
             self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
+        # Nobody changes anything before it is clear whether somebody else does so at this moment.
+        self._lease = None if self.claim is None or request.dry else Lease(self.claim, self.note)
+        self._may_change = asyncio.Event()
         self._looked: dict[str, asyncio.Event] = {host.name: asyncio.Event() for host in request.hosts}
 
     def _waited_to_send(self, host: str, seconds: float) -> None:
@@ -153,6 +159,8 @@ class Setup:
                 for stage in self.request.stages:
                     await stage.finish(self)
         finally:
+            if self._lease is not None:
+                await asyncio.shield(self._lease.release())
             everybody = [*self.runners.values(), *([self.observed] if self.observed else [])]
             former = [session for runner in everybody for session in runner.former]
             await asyncio.gather(
@@ -172,6 +180,7 @@ class Setup:
         except StepFailedError as failure:
             self.fail(runner, failure)
             if is_head:
+                self._may_change.set()
                 await self.head.fail(failure)
         finally:
             self._looked[runner.host.name].set()
@@ -181,11 +190,13 @@ class Setup:
         try:
             await self._with_retries(head, self._observing)
         except StepFailedError as failure:
+            self._may_change.set()
             await self.head.fail(failure)
 
     async def _observing(self, head: HostRunner) -> None:
         async with head.timed(LOGIN):
             head.session = await self.connect(head.host)
+            await self._take_lease(head.session)
             head.facts = await self._look(head.session)
         if not self.request.dry:
             for stage in self.request.stages:
@@ -201,6 +212,8 @@ class Setup:
                 if not failure.transient:
                     raise
                 wait = min(self.request.retry_wait * 2 ** (tries - 1), LONGEST_WAIT_S)
+                if runner.host.name == self.request.cluster.head_host.name:
+                    self._may_change.set()
                 if (looked := self._looked.get(runner.host.name)) is not None:
                     looked.set()  # the others compare themselves without it; it does so when it comes
                 what = f"{failure.step}: {failure.message.splitlines()[0]}"
@@ -213,9 +226,17 @@ class Setup:
                 return
         await work(runner)
 
+    async def _take_lease(self, head: Session) -> None:
+        """Raises ClaimedError, which ends the whole run."""
+        if self._lease is not None:
+            await self._lease.take(head)
+        self._may_change.set()
+
     async def _through(self, runner: HostRunner) -> None:
         async with runner.timed(LOGIN):
             runner.session = await self.connect(runner.host)
+            if runner.host.name == self.request.cluster.head_host.name:
+                await self._take_lease(runner.session)
         runner.show(LOGIN, State.OK)
         async with runner.timed("check"):
             runner.facts = await self._look(runner.session)
@@ -223,6 +244,7 @@ class Setup:
             self._refuse_unfit([*judge_host(*asked), *judge_gpus(*asked)], runner)
         self._looked[runner.host.name].set()
         runner.show("check", State.OK)
+        await self._may_change.wait()
         await self._send_bundle(runner)
         await runner.run_steps(STEPS, self.request.wish)
         if self.request.dry:

@@ -28,6 +28,8 @@ NODE_ROLES = (HEAD, WORKER)
 
 NODE_FOLDER = "/etc/clusterkit"
 """On every host; one folder per cluster in it."""
+LEASE_FILE = "lease"
+"""In that folder on the head: who works on the cluster at this moment."""
 TOKEN_IN_CONTAINER = "/run/clusterkit/ray_token"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterkit.hosts.model import Cluster
-from clusterkit.raycluster.model import LABEL_CLUSTER, NODE_FOLDER, node_folder
+from clusterkit.raycluster.model import LABEL_CLUSTER, LEASE_FILE, NODE_FOLDER, node_folder
 from clusterkit.raycluster.observe import ContainerState, containers_everywhere
 from clusterkit.ssh.api import HostError, Session
 
@@ -85,8 +85,9 @@ def _script(cluster: str, found: Leftovers) -> str:
         for container in found.containers
     )
     folder = node_folder(cluster)
+    ours = ("ray_token", "ray_token.new", "hf_token", LEASE_FILE, f"{LEASE_FILE}.new")
     files = (
-        f"rm -f {folder}/ray_token {folder}/ray_token.new {folder}/hf_token\n"
+        f"rm -f {' '.join(f'{folder}/{name}' for name in ours)}\n"
         # What others put there keeps the folders.
         f"[ ! -d {folder} ] || rmdir --ignore-fail-on-non-empty {folder}\n"
         f"[ ! -d {NODE_FOLDER} ] || rmdir --ignore-fail-on-non-empty {NODE_FOLDER}\n"
