@@ -26,6 +26,7 @@ COMMANDS = {
     "bundle": Command("clusterkit.cli.bundle", "Collect what hosts without a network need."),
     "train": Command("clusterkit.cli.train", "Train a memory agent from a preset, or go on with an unfinished run."),
     "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
+    "report": Command("clusterkit.cli.report", "Write a run, or two compared, as one web page."),
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
 }

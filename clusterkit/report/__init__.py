@@ -1,0 +1,1 @@
+"""A run as one web page: its numbers drawn, beside another run's where one is compared; also served live."""

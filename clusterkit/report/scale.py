@@ -1,0 +1,50 @@
+"""Axes: round ticks, and numbers as short text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A range of values and the ticks in it."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def share(self, value: float) -> float:
+        """Where a value lies in the range, 0…1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def scale(low: float, high: float, whole: bool = False, count: int = 5, snug: bool = False) -> Scale:
+    """A range around low…high with about `count` round ticks; whole: no fractions; snug: not one tick more."""
+    if not low < high:
+        pad = abs(low) * 0.1 or 1.0
+        low, high = low - pad, high + pad
+    step = _round_up((high - low) / count)
+    if whole:
+        step = max(math.ceil(step), 1)
+    if not snug:
+        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return Scale(low, high, tuple(index * step for index in range(first, last + 1)))
+
+
+def _round_up(value: float) -> float:
+    magnitude = 10.0 ** math.floor(math.log10(value))
+    return next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= value * 0.999)
+
+
+def short(value: float) -> str:
+    """`0.25`, `12.3k`, `1.5e-06`: a number for an axis or a tooltip."""
+    size = abs(value)
+    if size == 0:
+        return "0"
+    for limit, factor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if size >= limit:
+            return f"{value / factor:.4g}{unit}" if size < 1e13 else f"{value:.3g}"
+    return f"{value:.4g}" if size >= 1e-3 else f"{value:.3g}"
