@@ -135,6 +135,6 @@ def run_all(world: World) -> dict[str, Any]:
 def main(rank: int, size: int, folder: Path) -> None:
     """Entry point of a rank's process."""
     torch.set_num_threads(1)
-    world = join_world(rank, size, str(folder / "rendezvous"))
+    world = join_world(rank, size, f"file://{folder}/rendezvous")
     torch.save(run_all(world), folder / f"rank{rank}.pt")
     leave_world(world)

@@ -17,7 +17,8 @@ from trainer.checkpoint.start import Start, completed_step, find_start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
-from trainer.launch.ranks import RankedRun, set_threads
+from trainer.launch.rank import set_threads
+from trainer.launch.ranks import RankedRun
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt

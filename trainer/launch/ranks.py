@@ -6,40 +6,26 @@ import json
 import logging
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
-from trainer.loop import TrainingRun
-from trainer.metrics import Monitor, make_sinks, open_log
-from trainer.paths import RunPaths
+from trainer.launch.rank import RankJob, rank_main
 from trainer.signals import SIGNALS, StopFlag
-from trainer.train.distributed import World, join_world, leave_world
 
 log = logging.getLogger("trainer")
 
 GRACE_SECONDS = 15.0
 """So long the other ranks may take to notice that one has failed; then they are ended."""
-
-
-def set_threads(config: RunConfig) -> None:
-    """Fix the number of CPU threads: results are bit-identical only for the same number."""
-    torch.set_num_threads(config.train.threads or max(1, (os.cpu_count() or 1) // config.train.ranks))
-    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 class RankedRun:
@@ -59,25 +45,13 @@ class RankedRun:
         context = get_context("spawn")
         with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
             meeting = Path(name)
-            job = _Job(self.config, self.folder, self.attempt, self.start, meeting)
-            ranks = [context.Process(target=_rank_main, args=(rank, job)) for rank in range(self.config.train.ranks)]
+            job = RankJob(self.config, self.folder, self.attempt, self.start, meeting, f"file://{meeting}/rendezvous")
+            ranks = [context.Process(target=_rank_process, args=(rank, job)) for rank in range(self.config.train.ranks)]
             with _signals_held():
                 for process in ranks:
                     process.start()
             codes = _wait(ranks, self.stop)
-            outcome = _outcome(meeting)
-            faults = {rank: text for rank in codes if (text := _read(meeting / f"fault-{rank}"))}
-        self.global_step = int(outcome.get("global_step", self.global_step))
-        if not codes:
-            return
-        for rank, text in faults.items():
-            log.error("rank %d:\n%s", rank, text)
-        if outcome.get("message"):
-            error = {e.exit_code: e for e in (InterruptedRunError, RunError)}.get(outcome["exit_code"], UserError)
-            raise error(outcome["message"])
-        raise RunError(
-            f"{_cause(codes, faults, len(ranks))}; the same command goes on from the last recover checkpoint"
-        )
+            self.global_step = conclude(meeting, codes, len(ranks), self.global_step)
 
 
 def _wait(ranks: Sequence[BaseProcess], stop: StopFlag) -> dict[int, int]:
@@ -108,6 +82,28 @@ def _note(failed: dict[int, int], ranks: Sequence[BaseProcess]) -> None:
     for rank, process in enumerate(ranks):
         if process.exitcode:
             failed.setdefault(rank, process.exitcode)
+
+
+def conclude(meeting: Path, codes: dict[int, int], size: int, global_step: int) -> int:
+    """The last finished step, from what the ranks have left in `meeting`; `global_step` where they left nothing.
+
+    codes: exit codes, by rank, of the ranks that failed.
+
+    Raises:
+        UserError: as rank 0 raised it; RunError when a rank was lost.
+
+    """
+    outcome = _outcome(meeting)
+    faults = {rank: text for rank in codes if (text := _read(meeting / f"fault-{rank}"))}
+    step = int(outcome.get("global_step", global_step))
+    if not codes:
+        return step
+    for rank, text in faults.items():
+        log.error("rank %d:\n%s", rank, text)
+    if outcome.get("message"):
+        error = {e.exit_code: e for e in (InterruptedRunError, RunError)}.get(outcome["exit_code"], UserError)
+        raise error(outcome["message"])
+    raise RunError(f"{_cause(codes, faults, size)}; the same command goes on from the last recover checkpoint")
 
 
 def _cause(codes: dict[int, int], faults: dict[int, str], size: int) -> str:
@@ -142,54 +138,12 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What every rank is told. meeting: folder for the rendezvous and for what ranks leave to the parent."""
-
-    config: RunConfig
-    model_folder: Path
-    attempt: int
-    start: Start
-    meeting: Path
-
-
-def _rank_main(rank: int, job: _Job) -> None:
+def _rank_process(rank: int, job: RankJob) -> None:
     """Body of one rank's process."""
     stop = StopFlag().install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    config, meeting = job.config, job.meeting
-    logs = RunPaths.of(config).logs
-    set_threads(config)
-    main = rank == 0
-    if main:
-        open_log(logs / "main.log")
-    monitor = Monitor(logs if main else None, job.attempt, make_sinks(config, logs) if main else [])
-    world: World | None = None
-    run: TrainingRun | None = None
-    code, message = 0, ""
-    try:
-        world = join_world(rank, config.train.ranks, str(meeting / "rendezvous"))
-        run = TrainingRun(config, job.model_folder, world, monitor, stop, job.start)
-        run.run()
-    except UserError as error:
-        code, message = error.exit_code, str(error)
-    except Exception:
-        code = 1
-        (meeting / f"fault-{rank}").write_text(traceback.format_exc(), encoding="utf-8")
-    finally:
-        monitor.close()
-        if world is not None and not code:
-            leave_world(world)
-    if main:
-        step = run.global_step if run else job.start.global_step
-        outcome = {"global_step": step, "message": message, "exit_code": code}
-        (meeting / "outcome").write_text(json.dumps(outcome), encoding="utf-8")
-    # The process group of an abandoned run still has threads: the interpreter's own way out would end in a C++ abort.
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    rank_main(rank, job, stop)
 
 
 def _end_with_parent() -> None:

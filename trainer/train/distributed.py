@@ -61,25 +61,31 @@ def single_world() -> World:
     return World(0, 1, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
 
 
-def join_world(rank: int, size: int, rendezvous_file: str) -> World:
-    """Meet the other ranks through a file on this machine; gloo on CPU, NCCL where every rank has a GPU.
+def join_world(rank: int, size: int, rendezvous: str, gpu: int | None = None) -> World:
+    """Meet the other ranks; gloo on CPU, NCCL where every rank has a GPU.
+
+    Args:
+        rank: this one's number. size: how many there are. rendezvous: `file://PATH` among the ranks of one machine,
+            `tcp://HOST:PORT` between machines. gpu: number of this rank's GPU among those that it sees; None: its rank.
 
     Raises:
         RuntimeError: not all ranks came within ten minutes.
 
     """
-    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= size
-    if not on_gpu:
+    local = rendezvous.startswith("file://")
+    device_index = rank if gpu is None else gpu
+    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= (size if gpu is None else gpu + 1)
+    if not on_gpu and local:
         # Ranks of one machine: nothing has to listen on an outward interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        init_method=f"file://{rendezvous_file}",
+        init_method=rendezvous,
         rank=rank,
         world_size=size,
         timeout=RENDEZVOUS_TIMEOUT,
     )
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", device_index) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     return World(rank, size, device, init_device_mesh(device.type, (size,)))
