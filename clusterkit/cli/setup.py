@@ -53,9 +53,7 @@ def setup(
     gpus: bool | None = typer.Option(
         None, "--gpus/--no-gpus", help="Demand or ignore GPUs; what there is when left out."
     ),
-    shm: str = typer.Option(
-        "", "--shm", metavar="SIZE", help="Shared memory of Ray's containers: 64g; half the memory."
-    ),
+    shm: str = typer.Option("", "--shm", metavar="SIZE", help="Shared memory for Ray: 64g; half of the memory else."),
     privileged: bool = typer.Option(False, "--privileged", help="Run the Ray containers with --privileged."),
     recreate: bool = typer.Option(False, "--recreate", help="Replace running Ray containers whose settings differ."),
     force: bool = typer.Option(False, "--force", help="Restart Docker although other containers run."),

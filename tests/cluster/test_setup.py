@@ -56,7 +56,7 @@ def assert_ready(done: Done, nodes: list[Node]) -> None:
 
 
 def test_from_nothing_to_ray_then_nothing_to_do_then_down(
-    testbed: Testbed, nodes: list[Node], operator: Operator
+    testbed: Testbed, nodes: list[Node], operator: Operator, tmp_path: Path
 ) -> None:
     before = {node.name: files_of(testbed, node) for node in nodes}
     planned = operator.setup("--dry-run")
@@ -64,8 +64,19 @@ def test_from_nothing_to_ray_then_nothing_to_do_then_down(
     assert {node.name: files_of(testbed, node) for node in nodes} == before, "a dry run wrote something"
     assert all("install docker.io" in " ".join(planned.row(node)["changes"]) for node in nodes)
 
-    first = operator.setup()
+    running = operator.start(*operator.setup_words())
+    operator.await_log(nodes[0], "== packages: ", running)
+    rival = Operator(testbed, tmp_path / "rival", operator.image)
+    for other in (operator, rival):
+        # The same machine is kept out by its lock, another one by the lease on the head.
+        refused = [other.setup()] if other is rival else [other.setup(), other("down", "-y")]
+        for done in refused:
+            assert done.exit_code == 2, done.text
+            assert "cluster default is being worked on by `clusterkit setup` of " in done.stderr
+            assert f"(process {running.pid})" in done.stderr
+    first = operator.finish(running)
     assert_ready(first, nodes)
+    assert nodes[0].exec("ls /etc/clusterkit/default").stdout == "ray_token\n"
     for node in nodes:
         steps = first.row(node)["steps"]
         assert [step for step in CHANGED if steps[step] == "changed"] == CHANGED

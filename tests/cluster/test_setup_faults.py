@@ -161,7 +161,8 @@ def ready(bare: Testbed, cpu_image: Image, tmp_path_factory: pytest.TempPathFact
 
     First run. Head: another apt holds the package lock for a while. Second host: its power fails while packages are
     unpacked. Third host: its disk fills up after it was found large enough.
-    Second run. Second host: back again, with half-installed packages. Third host: its /storage is a folder of its own.
+    Second run, of those that failed. Second host: back again, with half-installed packages. Third host: its /storage
+    is a folder of its own.
     Third run. All is repaired.
     """
     head, dying, spoilt = bare.nodes
@@ -184,7 +185,7 @@ def ready(bare: Testbed, cpu_image: Image, tmp_path_factory: pytest.TempPathFact
     dying.start()
     spoilt.exec("mount -o remount,size=8g /var/lib/docker")
     spoilt.exec("mkdir -p /srv/local && mount --bind /srv/local /storage")
-    second = operator.setup()
+    second = operator.setup("--retry")
     spoilt.exec("umount /storage")
     third = operator.setup()
     assert third.exit_code == 0, third.text
@@ -221,6 +222,7 @@ def test_full_disk(ready: Ready) -> None:
 def test_storage_that_is_not_shared(ready: Ready) -> None:
     spoilt = ready.nodes[2]
     assert ready.second.exit_code == 3
+    assert [row["host"] for row in ready.second.report["hosts"]] == [node.address for node in ready.nodes[1:]]
     assert ready.second.failed == [spoilt.address]
     assert_fault(ready.second, spoilt, "shared", "/storage is not shared", fix="Mount the same file system")
     assert spoilt.exec("ls -A /srv/local").stdout.split() == ["codes", "datasets", "images", "models", "ray"]
@@ -230,6 +232,8 @@ def test_all_is_ready_and_what_was_the_users_is_as_it_was(ready: Ready) -> None:
     assert ready.third.report["ray"]["ready"] is True
     head = ready.nodes[0]
     assert head.exec("cat /etc/docker/daemon.json").stdout == USERS_DAEMON_JSON
+    nothing = ready.operator.setup("--retry")
+    assert (nothing.exit_code, nothing.report["hosts"]) == (0, []), nothing.text
     again = ready.operator.setup()
     assert (again.exit_code, again.changes) == (0, 0), again.text
     assert PASSWORD not in again.text + ready.operator.kept()
