@@ -46,24 +46,28 @@ def split(text: str) -> Sections:
     sections = Sections()
     current: Section | None = None
     for line in text.splitlines():
-        words = line.split()
-        if line.startswith("@@rc") and len(words) == 3:
+        if not line.startswith("@@"):
+            if current is not None:
+                current.lines.append(line)
+        elif line.startswith("@@rc") and len(words := line.split()) == 3:
             sections.setdefault(words[1], Section()).exit_code = _int(words[2])
-        elif line.startswith("@@"):
+        else:
             current = sections.setdefault(line[2:].strip(), Section())
-        elif current is not None:
-            current.lines.append(line)
     return sections
 
 
-def is_whole(text: str) -> bool:
+def is_whole(sections: Sections) -> bool:
     """Whether the probe ran to its end."""
-    return "end" in split(text)
+    return "end" in sections
 
 
 def parse(text: str) -> Facts:
     """Facts of one probe; `clock_error`, `clock_offset` and `sudo` beyond root are the caller's to fill in."""
-    sections = split(text)
+    return facts_of(split(text))
+
+
+def facts_of(sections: Sections) -> Facts:
+    """`parse` for output that is already cut up."""
     listeners = _listeners(sections["listeners"])
     mounts = _mounts(sections["mounts"])
     disks = {disk.path: disk for line in _disk_lines(sections) if (disk := _disk(line, mounts)) is not None}

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from clusterkit.facts.model import Facts
-from clusterkit.facts.parse import is_whole, parse, split
+from clusterkit.facts.parse import facts_of, is_whole, split
 from clusterkit.ssh.api import HostError, Result, Session, Trouble
 
 PATHS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containerd")
@@ -78,8 +78,8 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
     script = probe_script(wants)
     asked = _Asked(session, timeout)
     result = await asked.run(f"probe={shlex.quote(script)}\n{_AS_ROOT}")
-    first = split(result.stdout)
-    state, connection = first["sudo"], first["connection"].first.split()
+    sections = split(result.stdout)
+    state, connection = sections["sudo"], sections["connection"].first.split()
     sudo, trouble = state.first, {}
     if sudo == "password":
         try:
@@ -92,7 +92,9 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
         trouble = {"sudo_error": " ".join(state.lines[1:]).strip(), "sudo_fix": ""}
     if sudo == "none":
         result = await asked.run(script)
-    if not is_whole(result.stdout):
+    if sudo in ("password", "none"):
+        sections = split(result.stdout)
+    if not is_whole(sections):
         last = (result.stderr or result.stdout).strip().splitlines()[-3:]
         raise HostError(
             session.host.name,
@@ -100,7 +102,7 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
             f"the probe ended early (exit code {result.exit_code}): {' / '.join(last) or 'it printed nothing'}",
             "Log in and run `sh -c 'id; uname -a'`: a shell start-up file that prints or exits gets in its way.",
         )
-    facts = parse(result.stdout)
+    facts = facts_of(sections)
     offset, error_bound = asked.clock(facts.clock)
     return facts.model_copy(
         update={
