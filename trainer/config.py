@@ -1,14 +1,17 @@
 """RunConfig: everything that defines a run, in one validated tree.
 
-Both sides read this module, so it imports nothing but pydantic and the standard library. Every field has a default,
-a bound and a sentence; `clusterkit presets explain` prints those sentences. Unknown keys are errors.
+Both sides read this module, so it imports nothing but pydantic, the standard library and trainer.allocation. Every
+field has a default, a bound and a sentence; `clusterkit presets explain` prints those. Unknown keys are errors.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trainer.allocation import Allocation
+from trainer.allocation import parse as parse_allocation
 
 
 class Section(BaseModel):
@@ -59,13 +62,21 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """What the policy learns on."""
 
-    name: Literal["recall", "hotpotqa"] = "recall"
-    """recall: generated key-value facts spread over chunks. hotpotqa: real questions among real documents."""
+    name: Literal["recall", "hotpotqa", "math"] = "recall"
+    """recall: generated key-value facts spread over chunks. hotpotqa: real questions among real documents. math:
+    problems whose answer can be checked."""
     path: str | None = None
     """hotpotqa: folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: looked for under /storage/datasets
-    and the asset cache."""
+    and the asset cache. math: folder or hub repository of `dataset`."""
+    dataset: str = ""
+    """math: JSON-lines file within `path`, one problem a line: prompt, query_id, solutions."""
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    """math: the reward is (verdict - reward_bias) times this; the verdict is 1 for a right answer and -1 for a wrong
+    one."""
+    reward_bias: float = 0.0
+    """math: subtracted from the verdict before it is scaled."""
     train_size: Annotated[int, Field(ge=1)] = 65536
-    """Tasks in one epoch. recall generates that many; hotpotqa uses at most that many training questions."""
+    """Tasks in one epoch. recall generates that many; hotpotqa and math use at most that many of theirs."""
     num_documents: Annotated[int, Field(ge=2)] = 50
     """hotpotqa: documents in one context, the question's own ones included."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -108,7 +119,8 @@ class AgentConfig(Section):
     """The memory agent: one conversation a chunk, the memory is overwritten each time, then one final conversation."""
 
     name: str = "memagent"
-    """Agent by name, or `module:Class` for one of your own."""
+    """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); or
+    `module:Class` for one of your own."""
     template: Literal["memagent", "words"] = "memagent"
     """Prompt wording. words: a few single words, for models that are trained from nothing."""
     prompt_order: Literal["paper", "section_first"] = "paper"
@@ -148,6 +160,10 @@ class RolloutConfig(Section):
     """embedded engine: most prompt tokens in one forward pass."""
     save_trajectories: bool = True
     """Write rollouts/step_N.jsonl.zst: tokens, text, rewards and weight versions of every trajectory."""
+    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Engine servers: share of a GPU's memory for weights and KV cache."""
+    max_running: Annotated[int, Field(ge=0)] = 0
+    """Engine servers: most requests that one server works on at a time; 0: as many as the KV cache holds."""
 
 
 class AlgorithmConfig(Section):
@@ -234,7 +250,9 @@ class TrainConfig(Section):
     logprob_chunk: Annotated[int, Field(ge=1)] = 4096
     """Loss positions whose [chunk, vocabulary] logits exist at a time."""
     ranks: Annotated[int, Field(ge=1)] = 1
-    """Data-parallel FSDP2 ranks. 1 needs no process group."""
+    """Data-parallel FSDP2 ranks. 1 needs no process group. With allocation_mode its training GPUs count instead."""
+    offload: bool = False
+    """Keep parameters and optimizer state in host memory while unused: slower, for GPUs that also generate."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads per rank; 0: cores divided by ranks. Bit-identical runs need the same number."""
 
@@ -316,10 +334,21 @@ class RunConfig(Section):
     """Folder for warm-up weights and assets; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
     mode: Literal["local"] = "local"
     """Where it runs. local: this machine."""
+    n_nodes: Annotated[int, Field(ge=1)] = 1
+    """Hosts that the run is spread over."""
+    n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """GPUs of each host that the run takes; 0: it needs none."""
+    allocation_mode: str = ""
+    """How engine servers and training share the GPUs: sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4, or
+    rollout.backend=sglang:d4 actor.backend=fsdp:d4. Empty: no servers, the trainer's own process generates."""
     seed: int = 1
     """Seeds initialisation, tasks and sampling."""
     recover_mode: Literal["auto", "resume", "disabled"] = "auto"
     """auto: go on from a recover checkpoint where there is one. resume: demand one. disabled: start afresh."""
+    recover_retries: Annotated[int, Field(ge=0)] = 10
+    """Restarts of a dispatched run that died before it is given up."""
+    recover_after: Annotated[float, Field(ge=0)] = 10.0
+    """Seconds before the first of these restarts; later ones wait longer."""
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     agent: AgentConfig = AgentConfig()
@@ -334,9 +363,26 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:
-        for check in (_check_sampling, _check_batch, _check_warmup, _check_sections, _check_window):
+        for check in (_check_sampling, _check_batch, _check_warmup, _check_sections, _check_window, _check_gpus):
             check(self)
         return self
+
+    @field_validator("allocation_mode")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        if text:
+            parse_allocation(text)
+        return text
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """What allocation_mode says; None where it is empty."""
+        return parse_allocation(self.allocation_mode) if self.allocation_mode else None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the run takes; 0 for none."""
+        return self.n_nodes * self.n_gpus_per_node
 
     @property
     def recall_chunk_tokens(self) -> int:
@@ -408,7 +454,10 @@ def _check_window(c: RunConfig) -> None:
     )
     update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
     final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
-    if update >= final:
+    if a.name == "single_turn":
+        total, largest = a.max_question_tokens + a.max_final_tokens, "agent.max_final_tokens"
+        terms = f"{question} + agent.max_final_tokens={a.max_final_tokens}"
+    elif update >= final:
         total, largest = update, "agent.chunk_tokens"
         terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {question}"
     else:
@@ -419,6 +468,21 @@ def _check_window(c: RunConfig) -> None:
             f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "
             f"lower {largest}, or another of these limits, by {total - window} or more"
         )
+
+
+def _check_gpus(c: RunConfig) -> None:
+    """Every GPU that is taken has work, and every engine has its GPUs."""
+    wanted = c.allocation
+    if wanted is None or wanted.gpus == c.gpus:
+        return
+    sides = [f"{wanted.rollout_gpus} generate"] if wanted.rollout_gpus else []
+    sides += [f"{wanted.training_gpus} train"] if wanted.training_gpus else []
+    shared = ", the same ones" if wanted.colocated else ""
+    raise ValueError(
+        f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPUs ({' and '.join(sides)}{shared}), and n_nodes="
+        f"{c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: change one of them; `clusterkit presets plan "
+        f"{c.preset or 'PRESET'} --nodes N` works it out"
+    )
 
 
 def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:

@@ -42,6 +42,8 @@ def test_what_shapes_the_result_is_told(override: str, line: str) -> None:
         "checkpoint.ckpt_freq_secs=1",
         "monitor.tensorboard=false",
         "model.gradient_checkpointing=true",
+        "recover_retries=3",
+        "train.offload=true",
     ],
 )
 def test_what_may_change_between_attempts_is_not(override: str) -> None:
@@ -52,6 +54,14 @@ def test_settings_that_one_side_does_not_have_are_told() -> None:
     saved = {"a.old": 1, "b": 2}
 
     assert differences(saved, {"b": 2, "c.new": 3}) == ["a.old: 1 -> (not set)", "c.new: (not set) -> 3"]
+
+
+def test_a_field_that_is_younger_than_the_checkpoint_had_its_default() -> None:
+    now = fingerprint(resolve("tiny").config)
+    before = {name: value for name, value in now.items() if name not in ("task.reward_scale", "task.dataset")}
+
+    assert differences(before, now) == []
+    assert differences(before, {**now, "task.reward_scale": 5.0}) == ["task.reward_scale: 1.0 -> 5.0"]
 
 
 def test_a_fingerprint_survives_its_file() -> None:

@@ -16,9 +16,14 @@ FREE = (
     "fileroot",
     "cache_dir",
     "mode",
+    "n_nodes",
+    "n_gpus_per_node",
+    "allocation_mode",
     "trial_name",
     "experiment_name",
     "recover_mode",
+    "recover_retries",
+    "recover_after",
     "monitor.",
     "checkpoint.",
     "eval.",
@@ -26,10 +31,13 @@ FREE = (
     "train.total_epochs",
     "train.ranks",
     "train.threads",
+    "train.offload",
     "train.max_tokens_per_mb",
     "train.logprob_chunk",
     "rollout.max_batch_tokens",
     "rollout.save_trajectories",
+    "rollout.gpu_memory_fraction",
+    "rollout.max_running",
     "model.gradient_checkpointing",
 )
 
@@ -45,7 +53,11 @@ def is_free(name: str) -> bool:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line per setting that differs: `name: saved -> now`."""
+    """One line per setting that differs: `name: saved -> now`.
+
+    A field that did not exist when the checkpoint was written had its default.
+    """
+    saved = {**{name: value for name, value in flatten(RunConfig()).items() if name in now}, **saved}
     names = sorted(saved.keys() | now.keys())
     return [
         f"{name}: {saved.get(name, '(not set)')} -> {now.get(name, '(not set)')}"

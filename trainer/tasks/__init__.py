@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.config import RunConfig
+from trainer.errors import UserError
 from trainer.tasks.base import TaskSource
 
 
@@ -12,6 +13,8 @@ def make_source(config: RunConfig) -> TaskSource:
         from trainer.tasks.hotpotqa import HotpotQA  # noqa: PLC0415 (reads no data for other tasks)
 
         return HotpotQA(config.task, config.seed, config.cache_dir)
+    if config.task.name != "recall":
+        raise UserError(f"task.name={config.task.name} has no task source in this version: choose recall or hotpotqa")
     from trainer.tasks.recall import Recall  # noqa: PLC0415
 
     return Recall(config.task, config.seed)
