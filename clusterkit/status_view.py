@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterkit.diagnose.view import explain_status
 from clusterkit.runlog.metrics import Record, number
 from clusterkit.status import Status
 from clusterkit.textplot import count, duration, shares, size, sparkline
@@ -32,6 +33,7 @@ def status_lines(status: Status) -> list[str]:
     rows.append(("attempts", str(facts["attempts"])))
     if status.silence is not None:
         rows.append(("last record", f"{duration(status.silence)} ago"))
+    rows += [("why" if not place else "", line) for place, line in enumerate(explain_status(status))]
     rows += [("warning", warning) for warning in history.warnings[-SHOWN_WARNINGS:]]
     rows.append(("folder", str(run.logs)))
     if status.state in ("interrupted", "killed", "failed", "new"):

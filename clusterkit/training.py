@@ -6,10 +6,11 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterkit.closing import read_summary
+from clusterkit.diagnose.view import explain_failure
 from clusterkit.launch import Ending, disk_errors, new_attempt, run_trainer, write_config
 from clusterkit.progress import Progress
 from clusterkit.rundir import RunDirectory, hold_lock, lock_holder
@@ -73,7 +74,11 @@ def follow(run: RunDirectory, argv: Sequence[str], attempt: int, progress: Progr
         progress.say("stopping: a recover checkpoint is being written; interrupt again to kill the trainer at once")
 
     ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
-    return _outcome(run, attempt, ending, history, again)
+    outcome = _outcome(run, attempt, ending, history, again)
+    if outcome.status not in ("failed", "killed"):
+        return outcome
+    reasons = explain_failure(run, killed=ending.returncode == -signal.SIGKILL)
+    return replace(outcome, message="\n".join([outcome.message, *reasons]))
 
 
 def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, again: str) -> Outcome:

@@ -42,6 +42,7 @@ def train(
     resolved = resolve(preset, task, typed)
     trial = choose_trial(resolved.config, resolved.trial_is_named)
     require_writable(trial.run)
+    resolved = _with_applied(resolved, trial)
     if dry_run:
         _print_plan(resolved, trial, as_json)
         return
@@ -51,6 +52,21 @@ def train(
         return
     require_trainer()
     _train(resolved, trial, as_json, show_progress=not no_progress)
+
+
+def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
+    """The configuration with what `clusterkit diagnose --apply` left beside the run."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from clusterkit.diagnose.applied import with_applied  # noqa: PLC0415
+    from clusterkit.trials import Course  # noqa: PLC0415
+
+    if trial.course is Course.COMPLETE:
+        return resolved
+    config, notes = with_applied(resolved.config, trial.run)
+    for note in notes:
+        output.note(f"note: {note}")
+    return replace(resolved, config=config)
 
 
 def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool) -> None:

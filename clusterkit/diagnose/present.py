@@ -1,0 +1,47 @@
+"""Values that settings have now: of our configuration, or as a log of AReaL or SGLang tells them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_AREAL = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+)*) \((?:int|float|str|bool|NoneType)\) - (.*)$")
+_SERVER = re.compile(r"ServerArgs\((.*)\)")
+_ARGUMENT = re.compile(r"(\w+)=('[^']*'|[^,()\[\]{}']+)")
+_TYPED = re.compile(r"\s([a-z_]\w*(?:\.[a-z_]\w*)*)=(\S+)")
+
+
+class Present:
+    """Option -> value, as far as a log tells: AReaL's configuration, SGLang's arguments, a command line."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def see(self, line: str) -> None:
+        """Take one line in."""
+        if ") - " in line:
+            match = _AREAL.match(line)
+            if match:
+                self.values[match[1]] = _value(match[2])
+        elif "ServerArgs(" in line:
+            match = _SERVER.search(line)
+            for name, value in _ARGUMENT.findall(match[1]) if match else ():
+                self.values[f"sglang.{name}"] = _value(value.strip("'"))
+        elif "realhf.apps" in line or "areal.launcher" in line:
+            self.values.update((key, _value(value)) for key, value in _TYPED.findall(line))
+
+    def get(self, option: str) -> Any:
+        """The value of an option, also where it is told with a longer name (`actor.sglang.…`); None: unknown."""
+        if option in self.values:
+            return self.values[option]
+        return next((value for key, value in self.values.items() if key.endswith(f".{option}")), None)
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, int | float | bool | str) else None

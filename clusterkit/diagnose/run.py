@@ -1,0 +1,236 @@
+"""Diagnose a run from its directory, or any log by itself."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.diagnose.applied import read_applied
+from clusterkit.diagnose.changes import Context, propose
+from clusterkit.diagnose.checks import check_numbers
+from clusterkit.diagnose.details import memory_details
+from clusterkit.diagnose.model import Change, Evidence, Finding, Hit
+from clusterkit.diagnose.present import Present
+from clusterkit.diagnose.scan import Scan, scan_file
+from clusterkit.diagnose.signatures import SIGNATURES
+from clusterkit.diagnose.stall import stall
+from clusterkit.rundir import RunDirectory
+from clusterkit.runlog.metrics import History, number
+from clusterkit.status import Status, observe
+from trainer.config import RunConfig, flatten
+from trainer.errors import RunError, UserError
+
+_KILLED = next(signature for signature in SIGNATURES if signature.id == "killed")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, the causes first. state: the run's; empty for a log by itself. looked_at: what was read."""
+
+    findings: tuple[Finding, ...]
+    state: str = ""
+    message: str = ""
+    run: RunDirectory | None = None
+    config: RunConfig | None = None
+    looked_at: tuple[str, ...] = field(default=())
+
+    @property
+    def applicable(self) -> list[tuple[Change, str]]:
+        """The changes that `--apply` writes, one for each cause, with the reason for each."""
+        chosen: dict[str, tuple[Change, str]] = {}
+        for finding in self.findings:
+            change = finding.applicable
+            if change is not None:
+                chosen.setdefault(change.key, (change, finding.id + (f", {finding.phase}" if finding.phase else "")))
+        return list(chosen.values())
+
+    @property
+    def for_new_trial(self) -> list[Change]:
+        """The first change of every cause that needs a new trial."""
+        chosen: dict[str, Change] = {}
+        for finding in self.findings:
+            first = next((change for change in finding.changes if change.kind == "setting"), None)
+            if first is not None and first.new_trial and not finding.follows:
+                chosen.setdefault(first.key, first)
+        return list(chosen.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "experiment": self.run.experiment if self.run else None,
+            "trial": self.run.trial if self.run else None,
+            "state": self.state or None,
+            "message": self.message or None,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "applicable": [change.as_dict() for change, _ in self.applicable],
+            "looked_at": list(self.looked_at),
+        }
+
+
+def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool = False) -> Diagnosis:
+    """Read a run's latest attempt and judge it.
+
+    observed: its state, where it is known already. killed: the trainer was ended by SIGKILL, which no log can say.
+    """
+    status = observed or observe(run, time.time())
+    history, config = status.history, read_config(run)
+    learned = bool(history.steps) or run.has_recover_checkpoint
+    scans = _scan_attempt(run, history)
+    context = Context(config, _present(scans), os.environ, learned)
+    findings = _findings([hit for scan in scans for hit in scan.hits], context)
+    if (killed or status.state == "killed") and not any(
+        f.id in ("killed", "host-memory", "gpu-memory") for f in findings
+    ):
+        evidence = Evidence("the trainer", 0, "ended by SIGKILL" if killed else status.message)
+        findings += _findings([Hit(_KILLED, evidence, "", evidence.text)], context)
+    if status.state == "stalled":
+        last = next((scan for scan in scans if scan.source.endswith("main.log")), None)
+        phase, line = (last.last_phase, last.last_line) if last else ("", None)
+        findings.append(stall(status.holder, status.silence, history.step_time(), phase, line))
+    findings += check_numbers(history, context)
+    sources = (*(scan.source for scan in scans), str(run.metrics))
+    return Diagnosis(_in_order(findings), status.state, status.message, run, config, sources)
+
+
+def diagnose_log(path: Path) -> Diagnosis:
+    """Find what is known in any log: of AReaL, of an engine server, of Ray, or of nvidia-smi.
+
+    Raises:
+        RunError: it cannot be read.
+
+    """
+    try:
+        scan = scan_file(path)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from None
+    context = Context(None, scan.present)
+    read = f"{path} (without its first {scan.skipped_bytes} bytes)" if scan.skipped_bytes else str(path)
+    return Diagnosis(_in_order(_findings(scan.hits, context)), looked_at=(read,))
+
+
+def read_config(run: RunDirectory) -> RunConfig | None:
+    """The configuration that the run was last started with; None where it cannot be read any more."""
+    try:
+        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Change], trial: str = "") -> str:
+    """The `clusterkit train` command of a run, rebuilt from its configuration, with changed settings.
+
+    trial: another name, for a run that begins anew; what was applied to the old one is then typed out.
+    """
+    from clusterkit.resolve import resolve  # noqa: PLC0415
+
+    if config is None or not config.preset:
+        return ""
+    try:
+        plain = flatten(resolve(config.preset, config.task.name).config)
+        applied = {} if trial else {item.key: item.was for item in read_applied(run)}
+    except UserError:
+        return ""
+    values = {**flatten(config), **applied, "trial_name": trial or run.trial}
+    values.update((change.key, change.proposed) for change in changes)
+    own = ("preset", "task.name", "fileroot", "experiment_name")
+    typed = [f"{key}={_text(value)}" for key, value in values.items() if key not in own and plain[key] != value]
+    if run.experiment != plain["experiment_name"]:
+        typed.append(f"experiment_name={run.experiment}")
+    words = ["clusterkit", "train", "--preset", config.preset, "--task", config.task.name]
+    return shlex.join([*words, "--fileroot", str(run.fileroot), *typed])
+
+
+def diagnose_command(run: RunDirectory, *options: str) -> str:
+    """The command that diagnoses this run."""
+    words = ["clusterkit", "diagnose", "--experiment", run.experiment, "--trial", run.trial]
+    return shlex.join([*words, "--fileroot", str(run.fileroot), *options])
+
+
+def _scan_attempt(run: RunDirectory, history: History) -> list[Scan]:
+    """The logs of the latest attempt. main.log holds all attempts: only what was written since its start counts."""
+    numbers = run.attempt_numbers()
+    folder = run.logs / f"attempt_{numbers[-1]}" if numbers else None
+    scans = []
+    if folder is not None:
+        scans += [_scan(path) for path in sorted(folder.rglob("*.log"))]
+    since = _began(history, folder)
+    stamp = time.strftime("%Y%m%d-%H:%M:%S", time.localtime(since)) if since else ""
+    scans += [_scan(path, stamp) for path in sorted(run.logs.glob("*.log"))]
+    return [scan for scan in scans if scan is not None]
+
+
+def _scan(path: Path, since: str = "") -> Scan | None:
+    try:
+        return scan_file(path, since)
+    except OSError:
+        return None
+
+
+def _began(history: History, folder: Path | None) -> float | None:
+    """When the latest attempt began: its folder is made first, its first record comes after the warm-up."""
+    if folder is None:
+        return None
+    try:
+        made = folder.stat().st_mtime
+    except OSError:
+        return None
+    own = [
+        number(record, "time") for record in history.attempts[-1:] if f"attempt_{record.get('attempt')}" == folder.name
+    ]
+    return min([made, *(moment for moment in own if moment is not None)])
+
+
+def _present(scans: list[Scan]) -> Present:
+    present = Present()
+    for scan in scans:
+        present.values.update(scan.present.values)
+    return present
+
+
+def _findings(hits: list[Hit], context: Context) -> list[Finding]:
+    by_id: dict[str, list[Hit]] = {}
+    for hit in hits:
+        by_id.setdefault(hit.signature.id, []).append(hit)
+    return [_finding(group, context) for group in by_id.values() if not set(group[0].signature.unless) & by_id.keys()]
+
+
+def _finding(hits: list[Hit], context: Context) -> Finding:
+    signature = hits[0].signature
+    # What the frames of a traceback say is surer than what was logged before it.
+    phases = [hit.phase for hit in hits if hit.traced] or [hit.phase for hit in hits if hit.phase]
+    phase = phases[-1] if phases else ""
+    case = signature.case(phase)
+    ends = hits[:1] if hits[0].evidence.text == hits[-1].evidence.text else [hits[0], hits[-1]]
+    finding = Finding(
+        signature.id,
+        signature.title,
+        case.cause,
+        phase,
+        tuple(hit.evidence for hit in ends),
+        len(hits),
+        propose(case.rules, context),
+        case.advice,
+        signature.follows,
+        case.together,
+    )
+    return memory_details(finding, hits[-1].text) if signature.id == "gpu-memory" else finding
+
+
+def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Causes before consequences. What usually follows from something else stands by itself where it is alone."""
+    order = {signature.id: place for place, signature in enumerate(SIGNATURES)}
+    causes = [finding for finding in findings if not finding.follows]
+    follows = [finding if causes else replace(finding, follows=False) for finding in findings if finding.follows]
+    return tuple(sorted([*causes, *follows], key=lambda item: (item.follows, order.get(item.id, len(order)))))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,116 @@
+"""A diagnosis as text for people, and the short form that other commands append to a failure."""
+
+from __future__ import annotations
+
+from clusterkit.diagnose.model import PHASE_NAMES, Change, Evidence, Finding
+from clusterkit.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
+from clusterkit.rundir import RunDirectory
+from clusterkit.status import Status
+
+_TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
+    """Everything that was found, and what to type next."""
+    lines = []
+    run = diagnosis.run
+    if run is not None:
+        message = f": {diagnosis.message.splitlines()[0]}" if diagnosis.message else ""
+        lines += [f"{run.experiment}/{run.trial} is {diagnosis.state}{message}", ""]
+    if not diagnosis.findings:
+        lines.append("Nothing that is known to go wrong was found in")
+        lines += [f"  {source}" for source in diagnosis.looked_at]
+        return lines
+    for number, finding in enumerate(diagnosis.findings, 1):
+        lines += [*_finding_lines(finding, number), ""]
+    return [*lines, *_next_lines(diagnosis)] if run is not None else lines[:-1]
+
+
+def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
+    """A few lines about why a run that has just failed did so; none where that is not known.
+
+    killed: the trainer was ended by SIGKILL. Never raises: it is told beside a failure that must be told.
+    """
+    try:
+        diagnosis = diagnose_run(run, killed=killed)
+    except Exception:
+        return []
+    return _short_lines(diagnosis, [finding for finding in diagnosis.findings if finding.changes or finding.advice])
+
+
+def explain_status(status: Status) -> list[str]:
+    """The short form for a run that failed, was killed or is stalled; none for one that is well. Never raises."""
+    if status.state not in ("failed", "killed", "stalled"):
+        return []
+    try:
+        diagnosis = diagnose_run(status.run, status)
+    except Exception:
+        return []
+    return _short_lines(diagnosis, list(diagnosis.findings))
+
+
+def change_text(change: Change) -> str:
+    """`train.max_tokens_per_mb: 16384 → 8192`, with what kind of setting it is where it is not ours."""
+    proposed = _plain(change.proposed)
+    value = f"{_plain(change.now)} → {proposed}" if change.now is not None else proposed
+    text = f"{change.key}: {value}"
+    tags = [_TAGS[change.kind]] if change.kind in _TAGS else []
+    if change.new_trial:
+        tags.append("needs a new trial")
+    if change.why:
+        tags.append(change.why)
+    return f"{text} ({'; '.join(tags)})" if tags else text
+
+
+def _finding_lines(finding: Finding, number: int) -> list[str]:
+    when = f" {PHASE_NAMES[finding.phase]}" if finding.phase else ""
+    follows = " [follows from what is above]" if finding.follows else ""
+    lines = [f"{number}. {finding.title}{when}{follows}", f"   why     {finding.cause}"]
+    seen = f" ({finding.count} times)" if finding.count > 1 else ""
+    lines += [f"   seen    {_place(item)}{seen}\n           {item.text}" for item in finding.evidence]
+    if not finding.follows:
+        lines += [
+            f"   {'change' if not place else 'and' if finding.together else 'or':<7} {change_text(change)}"
+            for place, change in enumerate(finding.changes)
+        ]
+        lines += [f"   do      {advice}" for advice in finding.advice]
+    return lines
+
+
+def _next_lines(diagnosis: Diagnosis) -> list[str]:
+    run, config = diagnosis.run, diagnosis.config
+    if run is None:
+        return []
+    lines = []
+    if diagnosis.applicable:
+        changes = ", ".join(f"{change.key}={_plain(change.proposed)}" for change, _ in diagnosis.applicable)
+        lines.append(f"To go on with {changes}: {diagnose_command(run, '--apply')}")
+    needs = diagnosis.for_new_trial
+    if needs:
+        keys = ", ".join(change.key for change in needs)
+        command = train_command(run, config, needs, trial=f"{run.trial}-2")
+        lines.append(
+            f"{keys} must stay the same while a run goes on. For a new trial: {command or 'add it and trial_name=NEW'}"
+        )
+    return lines
+
+
+def _short_lines(diagnosis: Diagnosis, findings: list[Finding]) -> list[str]:
+    lines = []
+    for finding in [finding for finding in findings if not finding.follows][:2]:
+        when = f" {PHASE_NAMES[finding.phase]}" if finding.phase else ""
+        lines.append(f"{finding.title}{when}. {finding.cause}")
+        ours = [change for change in finding.changes if change.kind == "setting"]
+        first = next(iter([*ours, *finding.changes]), None)
+        lines += [f"  change {change_text(first)}"] if first else [f"  {advice}" for advice in finding.advice[:1]]
+    if lines and diagnosis.run is not None:
+        lines.append(f"  more: {diagnose_command(diagnosis.run)}")
+    return lines
+
+
+def _place(item: Evidence) -> str:
+    return f"{item.source}:{item.line}" if item.line else item.source
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
