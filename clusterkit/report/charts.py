@@ -99,6 +99,9 @@ LENGTHS = (
 CONSTANTS = {"disable_value", "mask_no_eos_with_zero"}
 """Flags that AReaL's line has among the numbers."""
 
+MOST_MARKS = 60
+"""Marks of a kind: more would be a hatched area that tells nothing."""
+
 TIMINGS = ("rollout", "train", "publish", "checkpoint", "eval", "other")
 
 Section = tuple[str, list[Chart]]
@@ -133,11 +136,12 @@ def _lines(
     runs: Sequence[Run], width: int, values: Sequence[tuple[str, Callable[[Record], Any]]], kind: str = "steps"
 ) -> tuple[Line, ...]:
     lines = []
-    for colour, (label, value) in enumerate(values):
+    for position, (label, value) in enumerate(values):
         for index, run in enumerate(runs):
             found = course(getattr(run.history, kind), value, width)
             if found:
-                lines.append(Line(label, colour, index, found))
+                # Every line has its own colour; those of the second run are dashed as well.
+                lines.append(Line(label, position * len(runs) + index, index, found))
     return tuple(lines)
 
 
@@ -204,8 +208,7 @@ def _others(runs: Sequence[Run]) -> list[str]:
 
 
 def marks(runs: Sequence[Run]) -> list[Mark]:
-    """What happened in the runs; of checkpoints at most one of a kind for every point of the lines."""
-    width = max((bucket_width(_steps(run)) for run in runs), default=1)
+    """What happened in the runs; of many checkpoints of a kind the latest, and some evenly over the steps before."""
     found = []
     for index, run in enumerate(runs):
         saves = {int(number(save, "global_step") or 0): save for save in run.history.saves}
@@ -213,10 +216,8 @@ def marks(runs: Sequence[Run]) -> list[Mark]:
             ("recover", "recover checkpoint", run.recovers()),
             ("save", "checkpoint kept", saves),
         ):
-            thinned = {step // width: step for step in records}
-            found += [
-                Mark(kind, step, index, f"{said}, {size(number(records[step], 'bytes'))}") for step in thinned.values()
-            ]
+            some = list(records)[:: -max(-(-len(records) // MOST_MARKS), 1)]
+            found += [Mark(kind, step, index, f"{said}, {size(number(records[step], 'bytes'))}") for step in some]
         found += [
             Mark(
                 "restart", restart.resume_step, index, f"attempt {restart.attempt} went on from here: {restart.reason}"

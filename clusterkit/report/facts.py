@@ -120,7 +120,7 @@ def _saved(_: Run, status: Status) -> str:
 
 def _restarts(run: Run, _: Status) -> str:
     lost = sum(restart.lost_steps for restart in run.restarts)
-    return f"{len(run.restarts)}" + (f"; {lost} steps were made again" if lost else "")
+    return f"{len(run.restarts)}" + (f"; {lost} step{'s' * (lost > 1)} made again" if lost else "")
 
 
 def _warnings(run: Run, _: Status) -> str:

@@ -9,7 +9,7 @@
     if (size >= 1e9) return `${+(value / 1e9).toPrecision(4)}G`;
     if (size >= 1e6) return `${+(value / 1e6).toPrecision(4)}M`;
     if (size >= 1e4) return `${+(value / 1e3).toPrecision(4)}k`;
-    return String(+value.toPrecision(4));
+    return String(+value.toPrecision(5));
   };
 
   const nearest = (grid, step) => {
@@ -62,7 +62,8 @@
     }
     const reach = (high - low) / 150;
     const happened = shared.marks.filter(([step]) => step >= range[0] - reach && step <= range[1] + reach);
-    for (const [step, kind, run, text] of happened.slice(-4)) {
+    const latest = new Map(happened.map((mark) => [`${mark[1]} ${mark[2]}`, mark]));
+    for (const [step, kind, run, text] of latest.values()) {
       row(tip, `${text}${shared.runs.length > 1 ? ` · ${shared.runs[run]}` : ""} (step ${step})`, `mark ${kind}`);
     }
     const x = ((range[0] + range[1]) / 2 - low) / (high - low);

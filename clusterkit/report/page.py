@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 
 from clusterkit.report import facts
-from clusterkit.report.charts import marks, sections
+from clusterkit.report.charts import MOST_MARKS, marks, sections
 from clusterkit.report.markup import Html, join, tag
 from clusterkit.report.plot import Plotter
 from clusterkit.report.source import Run
@@ -46,10 +46,9 @@ def content_policy() -> str:
     )
 
 
-def content(runs: Sequence[Run], now: float) -> Html:
-    """Everything about a run, or about two beside one another."""
+def content(runs: Sequence[Run], now: float, drawn: Html | None = None) -> Html:
+    """Everything about a run, or about two beside one another. drawn: what `plots` made of them already."""
     statuses = [run.status(now) for run in runs]
-    plots = _plots(runs)
     tables = [
         ("closing", "Before and after", facts.closing(runs), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
@@ -60,7 +59,7 @@ def content(runs: Sequence[Run], now: float) -> Html:
     return join(
         _header(runs, statuses, now),
         facts.key_numbers(runs, statuses),
-        plots,
+        plots(runs) if drawn is None else drawn,
         *(
             tag("details", tag("summary", title), inside, id=name, open=is_open)
             for name, title, inside, is_open in tables
@@ -76,7 +75,8 @@ def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html
     return tag("header", tag("h1", title), tag("p", f"As of {facts.moment(now)}", cls="quiet"))
 
 
-def _plots(runs: Sequence[Run]) -> Html:
+def plots(runs: Sequence[Run]) -> Html:
+    """The plots alone, which change when records do."""
     found = sections(runs)
     if not found:
         return tag("p", "No training step has ended yet: plots begin with the first one.", cls="empty")
@@ -97,7 +97,17 @@ def _key(runs: Sequence[Run], kinds: set[str], thinned: bool) -> Html:
     items = []
     if len(runs) > 1:
         items += [tag("span", tag("i", cls=f"style r{index}"), run.name) for index, run in enumerate(runs)]
-    items += [tag("span", tag("i", cls=f"mark {kind}"), text) for kind, text in _MARKS if kind in kinds]
+    some = {
+        kind
+        for run in runs
+        for kind, there in (("recover", run.recovers()), ("save", run.history.saves))
+        if len(there) > MOST_MARKS
+    }
+    items += [
+        tag("span", tag("i", cls=f"mark {kind}"), text, " (not all drawn)" if kind in some else None)
+        for kind, text in _MARKS
+        if kind in kinds
+    ]
     if thinned:
         items.append(tag("span", tag("i", cls="bandkey"), "least to greatest value; the line is the mean"))
     items.append(tag("span", "x: training steps"))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from clusterkit.report.charts import Chart, Line, Mark
 from clusterkit.report.course import Course
-from clusterkit.report.markup import Html, join, tag
+from clusterkit.report.markup import Html, tag
 from clusterkit.report.scale import Scale, scale, short
 
 UNITS = 1000
@@ -20,6 +20,9 @@ UNITS = 1000
 
 FEW_POINTS = 60
 """Up to here each point of a line gets a dot."""
+
+COLOURS = 7
+"""Those of page.css."""
 
 MARK_HEIGHTS = {"recover": 40, "save": 110, "restart": UNITS}
 
@@ -43,14 +46,7 @@ class Plotter:
             "grids": [[first, last] if first != last else [first] for first, last in self._grids],
             "marks": [[mark.step, mark.kind, mark.run, mark.text] for mark in self.marks],
         }
-        drawn = [
-            tag("path", d="".join(self._tick(mark) for mark in self.marks if mark.kind == kind), cls=f"mark {kind}")
-            for kind in MARK_HEIGHTS
-        ]
-        defs = tag(
-            "svg", tag("defs", tag("g", *drawn, id="marks")), cls="shared", width=0, height=0, aria_hidden="true"
-        )
-        return join(defs, _data(data, id="shared"))
+        return _data(data, id="shared")
 
     def figure(self, chart: Chart) -> Html:
         """One plot with its title, axes, legend and data."""
@@ -59,7 +55,7 @@ class Plotter:
         svg = tag(
             "svg",
             *(tag("path", d=f"M0 {_y(y, tick)}H{UNITS}", cls="grid") for tick in y.ticks),
-            tag("use", href="#marks"),
+            *self._ticks(),
             *lines,
             tag("path", d=f"M0 0V{UNITS}", cls="cursor"),
             viewBox=f"0 0 {UNITS} {UNITS}",
@@ -88,19 +84,27 @@ class Plotter:
             _data([self._line_data(line) for line in chart.lines]),
         )
 
-    def _tick(self, mark: Mark) -> str:
-        return f"M{_x(self.x, mark.step)} {UNITS}v-{MARK_HEIGHTS[mark.kind]}"
+    def _ticks(self) -> list[Html]:
+        paths = []
+        for kind, height in MARK_HEIGHTS.items():
+            steps = sorted({mark.step for mark in self.marks if mark.kind == kind})
+            if steps:
+                drawn = "".join(f"M{_x(self.x, step)} {UNITS}v-{height}" for step in steps)
+                paths.append(tag("path", d=drawn, cls=f"mark {kind}"))
+        return paths
 
     def _legend(self, chart: Chart) -> list[Html]:
-        labels = {line.label: line.colour for line in chart.lines}
-        return [tag("span", tag("i", cls=f"c{colour % 7}"), label) for label, colour in labels.items()]
+        return [tag("span", tag("i", cls=_style(line)), line.label, self._whose(chart, line)) for line in chart.lines]
+
+    def _whose(self, chart: Chart, line: Line) -> Html | None:
+        return tag("small", f" {self.runs[line.run]}") if len(self.runs) > 1 and not chart.stacked else None
 
     def _line_data(self, line: Line) -> dict[str, object]:
         course = line.course
         grid = self._grids.setdefault((course.first, course.last), len(self._grids))
         data: dict[str, object] = {
             "label": line.label,
-            "colour": line.colour % 7,
+            "colour": line.colour % COLOURS,
             "run": line.run,
             "grid": grid,
             "mean": _brief(course.mean),
@@ -112,7 +116,7 @@ def _drawn(lines: Sequence[Line], x: Scale, y: Scale) -> list[Html]:
     """Bands from least to greatest below all lines, lines, and dots where there are few points."""
     bands, paths = [], []
     for line in lines:
-        course, style = line.course, f"c{line.colour % 7} r{line.run}"
+        course, style = line.course, _style(line)
         middle = _middle(course)
         points = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, course.mean, strict=True)]
         if course.thinned:
@@ -139,9 +143,13 @@ def _stacked(lines: Sequence[Line], x: Scale, y: Scale) -> list[Html]:
             steps, top, base = [0.0, float(UNITS)], top * 2, base * 2
         upper = [f"{step} {_y(y, value)}" for step, value in zip(steps, top, strict=True)]
         lower = [f"{step} {_y(y, value)}" for step, value in zip(steps, base, strict=True)]
-        areas.append(tag("path", d=f"M{'L'.join([*upper, *reversed(lower)])}Z", cls=f"area c{line.colour % 7}"))
+        areas.append(tag("path", d=f"M{'L'.join([*upper, *reversed(lower)])}Z", cls=f"area {_style(line)}"))
         base = top[: len(course.mean)]
     return areas
+
+
+def _style(line: Line) -> str:
+    return f"c{line.colour % COLOURS} r{line.run}"
 
 
 def _value_scale(chart: Chart) -> Scale:

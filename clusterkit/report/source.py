@@ -32,6 +32,7 @@ class Run:
     restarts: list[Restart] = field(default_factory=list)
     warnings: list[Record] = field(default_factory=list)
     damaged: int = 0
+    records: int = 0
 
     @property
     def name(self) -> str:
@@ -76,6 +77,7 @@ class RunReader:
         self._file = (inode, size)
         for record in self._tail.read():
             self._add(record)
+            self.run.records += 1
         self.run.damaged = self._tail.damaged
         return self.run
 

@@ -1,0 +1,41 @@
+"""`clusterkit dashboard`: the report's page, live in a browser on this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import typer
+
+from clusterkit.cli import output
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+DEFAULT_PORT = 8400
+
+
+@app.command()
+def dashboard(
+    experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
+    trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
+    compare: str | None = typer.Option(
+        None, "--compare", help="A second run to draw beside it.", metavar="TRIAL or EXPERIMENT/TRIAL"
+    ),
+    port: int = typer.Option(DEFAULT_PORT, "--port", help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
+    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+) -> None:
+    """Serve the runs as a live page to browsers on this machine, until Ctrl-C. It changes nothing."""
+    from clusterkit.report.dashboard import Dashboard, Views  # noqa: PLC0415
+
+    views = Views(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
+    with Dashboard(port, views) as server:
+        output.result(server.url)
+        if os.environ.get("SSH_CONNECTION"):
+            tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"
+            output.note(f"On your own computer: {tunnel}    then open the address above there.")
+        output.note("Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            output.note("The dashboard has ended; runs go on.")

@@ -1,0 +1,205 @@
+"""The same page served live to a browser on this machine. It reads; nothing that is asked of it changes anything."""
+
+from __future__ import annotations
+
+import socketserver
+import sys
+import threading
+import time
+import traceback
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from clusterkit.report.choose import choose_runs
+from clusterkit.report.markup import Html, tag
+from clusterkit.report.page import content, content_policy, document, plots
+from clusterkit.report.source import Run, RunReader
+from clusterkit.rundir import RunDirectory, runs
+from trainer.errors import RunError, UserError
+
+LIVE_SECONDS = 3.0
+"""How often an open page asks for what is new."""
+
+MOST_READERS = 8
+"""Runs whose records are kept in memory."""
+
+MOST_LISTED = 200
+
+ADDRESS = "127.0.0.1"
+LOCAL_NAMES = {"127.0.0.1", "localhost", "[::1]"}
+"""What a browser on this machine calls us, or one at the other end of an SSH tunnel: the port may be another there."""
+
+
+class Views:
+    """Pages of the runs under a folder; what was read and drawn is kept for the next look. Safe for threads."""
+
+    def __init__(self, fileroot: Path, experiment: str | None, trial: str | None, compare: str | None) -> None:
+        self.fileroot = fileroot
+        self._preset = (experiment, trial, compare)
+        self._lock = threading.Lock()
+        self._readers: dict[RunDirectory, RunReader] = {}
+        self._drawn: tuple[list[tuple[Run, int]], Html] | None = None
+
+    def page(self, run: str, compare: str) -> str:
+        """A whole page. run, compare: `EXPERIMENT/TRIAL`, or empty for what the dashboard was started with."""
+        title = " against ".join(name for name in (run, compare) if name) or "clusterkit"
+        return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
+
+    def content(self, run: str, compare: str) -> Html:
+        """What changes on that page.
+
+        Raises:
+            UserError: a name is none.
+
+        """
+        try:
+            directories = self._choose(run, compare)
+        except RunError as error:  # there is no such run, yet
+            return tag("p", str(error), cls="empty")
+        with self._lock:
+            found = [self._reader(directory).read() for directory in directories]
+            key = [(one, one.records) for one in found]
+            if self._drawn is None or not _same(self._drawn[0], key):
+                self._drawn = (key, plots(found))
+            return content(found, time.time(), self._drawn[1])
+
+    def _choose(self, run: str, compare: str) -> list[RunDirectory]:
+        if run or compare:
+            experiment, _, trial = run.partition("/")
+            return choose_runs(self.fileroot, experiment or None, trial or None, compare or None)
+        return choose_runs(self.fileroot, *self._preset)
+
+    def _reader(self, directory: RunDirectory) -> RunReader:
+        reader = self._readers.pop(directory, None) or RunReader(directory)
+        self._readers[directory] = reader  # the latest asked for is last
+        while len(self._readers) > MOST_READERS:
+            del self._readers[next(iter(self._readers))]
+        return reader
+
+    def _navigation(self, run: str, compare: str) -> Html:
+        names = [f"{one.experiment}/{one.trial}" for one in reversed(runs(self.fileroot))][:MOST_LISTED]
+        preset = "/".join(name for name in self._preset[:2] if name)
+
+        def choice(label: str, name: str, nothing: str, chosen: str) -> Html:
+            options = [
+                tag("option", text, value=value, selected=value == chosen)
+                for value, text in [("", nothing), *((one, one) for one in names)]
+            ]
+            return tag("label", label, tag("select", *options, name=name))
+
+        form = tag(
+            "form",
+            choice("Run", "run", f"newest of {preset}" if preset else "the newest", run),
+            choice("against", "compare", self._preset[2] or "none", compare),
+            tag("button", "Show"),
+            method="get",
+            action="/",
+        )
+        return tag("nav", form, tag("span", "live", id="live", role="status"))
+
+
+def _same(old: list[tuple[Run, int]], new: list[tuple[Run, int]]) -> bool:
+    """Whether the same runs with the same number of records were drawn."""
+    return len(old) == len(new) and all(a is b and m == n for (a, m), (b, n) in zip(old, new, strict=True))
+
+
+class Dashboard(ThreadingHTTPServer):
+    """The server, which only this machine reaches.
+
+    Raises:
+        UserError: the port cannot be had.
+
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int, views: Views) -> None:
+        self.views = views
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise UserError(
+                f"port {port} of {ADDRESS} cannot be had ({error.strerror}): name another with --port; 0 is a free one"
+            ) from None
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of our own name that HTTPServer makes, which hangs where DNS does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds it."""
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        """A browser that goes away in the middle of an answer is no error of ours."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            traceback.print_exc()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "clusterkit", ""
+    timeout = 60
+    server: Dashboard
+
+    def do_GET(self) -> None:
+        """Answer with a page or the changing part of one."""
+        if not self._is_local():
+            # A web site may let its name mean 127.0.0.1 (DNS rebinding) to have a browser read us for it.
+            self._answer(
+                HTTPStatus.FORBIDDEN, "The dashboard answers to 127.0.0.1 and localhost alone.\n", "text/plain"
+            )
+            return
+        address = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        views = {"/": self.server.views.page, "/page": self.server.views.content}
+        if address.path not in views:
+            self._answer(HTTPStatus.NOT_FOUND, "There is nothing here: the dashboard is at /\n", "text/plain")
+            return
+        try:
+            text = views[address.path](query.get("run", ""), query.get("compare", ""))
+        except UserError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, f"{error}\n", "text/plain")
+        except Exception as error:
+            traceback.print_exc()
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n", "text/plain")
+        else:
+            self._answer(HTTPStatus.OK, text, "text/html")
+
+    def do_HEAD(self) -> None:
+        """The same without the text. Other methods are refused by the base class: there is nothing to change here."""
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing of every request."""
+
+    def _is_local(self) -> bool:
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1:
+            return False
+        name, colon, port = hosts[0].strip().lower().rpartition(":")
+        if not colon or port.endswith("]"):
+            name, port = hosts[0].strip().lower(), "0"
+        return name in LOCAL_NAMES and port.isascii() and port.isdigit()
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(data)),
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": f"{content_policy()}; frame-ancestors 'none'",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
