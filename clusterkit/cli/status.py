@@ -1,4 +1,4 @@
-"""`clusterkit status`: how a run on this machine is doing."""
+"""`clusterkit status`: how a run on this machine is doing, or any run whose log is at hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from clusterkit.cli import output
+from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.rundir import RunDirectory
@@ -28,8 +29,16 @@ def status(
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON (with --watch: one line per observation)."),
     watch: bool = typer.Option(False, "--watch", help="Go on showing it until the run ends or Ctrl-C."),
+    log: str | None = typer.Option(
+        None, "--log", metavar="FILE", help="Read this log instead: AReaL's of any version, or ours."
+    ),
 ) -> None:
     """Show how a run is doing: step, reward trend, ETA, checkpoints, and whether it is alive."""
+    if log is not None:
+        if experiment or trial:
+            raise UserError("--log FILE names the log itself: leave --experiment and --trial out")
+        _log_status(Path(log), as_json, watch)
+        return
     from clusterkit.status import find_run, observe  # noqa: PLC0415
     from clusterkit.status_view import status_lines  # noqa: PLC0415
 
@@ -42,6 +51,26 @@ def status(
         output.result_json(observed.as_dict())
     else:
         output.result("\n".join(status_lines(observed)))
+
+
+def _log_status(path: Path, as_json: bool, watch: bool) -> None:
+    from clusterkit.runlog.reader import LogReader, cache_folder  # noqa: PLC0415
+    from clusterkit.runlog.text import log_lines  # noqa: PLC0415
+
+    reader = LogReader(path, cache_folder())
+    with contextlib.ExitStack() as stack:
+        show = _live_screen(stack) if watch and not as_json and sys.stdout.isatty() else output.result
+        while True:
+            view = reader.refresh()
+            if not as_json:
+                show("\n".join(log_lines(view)))
+            elif watch:
+                output.line_json(view.as_dict())
+            else:
+                output.result_json(view.as_dict())
+            if not watch or view.ended:
+                return
+            time.sleep(WATCH_SECONDS)
 
 
 def _watch(run: RunDirectory, as_json: bool) -> None:
