@@ -17,13 +17,13 @@ def choose_runs(fileroot: Path, experiment: str | None, trial: str | None, compa
         UserError: a run is compared with itself, or a name is a pattern or a path.
 
     """
-    *other_experiment, other_trial = compare.split("/", 1) if compare else [None]
-    for name in (experiment, trial, other_trial, *other_experiment):
+    for name in (experiment, trial, *(compare.split("/", 1) if compare else [])):
         _check_name(name)
     first = find_run(fileroot, experiment, trial)
     if not compare:
         return [first]
-    second = find_run(fileroot, *(other_experiment or [first.experiment]), other_trial)
+    other_experiment, _, other_trial = compare.rpartition("/")
+    second = find_run(fileroot, other_experiment or first.experiment, other_trial)
     if second == first:
         raise UserError(f"{first.experiment}/{first.trial} cannot be compared with itself: name another with --compare")
     return [first, second]

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from clusterkit.report.choose import choose_runs
 from clusterkit.report.markup import Html, tag
-from clusterkit.report.page import content, content_policy, document, plots
+from clusterkit.report.page import Plots, content, content_policy, document, plots
 from clusterkit.report.source import Run, RunReader
 from clusterkit.rundir import RunDirectory, runs
 from trainer.errors import RunError, UserError
@@ -40,15 +40,15 @@ class Views:
         self._preset = (experiment, trial, compare)
         self._lock = threading.Lock()
         self._readers: dict[RunDirectory, RunReader] = {}
-        self._drawn: tuple[list[tuple[Run, int]], Html] | None = None
+        self._drawn: tuple[list[tuple[Run, int]], Plots] | None = None
 
     def page(self, run: str, compare: str) -> str:
         """A whole page. run, compare: `EXPERIMENT/TRIAL`, or empty for what the dashboard was started with."""
         title = " against ".join(name for name in (run, compare) if name) or "clusterkit"
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
-    def content(self, run: str, compare: str) -> Html:
-        """What changes on that page.
+    def content(self, run: str, compare: str, known: str = "") -> Html:
+        """What changes on that page, without the plots where their version is `known`.
 
         Raises:
             UserError: a name is none.
@@ -63,7 +63,7 @@ class Views:
             key = [(one, one.records) for one in found]
             if self._drawn is None or not _same(self._drawn[0], key):
                 self._drawn = (key, plots(found))
-            return content(found, time.time(), self._drawn[1])
+            return content(found, time.time(), self._drawn[1], known)
 
     def _choose(self, run: str, compare: str) -> list[RunDirectory]:
         if run or compare:
@@ -156,12 +156,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         address = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        views = {"/": self.server.views.page, "/page": self.server.views.content}
-        if address.path not in views:
-            self._answer(HTTPStatus.NOT_FOUND, "There is nothing here: the dashboard is at /\n", "text/plain")
-            return
+        run, compare, known = (query.get(name, "") for name in ("run", "compare", "drawn"))
         try:
-            text = views[address.path](query.get("run", ""), query.get("compare", ""))
+            if address.path == "/":
+                text = self.server.views.page(run, compare)
+            elif address.path == "/page":
+                text = self.server.views.content(run, compare, known)
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "There is nothing here: the dashboard is at /\n", "text/plain")
+                return
         except UserError as error:
             self._answer(HTTPStatus.BAD_REQUEST, f"{error}\n", "text/plain")
         except Exception as error:

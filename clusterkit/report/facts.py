@@ -39,7 +39,7 @@ def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
         cells = [fact(run, status) for run, status in pairs]
         if any(cells):
             rows.append([label, *(cell or _WHERE_NOTHING_IS_SAID for cell in cells)])
-    return table(["", *(run.name for run in runs)], rows, "facts")
+    return table(["", *(run.name for run in runs)], rows, "facts two" if len(runs) > 1 else "facts")
 
 
 def _state(_: Run, status: Status) -> object:

@@ -22,10 +22,14 @@
     return best;
   };
 
-  const row = (tip, text, className) => {
+  const row = (tip, className, text, range = "") => {
     const line = tip.appendChild(document.createElement("div"));
     if (className) line.appendChild(document.createElement("i")).className = className;
     line.append(text);
+    if (!range) return;
+    const span = line.appendChild(document.createElement("span"));
+    span.className = "range";
+    span.textContent = ` (${range})`;
   };
 
   const point = (plot, share) => {
@@ -49,22 +53,21 @@
       const at = nearest(grid, wanted);
       const from = grid[0][at], to = (grid[1] ?? grid[0])[at];
       if (!range || Math.abs((from + to) / 2 - wanted) < Math.abs((range[0] + range[1]) / 2 - wanted)) range = [from, to];
-      let text = `${line.label} ${short(line.mean[at])}`;
-      if (line.low && line.low[at] !== line.high[at]) text += ` (${short(line.low[at])} … ${short(line.high[at])})`;
-      if (shared.runs.length > 1) text += ` · ${shared.runs[line.run]}`;
-      rows.push([text, `c${line.colour} r${line.run}`, from, to]);
+      const whose = shared.runs.length > 1 ? ` ${shared.runs[line.run]}` : "";
+      const spread = line.low && line.low[at] !== line.high[at] ? `${short(line.low[at])} … ${short(line.high[at])}` : "";
+      rows.push([`c${line.colour} r${line.run}`, `${line.label}${whose}: ${short(line.mean[at])}`, spread, from, to]);
     }
     if (!range) return;
-    row(tip, range[0] === range[1] ? `step ${range[0]}` : `steps ${range[0]} to ${range[1]}`, "");
-    for (const [text, className, from, to] of rows) {
+    row(tip, "", range[0] === range[1] ? `step ${range[0]}` : `steps ${range[0]} to ${range[1]}`);
+    for (const [className, text, spread, from, to] of rows) {
       const elsewhere = from > range[1] || to < range[0];
-      row(tip, elsewhere ? `${text} (step ${from})` : text, className);
+      row(tip, className, elsewhere ? `${text} (step ${from})` : text, spread);
     }
-    const reach = (high - low) / 150;
+    const reach = (high - low) / 400;
     const happened = shared.marks.filter(([step]) => step >= range[0] - reach && step <= range[1] + reach);
     const latest = new Map(happened.map((mark) => [`${mark[1]} ${mark[2]}`, mark]));
     for (const [step, kind, run, text] of latest.values()) {
-      row(tip, `${text}${shared.runs.length > 1 ? ` · ${shared.runs[run]}` : ""} (step ${step})`, `mark ${kind}`);
+      row(tip, `mark ${kind}`, `${shared.runs.length > 1 ? `${shared.runs[run]}, ` : ""}step ${step}: ${text}`);
     }
     const x = ((range[0] + range[1]) / 2 - low) / (high - low);
     plot.querySelector(".cursor").setAttribute("transform", `translate(${x * 1000})`);
@@ -108,21 +111,38 @@
 
   const every = Number(document.body.dataset.live);
   if (!every) return;
-  let shown = null;
+  const show = (text) => {
+    const template = document.createElement("template");
+    template.innerHTML = text;
+    const next = template.content;
+    const [old, plots] = [document.getElementById("plots"), next.getElementById("plots")];
+    // Plots of the same records stay as they are, with the values that are being read in them.
+    const same = old && plots && old.dataset.version === plots.dataset.version;
+    // Who reads values or selects text is not disturbed.
+    if ((!same && document.querySelector(".pointed")) || !document.getSelection().isCollapsed) return;
+    for (const element of main.querySelectorAll("details")) {
+      next.getElementById(element.id)?.toggleAttribute("open", element.open);
+    }
+    if (same) {
+      for (const element of [...main.children]) if (element !== old) element.remove();
+      while (next.firstChild !== plots) old.before(next.firstChild);
+      plots.remove();
+      main.append(next);
+    } else {
+      main.replaceChildren(next);
+      shared = null;
+    }
+  };
+
   const refresh = async () => {
     const note = document.getElementById("live");
     try {
-      const answer = await fetch(`/page${location.search}`, { cache: "no-store" });
+      const query = new URLSearchParams(location.search);
+      query.set("drawn", document.getElementById("plots")?.dataset.version ?? "");
+      const answer = await fetch(`/page?${query}`, { cache: "no-store" });
       const text = await answer.text();
       if (!answer.ok) throw new Error(text);
-      // Who reads values or selects text is not disturbed.
-      if (text !== shown && !document.querySelector(".pointed") && document.getSelection().isCollapsed) {
-        const open = [...main.querySelectorAll("details[open]")].map((element) => element.id);
-        main.innerHTML = text;
-        for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-        shown = text;
-        shared = null;
-      }
+      show(text);
       note.textContent = "live";
       note.className = "";
     } catch (error) {

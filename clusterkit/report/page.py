@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
@@ -46,8 +47,20 @@ def content_policy() -> str:
     )
 
 
-def content(runs: Sequence[Run], now: float, drawn: Html | None = None) -> Html:
-    """Everything about a run, or about two beside one another. drawn: what `plots` made of them already."""
+@dataclass(frozen=True)
+class Plots:
+    """The plots of runs. version: another one where other things are drawn."""
+
+    markup: Html
+    version: str
+
+
+def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: str = "") -> Html:
+    """Everything about a run, or about two beside one another.
+
+    drawn: what `plots` made of them already. known: version of the plots that the reader has, which are not sent again.
+    """
+    drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]
     tables = [
         ("closing", "Before and after", facts.closing(runs), True),
@@ -59,7 +72,7 @@ def content(runs: Sequence[Run], now: float, drawn: Html | None = None) -> Html:
     return join(
         _header(runs, statuses, now),
         facts.key_numbers(runs, statuses),
-        plots(runs) if drawn is None else drawn,
+        tag("div", None if drawn.version == known else drawn.markup, id="plots", data_version=drawn.version),
         *(
             tag("details", tag("summary", title), inside, id=name, open=is_open)
             for name, title, inside, is_open in tables
@@ -75,11 +88,11 @@ def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html
     return tag("header", tag("h1", title), tag("p", f"As of {facts.moment(now)}", cls="quiet"))
 
 
-def plots(runs: Sequence[Run]) -> Html:
+def plots(runs: Sequence[Run]) -> Plots:
     """The plots alone, which change when records do."""
     found = sections(runs)
     if not found:
-        return tag("p", "No training step has ended yet: plots begin with the first one.", cls="empty")
+        return Plots(tag("p", "No training step has ended yet: plots begin with the first one.", cls="empty"), "none")
     plotter = Plotter(found, marks(runs), [run.directory.trial for run in runs])
     drawn = []
     for title, charts in found:
@@ -89,7 +102,8 @@ def plots(runs: Sequence[Run]) -> Html:
         else:
             drawn.append(tag("section", tag("h2", title), figures))
     thinned = any(line.course.thinned for _, charts in found for chart in charts for line in chart.lines)
-    return join(_key(runs, {mark.kind for mark in plotter.marks}, thinned), *drawn, plotter.shared())
+    markup = join(_key(runs, {mark.kind for mark in plotter.marks}, thinned), *drawn, plotter.shared())
+    return Plots(markup, hashlib.sha256(markup.encode()).hexdigest()[:16])
 
 
 def _key(runs: Sequence[Run], kinds: set[str], thinned: bool) -> Html:

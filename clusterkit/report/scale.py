@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-
 LEAST_SPAN = 1e-3
 """Part of its values that an axis spans at least: less is rounding, and its ticks would all read the same."""
 
