@@ -11,7 +11,7 @@ from trainer.config import RunConfig
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
 """Tokens of the prompt's own wording, chat template included; rounded up."""
-QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30}
+QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30, "math": 120}
 DOCUMENT_TOKENS = 150
 """Average tokens of a HotpotQA paragraph with its title."""
 LATE_CHECKPOINT_HOURS = 2.0
@@ -43,6 +43,8 @@ class Plan:
     def chunks(self) -> float:
         """Average number of chunks that a trajectory reads."""
         task, agent = self.config.task, self.config.agent
+        if agent.name == "single_turn":
+            return 0.0
         if task.name == "recall":
             chunks = (task.min_chunks + task.max_chunks) / 2
         else:
@@ -53,6 +55,9 @@ class Plan:
     def tokens_per_step(self) -> int:
         """Prompt and response tokens of one step's rollout, about."""
         config, agent = self.config, self.config.agent
+        if agent.name == "single_turn":
+            longest = QUESTION_TOKENS[config.task.name] + agent.max_final_tokens
+            return self.trajectories_per_step * longest
         chunk = config.recall_chunk_tokens if config.task.name == "recall" else agent.chunk_tokens
         fixed = TEMPLATE_TOKENS[agent.template] + QUESTION_TOKENS[config.task.name] + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
@@ -147,9 +152,10 @@ class Plan:
 
     def _one_step(self) -> str:
         rollout = self.config.rollout
+        each = f"of about {self.chunks:g} chunks, about" if self.chunks else "of one response, at most"
         return (
-            f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories of "
-            f"about {self.chunks:g} chunks, about {count(self.tokens_per_step)} tokens"
+            f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories {each} "
+            f"{count(self.tokens_per_step)} tokens"
         )
 
     def _warmup_steps(self) -> int:

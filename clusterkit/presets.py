@@ -1,10 +1,11 @@
 """Presets: sizes and tasks from YAML files, resolved with overrides into one RunConfig, each value with its origin.
 
-Order, later wins: RunConfig defaults < task < size < the size's section for that task < overrides.
+Order, later wins: RunConfig defaults < the task's base < task < size < the size's section for that task < overrides.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,17 +20,33 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class TaskPreset:
-    """One file of presets/tasks: what a task needs, whatever the size of the model."""
+    """One file of presets/tasks: what a task needs, whatever the size of the model. `base`: a task it starts from."""
 
     name: str
     description: str
     values: dict[str, Any]
     notes: dict[str, str] = field(default_factory=dict)
+    base: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What somebody measured with a preset. gpus: in all. steps, hours: until it had converged, where that is known."""
+
+    gpus: int
+    step_seconds: float
+    source: str
+    steps: int | None = None
+    hours: float | None = None
 
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One file of presets/sizes: a model and the machine it fits. `task`: the default among the `tasks` allowed."""
+    """One file of presets/sizes: a model and the machine it fits. `task`: the default among the `tasks` allowed.
+
+    notes: why a value is what it is; task_notes: the same for the values of per_task. measured: by task.
+    gpu_memory_gib: of the GPUs that the values are for; 0 where none are needed.
+    """
 
     name: str
     description: str
@@ -39,6 +56,9 @@ class SizePreset:
     needs: str = ""
     per_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    task_notes: dict[str, dict[str, str]] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+    gpu_memory_gib: float = 0
 
 
 @dataclass(frozen=True)
@@ -60,9 +80,9 @@ def folder() -> Path:
 
 @cache
 def size_names() -> list[str]:
-    """All size presets, those for a laptop first."""
+    """All size presets, those for a laptop first, then by size and number of hosts."""
     names = [path.stem for path in (folder() / "sizes").glob("*.yaml")]
-    return sorted(names, key=lambda name: (name != "tiny", not name.endswith("_cpu"), name))
+    return sorted(names, key=lambda name: (name != "tiny", not name.endswith("_cpu"), _numbers(name), name))
 
 
 @cache
@@ -79,7 +99,8 @@ def load_size(name: str) -> SizePreset:
             f"Presets: {', '.join(size_names())}. What each is for: clusterkit presets"
         )
     data = _read(folder() / "sizes" / f"{name}.yaml")
-    return SizePreset(name=name, **{**data, "tasks": tuple(data["tasks"])})
+    measured = {task: Measured(**values) for task, values in data.get("measured", {}).items()}
+    return SizePreset(name=name, **{**data, "tasks": tuple(data["tasks"]), "measured": measured})
 
 
 def load_task(name: str) -> TaskPreset:
@@ -87,6 +108,17 @@ def load_task(name: str) -> TaskPreset:
     if name not in task_names():
         raise UserError(f"unknown task '{name}'.{did_you_mean(name, task_names())}\nTasks: {', '.join(task_names())}")
     return TaskPreset(name=name, **_read(folder() / "tasks" / f"{name}.yaml"))
+
+
+def task_chain(name: str) -> list[TaskPreset]:
+    """The task and what it starts from, the most general first."""
+    task = load_task(name)
+    return [*(task_chain(task.base) if task.base else []), task]
+
+
+def config_task(name: str) -> str:
+    """`task.name` of the configurations that a task preset makes: memagent is hotpotqa at its full length."""
+    return next(str(task.values["task"]["name"]) for task in task_chain(name) if "name" in task.values.get("task", {}))
 
 
 def choose_task(size: SizePreset, wanted: str | None) -> str:
@@ -103,12 +135,13 @@ def choose_task(size: SizePreset, wanted: str | None) -> str:
 
 def collect(size: SizePreset, task: str, overrides: dict[str, Any] | None = None) -> dict[str, Setting]:
     """Every key that the task, the size or an override sets, with its origin; later layers win."""
-    task_preset = load_task(task)
-    layers = [
-        ({"preset": size.name, "experiment_name": f"{size.name}-{task}"}, "the preset's name", {}),
-        (dict(leaves(task_preset.values)), f"task {task}", task_preset.notes),
+    own = {"preset": size.name, "experiment_name": f"{size.name}-{task}"}
+    notes_of_task = {**size.notes, **size.task_notes.get(task, {})}
+    layers: list[tuple[dict[str, Any], str, dict[str, str]]] = [
+        (own, "the preset's name", {}),
+        *((dict(leaves(link.values)), f"task {link.name}", link.notes) for link in task_chain(task)),
         (dict(leaves(size.values)), f"preset {size.name}", size.notes),
-        (dict(leaves(size.per_task.get(task, {}))), f"preset {size.name} for {task}", size.notes),
+        (dict(leaves(size.per_task.get(task, {}))), f"preset {size.name} for {task}", notes_of_task),
         (overrides or {}, "override", {}),
     ]
     settings: dict[str, Setting] = {}
@@ -137,6 +170,10 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _numbers(name: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in re.findall(r"\d+(?:\.\d+)?", name))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
     size = presets.load_size(preset)
     chosen = presets.choose_task(size, task)
     values = parse_overrides(overrides)
-    if values.get("task.name", chosen) != chosen:
+    if values.get("task.name") not in (None, presets.config_task(chosen)):
         raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")

@@ -35,6 +35,7 @@ def train(
     Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped.
     """
     from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
+    from clusterkit.planning.runnable import require_runnable  # noqa: PLC0415
     from clusterkit.resolve import resolve  # noqa: PLC0415
     from clusterkit.trials import Course, choose_trial, require_free  # noqa: PLC0415
 
@@ -46,6 +47,7 @@ def train(
     if dry_run:
         _print_plan(resolved, trial, as_json)
         return
+    require_runnable(resolved.config)
     require_free(trial.run)
     if trial.course is Course.COMPLETE:
         _print_complete(trial, as_json)

@@ -18,14 +18,26 @@ from trainer.errors import UserError
 def test_every_preset_resolves_with_every_task_it_allows(size: str, task: str) -> None:
     config = resolve(size, task).config
 
-    assert (config.preset, config.task.name, config.experiment_name) == (size, task, f"{size}-{task}")
+    assert (config.preset, config.experiment_name) == (size, f"{size}-{task}")
+    assert config.task.name == presets.config_task(task)
 
 
 @pytest.mark.parametrize("size", presets.size_names())
 def test_every_note_is_about_a_value_that_is_set(size: str) -> None:
-    for preset in [presets.load_size(size), *map(presets.load_task, presets.load_size(size).tasks)]:
+    chosen = presets.load_size(size)
+    for preset in [chosen, *map(presets.load_task, chosen.tasks)]:
         layers = [preset.values, *getattr(preset, "per_task", {}).values()]
         assert set(preset.notes) <= {key for layer in layers for key, _ in presets.leaves(layer)}
+    for task, notes in chosen.task_notes.items():
+        assert set(notes) <= {key for key, _ in presets.leaves(chosen.per_task[task])}
+
+
+@pytest.mark.parametrize("size", [name for name in presets.size_names() if presets.load_size(name).gpu_memory_gib])
+def test_every_value_of_a_gpu_preset_has_its_source(size: str) -> None:
+    for task in presets.load_size(size).tasks:
+        settings = presets.collect(presets.load_size(size), task)
+        own = {"preset", "experiment_name"} | {"task.name", "agent.template", "algorithm.name", "agent.name"}
+        assert {key for key, setting in settings.items() if not setting.note} <= own
 
 
 def test_later_layers_win() -> None:
