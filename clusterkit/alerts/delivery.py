@@ -1,0 +1,186 @@
+"""Bring an alert to its receiver: an HTTP POST, or a command with the JSON on its standard input.
+
+A webhook's address is a secret: it is read from a file or the environment, and stands in no message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from trainer.errors import UserError
+
+WEBHOOK_VARIABLE = "CLUSTERKIT_WEBHOOK"
+TIMEOUT_SECONDS = 15.0
+COMMAND_SECONDS = 60.0
+WAITS = (1.0, 4.0, 16.0)
+"""Seconds between tries; what still fails is tried again at the next look."""
+LONGEST_WAIT = 60.0
+TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
+class UndeliveredError(Exception):
+    """An alert could not be delivered. wait: seconds that the receiver asked for; final: another try is no use."""
+
+    def __init__(self, message: str, wait: float | None = None, final: bool = False) -> None:
+        super().__init__(message)
+        self.wait, self.final = wait, final
+
+
+class Receiver(Protocol):
+    """Somewhere that alerts go. name: tells receivers apart, for the record beside the run; holds no secret."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on disk and in messages."""
+        ...
+
+    def send(self, body: dict[str, Any]) -> None:
+        """Deliver one alert. Raises UndeliveredError."""
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class Webhook:
+    """An address that takes JSON by POST."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        """Its host and a digest, too short to find the address by."""
+        return f"webhook {urlsplit(self.url).hostname} {_digest(self.url)}"
+
+    def send(self, body: dict[str, Any]) -> None:
+        """POST it once. Raises UndeliveredError."""
+        import httpx  # noqa: PLC0415 (slow)
+
+        host = urlsplit(self.url).hostname
+        try:
+            answer = httpx.post(self.url, json=body, timeout=TIMEOUT_SECONDS)
+        except httpx.HTTPError as error:  # its text may hold the address
+            raise UndeliveredError(f"the webhook at {host} cannot be reached: {type(error).__name__}") from None
+        if answer.is_success:
+            return
+        final = answer.status_code not in TRANSIENT
+        advice = ": is its address right?" if final else ""
+        raise UndeliveredError(
+            f"the webhook at {host} answered {answer.status_code}{advice}", _asked_wait(answer.headers), final
+        )
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that gets the JSON on its standard input; without a shell."""
+
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its program and a digest: arguments may hold what is nobody's business."""
+        return f"command {self.words[0]} {_digest(shlex.join(self.words))}"
+
+    def send(self, body: dict[str, Any]) -> None:
+        """Run it once. Raises UndeliveredError."""
+        try:
+            done = subprocess.run(
+                self.words,
+                input=json.dumps(body, ensure_ascii=False).encode(),
+                capture_output=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+        except OSError as error:
+            raise UndeliveredError(f"{self.words[0]} cannot be run: {error.strerror}", final=True) from None
+        except subprocess.TimeoutExpired:
+            raise UndeliveredError(f"{self.words[0]} did not end within {COMMAND_SECONDS:.0f} s") from None
+        if done.returncode:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise UndeliveredError(
+                f"{self.words[0]} ended with code {done.returncode}{': ' if last else ''}{''.join(last)}"
+            )
+
+
+def deliver(
+    receiver: Receiver,
+    body: dict[str, Any],
+    waits: tuple[float, ...] = WAITS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Send, and try again with growing waits. Raises UndeliveredError when the last try failed too."""
+    for wait in (*waits, None):
+        try:
+            receiver.send(body)
+            return
+        except UndeliveredError as error:
+            if wait is None or error.final:
+                raise
+            sleep(min(max(wait, error.wait or 0.0), LONGEST_WAIT))
+
+
+def webhook_from(source: str | None) -> Webhook:
+    """The webhook whose address is in `file:PATH` or `env:NAME` (left out: $CLUSTERKIT_WEBHOOK).
+
+    Raises:
+        UserError: the address itself was given, is not there, or is none.
+
+    """
+    kind, _, rest = (source or f"env:{WEBHOOK_VARIABLE}").partition(":")
+    if kind in ("http", "https"):
+        raise UserError(
+            "--webhook takes no address: it is a secret, and other users see what is typed. Put it into a file that "
+            f"only you can read and say --webhook file:PATH, or into the environment as {WEBHOOK_VARIABLE}"
+        )
+    if kind == "env":
+        url, where = os.environ.get(rest, ""), f"${rest}"
+        if not url:
+            raise UserError(f"{where} is not set: export it with the webhook's address, or say --webhook file:PATH")
+    elif kind == "file":
+        url, where = _read_secret(Path(rest).expanduser()), rest
+    else:
+        raise UserError(f"--webhook {source}: say file:PATH, or env:NAME for a variable of the environment")
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{where} does not hold an address that begins with https:// or http://")
+    return Webhook(url.strip())
+
+
+def command_from(text: str) -> Command:
+    """A command line, split as a shell does. Raises UserError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--command {text}: {error}") from None
+    if not words:
+        raise UserError("--command is empty: name a program that takes JSON on its standard input")
+    return Command(tuple(words))
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            raise UserError(f"{path} can be read by others: chmod 600 {path}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _asked_wait(headers: Any) -> float | None:
+    try:
+        return float(headers.get("Retry-After", ""))
+    except ValueError:
+        return None
