@@ -51,7 +51,8 @@ class RankedRun:
                 for process in ranks:
                     process.start()
             codes = _wait(ranks, self.stop)
-            self.global_step = conclude(meeting, codes, len(ranks), self.global_step)
+            self.global_step = last_step(meeting, self.global_step)
+            conclude(meeting, codes, len(ranks))
 
 
 def _wait(ranks: Sequence[BaseProcess], stop: StopFlag) -> dict[int, int]:
@@ -84,20 +85,22 @@ def _note(failed: dict[int, int], ranks: Sequence[BaseProcess]) -> None:
             failed.setdefault(rank, process.exitcode)
 
 
-def conclude(meeting: Path, codes: dict[int, int], size: int, global_step: int) -> int:
-    """The last finished step, from what the ranks have left in `meeting`; `global_step` where they left nothing.
+def last_step(meeting: Path, otherwise: int) -> int:
+    """The last finished step, as rank 0 has left it in `meeting`."""
+    return int(_outcome(meeting).get("global_step", otherwise))
 
-    codes: exit codes, by rank, of the ranks that failed.
+
+def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
+    """Turn exit codes, by rank, of the ranks that failed, and what they have left in `meeting`, into one outcome.
 
     Raises:
         UserError: as rank 0 raised it; RunError when a rank was lost.
 
     """
+    if not codes:
+        return
     outcome = _outcome(meeting)
     faults = {rank: text for rank in codes if (text := _read(meeting / f"fault-{rank}"))}
-    step = int(outcome.get("global_step", global_step))
-    if not codes:
-        return step
     for rank, text in faults.items():
         log.error("rank %d:\n%s", rank, text)
     if outcome.get("message"):
