@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NODE = re.compile(r"^\s*(\d+) (\S+)\s*$")
-_USAGE = re.compile(r"^\s*([\d.]+)([A-Za-z]*)/([\d.]+)([A-Za-z]*) (\S+)")
+_NODE = re.compile(r"^\s*(\d{1,9}) (\S+)\s*$")
+_AMOUNT = r"(\d{1,20}(?:\.\d{1,20})?)([A-Za-z]*)"
+_USAGE = re.compile(rf"^\s*{_AMOUNT}/{_AMOUNT} (\S+)")
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 

@@ -30,7 +30,7 @@ class LogHistory(History):
     """History, told by log lines.
 
     restarts: why a launcher began again, oldest first. failure: the master's error that nothing followed, else None.
-    rpc_times: seconds by part of the steps since the latest attempt began. recover_count, save_count: of the whole log.
+    rpc_times: seconds by part of the steps. They, recover_count and save_count are of the whole log.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,8 @@ class LogHistory(History):
         self.save_count = 0
         self.dialect = ""
         self._fresh = False  # an attempt has begun and made no step yet
-        self._sums: dict[str, list[float]] = {}  # of the parts of one step's statistics
+        self._sums: dict[str, list[float]] = {}  # of one step's statistics: sum and count over their parts
+        self._means: dict[str, float] = {}
         self._early: dict[str, float] | None = None  # statistics that wait for the line of their step
 
     def take(self, record: Record) -> None:
@@ -128,7 +129,7 @@ class LogHistory(History):
         if len(self.steps) > KEPT_STEPS:
             del self.steps[: KEPT_STEPS // 10]
         if self.recovers and self.recovers[-1].get("global_step") is None and record.get("dialect") == "lite":
-            self.recovers[-1]["global_step"] = step  # Lite dumps before it says that the step is done
+            self._amend_dump(global_step=step)  # Lite dumps before it says that the step is done
 
     def _seen(self, record: Record) -> bool:
         """Whether the same line was there before, as in logs that were concatenated twice."""
@@ -139,13 +140,13 @@ class LogHistory(History):
 
     def _stats(self, record: Record) -> None:
         if record["part"] <= 1:
-            self._sums = {}
+            self._sums, self._means = {}, {}
         for name, value in record["values"].items():
             if name in self._sums or len(self._sums) < KEPT_NUMBERS:
-                total = self._sums.setdefault(name, [0.0, 0.0])
-                total[0] += value
-                total[1] += 1
-        means = {name: total / count for name, (total, count) in self._sums.items()}
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = [total + value, count + 1]
+                self._means[name] = (total + value) / (count + 1)
+        means = self._means
         target = self._told_step(record)
         if target is None:
             self._early = means
@@ -182,7 +183,7 @@ class LogHistory(History):
         step: int | None = None
         if record.get("dialect") == "lite":
             if self.recovers and self.recovers[-1].get("global_step") is None:
-                self.recovers[-1]["time"] = record["time"]  # another model, or another rank, of the same dump
+                self._amend_dump(time=record["time"])  # another model, or another rank, of the same dump
                 return
         else:
             step = self._dumped_step(record["time"])
@@ -209,9 +210,15 @@ class LogHistory(History):
         if dump is not None and not dump.get("point") and not self._fresh:
             times = number(dump, "time"), number(record, "time")
             if None in times or abs(times[1] - times[0]) <= DUMP_AND_POINT_SECONDS:  # type: ignore[operator]
-                dump["global_step"], dump["point"] = record["global_step"], True
+                self._amend_dump(global_step=record["global_step"], point=True)
                 return
         self._new_attempt({**record, "kind": "resume", "resume_step": record["global_step"]})
+
+    def _amend_dump(self, **fields: Any) -> None:
+        """More is known of the last dump. Its event is another dict once they were remembered between invocations."""
+        event = next((event for event in reversed(self.events) if event["kind"] == "recover"), {})
+        for record in (self.recovers[-1], event):
+            record.update(fields)
 
     def _new_attempt(self, record: Record) -> None:
         """A launcher says that it begins again, or an attempt says where it goes on; both may speak of the same one."""
@@ -226,7 +233,6 @@ class LogHistory(History):
 
     def _begin(self, attempt: Record) -> None:
         self._fresh, self.failure, self.finish, self._early = True, None, None, None
-        self.rpc_times = {}
         self.attempts.append({**attempt, "attempt": len(self.attempts) + 1})
         if attempt["resume_step"] is not None:
             self._go_back(attempt["resume_step"])
