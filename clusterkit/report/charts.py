@@ -128,8 +128,13 @@ def _steps(run: Run) -> list[int]:
     return [int(number(step, "global_step") or 0) for step in run.history.steps]
 
 
+def _mapping(record: Record, key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def _stat(name: str) -> Callable[[Record], Any]:
-    return lambda record: (record.get("stats") or {}).get(name)
+    return lambda record: _mapping(record, "stats").get(name)
 
 
 def _lines(
@@ -175,7 +180,7 @@ def _times(runs: Sequence[Run], width: int) -> list[Chart]:
     """The parts of a step on one another, a plot for each run."""
     charts = []
     for index, run in enumerate(runs):
-        there = {part for step in run.history.steps for part in step.get("timings") or {}}
+        there = {part for step in run.history.steps for part in _mapping(step, "timings")}
         parts = [part for part in TIMINGS if part in there] + sorted(there - set(TIMINGS))
         lines = []
         for colour, part in enumerate(parts):
@@ -191,7 +196,7 @@ def _times(runs: Sequence[Run], width: int) -> list[Chart]:
 
 def _part(name: str) -> Callable[[Record], Any]:
     def seconds(record: Record) -> float:
-        return number(record.get("timings") or {}, name) or 0.0
+        return number(_mapping(record, "timings"), name) or 0.0
 
     return seconds
 
@@ -199,12 +204,8 @@ def _part(name: str) -> Callable[[Record], Any]:
 def _others(runs: Sequence[Run]) -> list[str]:
     """Numbers that no plot above shows; a trainer that records more is shown without a change here."""
     shown = {name for spec in (REWARD, *LEARNING, *LENGTHS) for name in spec.names} | CONSTANTS
-    names: dict[str, None] = {}
-    for run in runs:
-        # Names come and go slowly: the ends and a step between them tell them all.
-        for step in {id(step): step for step in run.history.steps[:: max(len(run.history.steps) // 20, 1)]}.values():
-            names.update(dict.fromkeys(step.get("stats") or {}))
-    return sorted(set(names) - shown)
+    names = {name for run in runs for step in run.history.steps for name in _mapping(step, "stats")}
+    return sorted(names - shown)
 
 
 def marks(runs: Sequence[Run]) -> list[Mark]:

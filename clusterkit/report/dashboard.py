@@ -141,7 +141,7 @@ class Dashboard(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    # HTTP/1.0: a connection for each request, so that none keeps a thread, or the server after its end.
     server_version, sys_version = "clusterkit", ""
     timeout = 60
     server: Dashboard

@@ -107,7 +107,7 @@ def _checkpoint(facts: dict[str, Any], number_of_them: bool) -> str:
     if not facts["count"]:
         return "none yet"
     counted = f"{facts['count']}, the latest " if number_of_them else ""
-    return f"{counted}after step {facts['global_step']}, {size(facts['bytes'])}, {duration(facts['age_s'])} ago"
+    return f"{counted}after step {facts['global_step']}, {size(number(facts, 'bytes'))}, {duration(facts['age_s'])} ago"
 
 
 def _recover(_: Run, status: Status) -> str:

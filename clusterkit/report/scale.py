@@ -9,6 +9,10 @@ LEAST_SPAN = 1e-3
 """Part of its values that an axis spans at least: less is rounding, and its ticks would all read the same."""
 
 
+SMALLEST = 1e-300
+"""What is smaller is nothing: numbers there lose their digits."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """A range of values and the ticks in it."""
@@ -25,8 +29,10 @@ class Scale:
 def scale(low: float, high: float, whole: bool = False, count: int = 5, snug: bool = False) -> Scale:
     """A range around low…high with about `count` round ticks; whole: no fractions; snug: not one tick more."""
     size = max(abs(low), abs(high))
-    if high - low < LEAST_SPAN * size or not size:
-        pad = size * LEAST_SPAN * 10 or 1.0
+    if size < SMALLEST:
+        low, high = low - 1.0, high + 1.0
+    elif high - low < LEAST_SPAN * size:
+        pad = size * LEAST_SPAN * 10
         low, high = low - pad, high + pad
     step = _round_up((high - low) / count)
     if whole:
@@ -50,5 +56,5 @@ def short(value: float) -> str:
         return "0"
     for limit, factor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if size >= limit:
-            return f"{value / factor:.5g}{unit}" if size < 1e13 else f"{value:.3g}"
-    return f"{value:.5g}" if size >= 1e-3 else f"{value:.3g}"
+            return f"{value / factor:.5g}{unit}" if size < 1e13 else f"{value:.4g}"
+    return f"{value:.5g}" if size >= 1e-3 else f"{value:.4g}"

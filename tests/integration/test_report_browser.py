@@ -1,0 +1,232 @@
+"""Pages in a real browser without a window: plots drawn, readable in the dark and on a phone, and live."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from realparts import require
+from run_writer import RunWriter
+from runs import Trial
+
+from clusterkit.report.dashboard import Dashboard, Views
+from clusterkit.report.page import content, document
+from clusterkit.report.source import RunReader
+from clusterkit.rundir import RunDirectory
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+PHONE, DESKTOP = {"width": 375, "height": 700}, {"width": 1280, "height": 900}
+
+# How the WCAG measures contrast, of what the browser really computed.
+CONTRAST = """([element, property, ground]) => {
+  const light = (text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map((value) => value / 255)
+      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const [one, other] = [light(getComputedStyle(document.querySelector(element))[property]),
+    light(getComputedStyle(document.querySelector(ground)).backgroundColor)];
+  return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+}"""
+
+# Every line of a plot lies within its frame, which has a size, and there is one at least.
+UNDRAWN = """() => [...document.querySelectorAll("figure")].filter((figure) => {
+  if (figure.closest("details:not([open])")) return false;
+  const frame = figure.querySelector("svg").getBoundingClientRect();
+  const lines = [...figure.querySelectorAll("path.line, path.area")];
+  const within = lines.every((line) => {
+    const box = line.getBoundingClientRect();
+    const style = getComputedStyle(line);
+    return box.left >= frame.left - 2 && box.right <= frame.right + 2 && box.top >= frame.top - 2 &&
+      box.bottom <= frame.bottom + 2 && (line.getTotalLength() > 0 || figure.querySelector("path.dots")) &&
+      (style.stroke !== "none" || style.fill !== "none");
+  });
+  return !(frame.width > 200 && frame.height > 100 && lines.length && within);
+}).map((figure) => figure.querySelector("h3").textContent)"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser of the system, driven by Playwright."""
+    programs = [path for name in BROWSERS if (path := shutil.which(name))]
+    require(bool(programs), "no Chromium: install chromium-headless-shell or chromium (scripts/test-tools.sh does)")
+    require(find_spec("playwright") is not None, "no Playwright: pip install 'clusterkit[dev]'")
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 (may be missing)
+
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=programs[0])
+        yield running
+        running.close()
+
+
+class Screen:
+    """One page of the browser; what its console said, what it threw and what it asked the network for is kept."""
+
+    def __init__(self, browser: Any, address: str, viewport: dict[str, int], scheme: str = "light") -> None:
+        self.page = browser.new_page(viewport=viewport, color_scheme=scheme, has_touch=viewport is PHONE)
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"thrown: {error}"))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address)
+
+    def tip(self) -> str:
+        """What is told of the place that is pointed at."""
+        return str(self.page.locator(".tip").inner_text())
+
+
+@pytest.fixture
+def screen(browser: Any) -> Iterator[Any]:
+    """Opens pages, and closes them at the end."""
+    opened: list[Screen] = []
+
+    def show(address: str, viewport: dict[str, int] = DESKTOP, scheme: str = "light") -> Screen:
+        opened.append(Screen(browser, address, viewport, scheme))
+        return opened[-1]
+
+    yield show
+    for one in opened:
+        one.page.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """A report of two runs, one of them with restarts, checkpoints and values that are no numbers."""
+    one, other = RunWriter(tmp_path, trial="run1").config("seed=1"), RunWriter(tmp_path, trial="run2").config("seed=2")
+    one.attempt().steps(1, 12).recover(12).record("save", global_step=12, bytes=5_000_000, path="kept", seconds=1.0)
+    one.steps(13, 17).finish("failed", 17, "NCCL time-out").attempt(resume_step=12).steps(13, 700, total_steps=700)
+    one.record("step", global_step=701, stats={"task_reward": "nan", "grad_norm": 1.0})
+    one.record("warning", message="<b>a</b> warning with a_very_long_word_" + 40 * "without_an_end_")
+    other.attempt().steps(1, 500)
+    return _report(tmp_path, one.run, other.run)
+
+
+def _report(folder: Path, *directories: RunDirectory) -> str:
+    file = folder / "report.html"
+    file.write_text(document("a report", content([RunReader(one).read() for one in directories], 1.8e9)))
+    return file.as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_a_report_is_drawn_and_readable_everywhere(
+    screen: Any, address: str, viewport: dict[str, int], scheme: str
+) -> None:
+    shown = screen(address, viewport, scheme)
+
+    assert shown.page.locator("figure").count() >= 4
+    assert shown.page.evaluate(UNDRAWN) == []
+    assert shown.page.evaluate("document.documentElement.scrollWidth") == viewport["width"]  # nothing sticks out
+    for element in ("h1", ".quiet", ".facts tbody th", ".badge", ".odd", ".y span", ".legend"):
+        ground = "figure" if element in (".odd", ".y span", ".legend") else "body"
+        assert shown.page.evaluate(CONTRAST, [element, "color", ground]) >= 4.5, element
+    for colour in ("path.line.c0", "path.line.c1", "path.area.c1", "path.mark.restart"):
+        style = "fill" if "area" in colour else "stroke"
+        assert shown.page.evaluate(CONTRAST, [colour, style, "figure"]) >= 3, colour
+    dark = shown.page.evaluate(CONTRAST, ["html", "color", "body"]) and scheme == "dark"
+    background = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is not dark
+    assert shown.said == []
+    assert shown.asked == [address]
+
+
+def test_the_values_under_the_pointer_are_told(screen: Any, address: str) -> None:
+    shown = screen(address)
+    plot = shown.page.locator(".plot").first
+    width = plot.bounding_box()["width"]
+
+    plot.hover(position={"x": width - 1, "y": 50})
+    at_the_end = shown.tip()
+    plot.hover(position={"x": width * 11 / 700, "y": 50})
+    at_the_restart = shown.tip()
+    shown.page.mouse.move(1, 1)
+
+    assert "task_reward run1: 7" in at_the_end
+    assert "task_reward run2: 4.99" in at_the_end
+    assert "steps 10 to 12" in at_the_restart
+    assert "attempt 2 went on from here: NCCL time-out" in at_the_restart
+    assert "checkpoint kept, 5 MB" in at_the_restart
+    assert shown.page.locator(".tip").count() == 0
+    assert shown.said == []
+
+
+def test_values_can_be_read_by_touch_and_by_keyboard(screen: Any, address: str) -> None:
+    shown = screen(address, PHONE)
+    plot = shown.page.locator(".plot").first
+
+    plot.tap(position={"x": 100, "y": 50})
+    assert "task_reward run1" in shown.tip()
+    shown.page.keyboard.press("Escape")
+    assert shown.page.locator(".tip").count() == 0
+
+    plot.focus()
+    shown.page.keyboard.press("ArrowLeft")
+    before = shown.tip()
+    shown.page.keyboard.press("ArrowLeft")
+    assert shown.tip() != before
+    box = shown.page.locator(".tip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= PHONE["width"]
+
+
+def test_a_report_is_drawn_where_scripts_are_off(browser: Any, address: str) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(address)
+
+    assert page.locator("path.line").first.is_visible()
+    page.close()
+
+
+def test_a_real_run_is_drawn(screen: Any, reference: Trial, tmp_path: Path) -> None:
+    paths = reference.config
+    run = RunDirectory(Path(paths.fileroot), reference.paths.logs.parents[1].name, "small", "run1")
+
+    shown = screen(_report(tmp_path, run), PHONE)
+
+    titles = shown.page.locator("figure h3").all_inner_texts()
+    for title in ("Reward", "Held-out accuracy", "Clip ratio", "KL", "Lengths", "Throughput", "Time of a step"):
+        assert any(one.startswith(title) for one in titles), title
+    assert shown.page.evaluate(UNDRAWN) == []
+    assert shown.page.locator(".badge.finished").count() == 2
+    assert shown.page.locator("#closing pre").inner_text().startswith("held-out accuracy")
+    assert shown.said == []
+
+
+def test_a_dashboard_follows_the_run_without_a_reload(
+    screen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterkit.report.dashboard.LIVE_SECONDS", 0.2)
+    writer = RunWriter(tmp_path).attempt()
+    with Dashboard(0, Views(tmp_path, None, None, None)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        shown = screen(server.url)
+        shown.page.get_by_text("No training step has ended yet").wait_for()
+
+        writer.steps(1, 5)
+        shown.page.get_by_text("5 of 30").wait_for()
+        assert shown.page.evaluate(UNDRAWN) == []
+
+        # What is read in a plot stays while the numbers above go on.
+        shown.page.locator(".plot").first.hover()
+        writer.record("warning", message="<img src=x onerror=alert(1)>")
+        shown.page.mouse.move(1, 1)
+        shown.page.get_by_text("<img src=x onerror=alert(1)>").wait_for()
+        assert shown.page.locator("img").count() == 0
+
+        RunWriter(tmp_path, trial="run2").attempt().steps(1, 9)
+        shown.page.get_by_text("tiny-recall/run2").last.wait_for()
+        shown.page.reload()
+        shown.page.get_by_label("against").select_option("tiny-recall/run1")
+        shown.page.get_by_text("Show").click()
+        shown.page.locator(".facts.two").wait_for()
+        shown.page.locator("#live[data-seen]").wait_for()
+        assert shown.said == []
+        server.shutdown()
+
+    shown.page.get_by_text("The dashboard does not answer").wait_for()
