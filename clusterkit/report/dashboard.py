@@ -56,14 +56,14 @@ class Views:
         """
         try:
             directories = self._choose(run, compare)
-        except RunError as error:  # there is no such run, yet
+            with self._lock:
+                found = [self._reader(directory).read() for directory in directories]
+                key = [(one, one.records) for one in found]
+                if self._drawn is None or not _same(self._drawn[0], key):
+                    self._drawn = (key, plots(found))
+                return content(found, time.time(), self._drawn[1], known)
+        except RunError as error:  # there is no such run, yet, or it cannot be read now
             return tag("p", str(error), cls="empty")
-        with self._lock:
-            found = [self._reader(directory).read() for directory in directories]
-            key = [(one, one.records) for one in found]
-            if self._drawn is None or not _same(self._drawn[0], key):
-                self._drawn = (key, plots(found))
-            return content(found, time.time(), self._drawn[1], known)
 
     def _choose(self, run: str, compare: str) -> list[RunDirectory]:
         if run or compare:

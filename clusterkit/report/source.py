@@ -10,6 +10,7 @@ from clusterkit.rundir import RunDirectory
 from clusterkit.runlog.console import failure_message
 from clusterkit.runlog.metrics import History, MetricsTail, Record, number
 from clusterkit.status import Status, observe
+from trainer.errors import RunError
 
 
 @dataclass
@@ -70,14 +71,24 @@ class RunReader:
         self._begin()
 
     def read(self) -> Run:
-        """The run as it is now: the same object as before, grown, unless its file is another."""
+        """The run as it is now: the same object as before, grown, unless its file is another.
+
+        Raises:
+            RunError: its records cannot be read.
+
+        """
         inode, size = _file(self.directory.metrics)
         if inode != self._file[0] or size < self._file[1]:
             self._begin()
         self._file = (inode, size)
-        for record in self._tail.read():
+        try:
+            records = self._tail.read()
+        except OSError as error:
+            path = self.directory.metrics
+            raise RunError(f"{path} cannot be read ({error.strerror}): run this as the user who trains") from None
+        for record in records:
             self._add(record)
-            self.run.records += 1
+        self.run.records += len(records)
         self.run.damaged = self._tail.damaged
         return self.run
 

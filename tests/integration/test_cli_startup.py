@@ -20,6 +20,8 @@ COMMANDS = [
     ["--version"],
     ["train", "--help"],
     ["status", "--help"],
+    ["report", "--help"],
+    ["dashboard", "--help"],
     ["presets", "--help"],
     ["presets", "explain", "--help"],
     ["assets", "--help"],
@@ -30,6 +32,7 @@ WORKING = [
     ["presets", "explain", "tiny"],
     ["train", "--preset", "tiny", "--dry-run"],
     ["status"],
+    ["report"],
 ]
 
 PROBE = """

@@ -287,6 +287,15 @@ def test_the_command_writes_one_file_and_names_it(tmp_path: Path) -> None:
     assert _command(tmp_path, "--trial", "run1", "--out", "-").stdout.startswith("<!DOCTYPE html>")
 
 
+def test_records_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    RunWriter(tmp_path).run.metrics.mkdir()  # as a file without permission, which root can read all the same
+
+    result = _command(tmp_path)
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "metrics.jsonl cannot be read (Is a directory)" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
