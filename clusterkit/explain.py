@@ -28,6 +28,29 @@ class Explanation:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """One field that two presets set differently."""
+
+    key: str
+    first: Any
+    second: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def compare(first: str, second: str, task: str | None = None) -> list[Difference]:
+    """Every field that differs, in the order of the schema. task: of both; else each preset's default."""
+    one, other = (flatten(resolve(name, task).config) for name in (first, second))
+    return [
+        Difference(key, one[key], other[key])
+        for key in one
+        if one[key] != other[key] and key not in ("preset", "experiment_name")
+    ]
+
+
 def explain(
     preset: str, task: str | None = None, key: str | None = None, everything: bool = False
 ) -> list[Explanation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from clusterkit.planning import timing
 from clusterkit.textplot import count, duration
 from clusterkit.trials import Course, Trial
 from trainer.config import RunConfig
@@ -27,12 +28,12 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches in one pass over the training tasks (hotpotqa may have fewer tasks than train_size)."""
-        return self.config.task.train_size // self.config.rollout.batch_size
+        return timing.steps_per_epoch(self.config)
 
     @property
     def steps(self) -> int:
         """Training steps in all."""
-        return self.config.train.total_steps or self.config.train.total_epochs * self.steps_per_epoch
+        return timing.total_steps(self.config)
 
     @property
     def trajectories_per_step(self) -> int:
@@ -182,9 +183,7 @@ class Plan:
         return min(filter(None, (settings.ckpt_first_step, settings.ckpt_freq_steps)))
 
     def _first_save_step(self) -> int:
-        settings = self.config.checkpoint
-        every = [settings.save_freq_steps, settings.save_freq_epochs * self.steps_per_epoch, self.steps]
-        return min(step for step in every if step)
+        return timing.save_interval(self.config)
 
     def _whole_time(self) -> str:
         if self.step_time is None:

@@ -9,10 +9,9 @@ from clusterkit.images.versions import versions
 
 GIB = 1024**3
 
-_SIZE_OF_NAME = re.compile(r"^(?P<size>[\d.]+)(?P<unit>[BM])_n(?P<hosts>\d+)$")
-_GPUS_PER_HOST = 8
-_BYTES_PER_PARAMETER = 40
-"""On storage: two recover slots of weights and optimizer (14 bytes each), and six exported models of 2 bytes."""
+_LEAST_DATA_SPACE = 5 * GIB
+_CHECKPOINTS = 20
+"""A run may keep hundreds; hosts are asked for room for the first of them, `presets plan` tells the whole."""
 
 
 def image_cuda() -> int:
@@ -41,19 +40,20 @@ class Needs:
 
 
 def needs_of_preset(name: str) -> Needs:
-    """What a preset needs, by its name: `7B_n4` is four hosts of eight GPUs; `tiny` and `135M_cpu` one host without.
+    """What a preset needs with its default task, by its values: `7B_n4` four hosts of eight GPUs, `tiny` one without.
 
     Raises:
-        UserError: no preset has that name (unless it is one of the size_nHOSTS kind).
+        UserError: no preset has that name.
 
     """
-    named = _SIZE_OF_NAME.search(name)
-    if named is None:
-        from clusterkit.presets import load_size  # noqa: PLC0415
+    from clusterkit.planning.preset_plan import storage_of  # noqa: PLC0415 (only with a preset)
+    from clusterkit.resolve import resolve  # noqa: PLC0415
 
-        load_size(name)
-        return Needs(preset=name)
-    hosts = int(named["hosts"])
-    parameters = float(named["size"]) * (1e9 if named["unit"] == "B" else 1e6)
-    space = max(5 * GIB, int(parameters * _BYTES_PER_PARAMETER))
-    return Needs(hosts=hosts, gpus_per_host=_GPUS_PER_HOST, data_space=space, preset=name)
+    resolved = resolve(name)
+    config = resolved.config
+    return Needs(
+        hosts=config.n_nodes,
+        gpus_per_host=config.n_gpus_per_node,
+        data_space=max(_LEAST_DATA_SPACE, storage_of(config, resolved.task, _CHECKPOINTS)),
+        preset=name,
+    )

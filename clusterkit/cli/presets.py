@@ -1,4 +1,4 @@
-"""`clusterkit presets`: list, show and explain presets."""
+"""`clusterkit presets`: list, show, explain, compare and plan presets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from clusterkit.explain import Explanation
 
 app = typer.Typer(
-    help="List, show and explain presets.",
+    help="List, show, explain, compare and plan presets.",
     rich_markup_mode=None,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -21,6 +21,10 @@ app = typer.Typer(
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _NAME = typer.Argument(..., help="Preset, such as tiny.", metavar="NAME")
 _TASK = typer.Option(None, "--task", help="Task; the preset's default when left out.")
+_ALLOCATION_MODE = typer.Argument(
+    ..., help="In any form: sglang.d4p1m1+d2p2m1, sglang:d4+fsdp:d4, rollout.backend=sglang:d4 actor.backend=fsdp:d4."
+)
+_OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Settings that differ from the preset's.")
 
 
 @app.callback(invoke_without_command=True)
@@ -69,6 +73,79 @@ def explain(
         output.result("\n".join(_paragraph(explanation) for explanation in explanations))
 
 
+@app.command("diff")
+def diff(
+    first: str = typer.Argument(..., help="A preset.", metavar="NAME"),
+    second: str = typer.Argument(..., help="The preset to compare it with.", metavar="NAME"),
+    task: str | None = typer.Option(None, "--task", help="Task of both; each preset's default when left out."),
+    as_json: bool = _JSON,
+) -> None:
+    """Show what two presets set differently."""
+    from clusterkit.explain import compare  # noqa: PLC0415
+
+    differences = compare(first, second, task)
+    if as_json:
+        output.result_json([difference.as_dict() for difference in differences])
+        return
+    rows = [(item.key, _plain(item.first), _plain(item.second)) for item in differences]
+    widths = [max(map(len, column)) for column in zip(("", first, second), *rows, strict=True)]
+    table = [("", first, second), *rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    output.result("\n".join(lines) if rows else f"{first} and {second} are the same")
+
+
+@app.command("plan")
+def plan(
+    name: str = _NAME,
+    overrides: list[str] = _OVERRIDES,
+    task: str | None = _TASK,
+    nodes: int | None = typer.Option(None, "--nodes", min=1, help="Put it on so many hosts; says what has to change."),
+    gpus_per_node: int | None = typer.Option(None, "--gpus-per-node", min=1, help="GPUs of a host, if not as many."),
+    gpu_memory: str | None = typer.Option(
+        None, "--gpu-memory", metavar="GIB", help="Memory of a GPU, such as 80 or 141GiB; else what the preset is for."
+    ),
+    as_json: bool = _JSON,
+) -> None:
+    """Check a preset's arithmetic before any GPU is touched: GPUs, tokens, batch, memory, disk, hours.
+
+    Exit code: 0 it fits, 1 it does not, 2 bad usage.
+    """
+    from clusterkit.planning.preset_plan import gibibytes, plan_preset  # noqa: PLC0415
+    from clusterkit.planning.view import lines_of  # noqa: PLC0415
+
+    memory = gibibytes(gpu_memory) if gpu_memory is not None else None
+    planned = plan_preset(name, task, overrides or (), nodes, gpus_per_node, memory)
+    if as_json:
+        output.result_json(planned.as_dict())
+    else:
+        output.result("\n".join(lines_of(planned)))
+    if not planned.fits:
+        raise typer.Exit(1)
+
+
+@app.command("convert")
+def convert(
+    allocation_mode: list[str] = _ALLOCATION_MODE,
+    as_json: bool = _JSON,
+) -> None:
+    """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
+    from clusterkit.planning.preset_plan import dialects_of  # noqa: PLC0415
+    from trainer.allocation import AllocationError, parse  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    try:
+        parsed = parse(" ".join(allocation_mode))
+    except AllocationError as error:
+        raise UserError(str(error)) from None
+    texts = dialects_of(parsed)
+    if as_json:
+        output.result_json({"written_in": str(parsed.dialect), "gpus": parsed.gpus, **texts})
+    else:
+        output.result(
+            "\n".join([*(f"{dialect:<8} {text}" for dialect, text in texts.items()), f"GPUs     {parsed.gpus}"])
+        )
+
+
 def _list(as_json: bool) -> None:
     from clusterkit import presets  # noqa: PLC0415
 
@@ -101,7 +178,11 @@ def _list(as_json: bool) -> None:
         ]
     lines += ["", "Tasks (--task NAME)"]
     lines += [f"  {task.name:<{width}}  {task.description}" for task in tasks]
-    lines += ["", "Next: clusterkit presets explain tiny    or    clusterkit train --preset tiny --dry-run"]
+    lines += [
+        "",
+        "Next: clusterkit presets explain tiny    or    clusterkit train --preset tiny --dry-run",
+        "On your hosts: clusterkit presets plan 1.5B_n4 --nodes 2",
+    ]
     output.result("\n".join(lines))
 
 

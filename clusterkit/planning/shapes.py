@@ -1,0 +1,120 @@
+"""Sizes of the models that presets name: parameters, KV cache and context follow from these numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import RunConfig
+
+_TINY_VOCABULARY = 1024
+"""Words of a model built from nothing, rounded up."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of the Llama and Qwen kind. tied: input and output share the embedding. context: tokens; 0 unknown.
+
+    attention_bias: on queries, keys and values (Qwen2). head_norm: of queries and keys (Qwen3).
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    context: int = 0
+    attention_bias: bool = False
+    head_norm: bool = False
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer: attention, the three matrices of the gated feed-forward, two norms."""
+        projected = (self.heads + 2 * self.kv_heads) * self.head_dim
+        attention = self.hidden * (projected + self.heads * self.head_dim)
+        extra = projected * self.attention_bias + 2 * self.head_dim * self.head_norm
+        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden + extra
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the embedding, and of the output head where it is not the same matrix."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """A key and a value of 2 bytes per number, for each layer and key/value head."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+
+def _qwen2(
+    layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int, tied: bool, context: int
+) -> ModelShape:
+    vocabulary = 152064 if hidden >= 3584 else 151936
+    return ModelShape(
+        layers, hidden, heads, kv_heads, hidden // heads, intermediate, vocabulary, tied, context, attention_bias=True
+    )
+
+
+SHAPES = {
+    "smollm2-135m-instruct": ModelShape(30, 576, 9, 3, 64, 1536, 49152, tied=True, context=8192),
+    "qwen2.5-0.5b-instruct": _qwen2(24, 896, 14, 2, 4864, tied=True, context=32768),
+    "qwen2.5-1.5b-instruct": _qwen2(28, 1536, 12, 2, 8960, tied=True, context=32768),
+    "qwen2.5-7b-instruct": _qwen2(28, 3584, 28, 4, 18944, tied=False, context=32768),
+    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18944, tied=False, context=131072),
+    "qwen2.5-32b-instruct": _qwen2(64, 5120, 40, 8, 27648, tied=False, context=32768),
+    "deepseek-r1-distill-qwen-1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=False, context=131072),
+    "deepseek-r1-distill-qwen-7b": _qwen2(28, 3584, 28, 4, 18944, tied=False, context=131072),
+    "deepseek-r1-distill-qwen-32b": _qwen2(64, 5120, 40, 8, 27648, tied=False, context=131072),
+    "qwen3-4b": ModelShape(36, 2560, 32, 8, 128, 9728, 151936, tied=True, context=40960, head_norm=True),
+}
+"""By the last part of the repository's name, in small letters; from each model's config.json."""
+_ALIASES = {"smollm2-135m": "smollm2-135m-instruct"}
+
+
+def shape_of(config: RunConfig) -> ModelShape | None:
+    """The shape of a run's model: known by name, read from its folder, or None."""
+    if config.model.path is None:
+        tiny = config.model.tiny
+        return ModelShape(
+            tiny.num_layers,
+            tiny.hidden_size,
+            tiny.num_heads,
+            tiny.num_heads,
+            tiny.hidden_size // tiny.num_heads,
+            tiny.intermediate_size,
+            _TINY_VOCABULARY,
+            tied=True,
+            context=tiny.max_position_embeddings,
+        )
+    name = config.model.path.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
+    return _read(Path(config.model.path).expanduser() / "config.json") or SHAPES.get(_ALIASES.get(name, name))
+
+
+def _read(path: Path) -> ModelShape | None:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        heads = int(values["num_attention_heads"])
+        return ModelShape(
+            layers=int(values["num_hidden_layers"]),
+            hidden=int(values["hidden_size"]),
+            heads=heads,
+            kv_heads=int(values.get("num_key_value_heads") or heads),
+            head_dim=int(values.get("head_dim") or values["hidden_size"] // heads),
+            intermediate=int(values["intermediate_size"]),
+            vocabulary=int(values["vocab_size"]),
+            tied=bool(values.get("tie_word_embeddings")),
+            context=int(values.get("max_position_embeddings") or 0),
+            attention_bias=values.get("model_type") == "qwen2",
+            head_norm=values.get("model_type") == "qwen3",
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
