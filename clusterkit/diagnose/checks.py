@@ -23,6 +23,8 @@ LOWEST_STEPS = 3
 FLAT_STEPS = 40
 """Fewer steps say nothing about a trend."""
 SOLVED = 0.9
+STILL_RISING = 0.02
+"""Of the reward, over ten steps."""
 COLLAPSED_SHARE = 0.1
 """Of the entropy of the first steps."""
 RATIO_RANGE = (0.5, 2.0)
@@ -152,6 +154,8 @@ def entropy_collapse(history: History, context: Context) -> Finding | None:
     first, last = fmean(entropies[:RECENT]), fmean(entropies[-RECENT:])
     if last > COLLAPSED_SHARE * first or fmean(rewards[-RECENT:]) >= SOLVED:
         return None
+    if fmean(rewards[-RECENT:]) > fmean(rewards[-3 * RECENT : -2 * RECENT]) + STILL_RISING:
+        return None  # it grows sure because it grows right
     rules = (
         Rule("to", key="algorithm.clip_high", areal="ppo.eps_clip", to=0.28, why="lets unlikely tokens grow"),
         LOWER_RATE,

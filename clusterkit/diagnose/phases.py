@@ -22,6 +22,21 @@ FRAMES = (
 )
 """Words in the frames of a traceback."""
 
+MARK_WORDS = (
+    "odel rpc",
+    "Launching experiments",
+    "Following Values",
+    "Load weight begin",
+    "init custom process group",
+    "update_weights_from",
+    "fired up and ready",
+    "Prefill batch",
+    "Decode batch",
+    "finishes",
+    "Train step",
+)
+"""Every line that tells of a phase holds one of these."""
+
 _REQUESTED = re.compile(r"[Mm]odel rpc (\w+) requested")
 _FINISHED = re.compile(r"[Mm]odel rpc (\w+) finished")
 _RPC_PHASES = {"gen": GENERATE, "rollout": GENERATE, "ref": REFERENCE, "train": TRAIN}

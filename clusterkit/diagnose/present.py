@@ -7,6 +7,9 @@ from typing import Any
 
 import yaml
 
+PRESENT_WORDS = (") - ", "ServerArgs(", "realhf.apps", "areal.launcher")
+"""Every line that tells of a value holds one of these."""
+
 _AREAL = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+)*) \((?:int|float|str|bool|NoneType)\) - (.*)$")
 _SERVER = re.compile(r"ServerArgs\((.*)\)")
 _ARGUMENT = re.compile(r"(\w+)=('[^']*'|[^,()\[\]{}']+)")

@@ -26,6 +26,9 @@ from clusterkit.status import Status, observe
 from trainer.config import RunConfig, flatten
 from trainer.errors import RunError, UserError
 
+LOG_BYTES = 64 * 1024 * 1024
+"""Of a log that is asked about by itself."""
+
 _KILLED = next(signature for signature in SIGNATURES if signature.id == "killed")
 
 
@@ -49,6 +52,17 @@ class Diagnosis:
             if change is not None:
                 chosen.setdefault(change.key, (change, finding.id + (f", {finding.phase}" if finding.phase else "")))
         return list(chosen.values())
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether all of them are applied, and wait for the next attempt."""
+        if self.run is None:
+            return False
+        try:
+            waiting = {item.key: item.now for item in read_applied(self.run)}
+        except UserError:
+            return False
+        return all(waiting.get(change.key) == change.proposed for change, _ in self.applicable)
 
     @property
     def for_new_trial(self) -> list[Change]:
@@ -106,7 +120,7 @@ def diagnose_log(path: Path) -> Diagnosis:
 
     """
     try:
-        scan = scan_file(path)
+        scan = scan_file(path, read_bytes=LOG_BYTES)
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from None
     context = Context(None, scan.present)

@@ -1,37 +1,53 @@
-"""Find signatures in logs: only their ends are read, colour and Ray's prefixes are taken off, long lines are cut."""
+"""Find signatures in logs: only their ends are read, colour and Ray's prefixes are taken off, long lines are cut.
+
+Regular expressions are slow on megabytes: first the lines are found that hold a word without which no expression fits.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from clusterkit.diagnose.model import Evidence, Hit, Signature
-from clusterkit.diagnose.phases import PhaseTracker, phase_of_traceback
-from clusterkit.diagnose.present import Present
+from clusterkit.diagnose.phases import MARK_WORDS, PhaseTracker, phase_of_traceback
+from clusterkit.diagnose.present import PRESENT_WORDS, Present
 from clusterkit.diagnose.signatures import SIGNATURES
 
-READ_BYTES = 32 * 1024 * 1024
-"""What went wrong stands at the end of a log."""
+READ_BYTES = 8 * 1024 * 1024
+"""What went wrong stands at the end of a log; half a second."""
 LINE_CHARACTERS = 4000
 SHOWN_CHARACTERS = 300
 TRACEBACK_LINES = 200
+REPLAYED_MARKS = 50
+"""Requests and answers of a step or two, which can overlap."""
+
+WORDS = tuple(
+    word.strip()
+    for word in """
+    emory | CUDA_ERROR_ILLEGAL | swap space | KV cache | graph failed | oom-kill | Bus error | /dev/shm |
+    ended by signal | code -9 | code 137 | code: -9 | code: 137 | invalid argument | atchdog | NCCL | nccl |
+    socket interface | listening interface | remote process | loo | DistStoreError | for clients | client socket |
+    already in use | EADDRINUSE | lacement group | placement group | resource request | node types | marked dead |
+    node has died | was terminated | aylet | Version mismatch | GCS | Ray instance | actor died | unexpectedly exits |
+    ActorDied | WorkerCrashed | launch failed | sigquit | nitialization failed | hit an exception | exceeds the |
+    context length | other settings | does not fit | recover checkpoint | checkpoint path | NVML | version mismatch |
+    driver version | NVIDIA driver | CUDA GPUs | CUDA-capable | the NVIDIA | Xid | ECC error | off the bus |
+    launch failure | o space left | quota exceeded | rrno | Read-only | file handle | endpoint is not | open files |
+    HeaderTooLarge | MetadataIncomplete | InvalidHeader | deserializing | git-lfs | No module
+    """.split("|")
+)
+"""Every message that a signature knows holds one of these; a test makes messages of the expressions and looks."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^\((?:[^()]{1,120} )?pid=\d+[^)]{0,80}\) ?")
-_REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\].*$")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_SUSPECT = re.compile(
-    r"error|fail|memory|exception|timeout|timed out|nccl|cuda|gloo|xid|pending|died|dead|killed|no space|quota|"
-    r"read-only|stale|exceed|longer|maximum context|mismatch|insufficient|too old|in use|sigquit|raylet|gcs|ray inst|"
-    r"nvidia|no gpu|device|shm|clients|placement|resource|git-lfs|header|metadata|unfinished|does not fit|settings|"
-    r"checkpoint|stuck|too many|endpoint|socket|actor",
-    re.IGNORECASE,
-)
-"""A line without any of these words is known to no signature; a test holds that."""
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_STAMP = re.compile(rb"\d{8}-\d\d:\d\d:\d\d")
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
@@ -54,82 +70,97 @@ def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan
 
     """
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        skipped = max(size - read_bytes, 0)
+        skipped = max(file.seek(0, 2) - read_bytes, 0)
+        file.seek(0)
         first = 1
-        if skipped:
-            first += _count_lines(path, skipped)
-        file.seek(skipped)
-        lines = (raw[: 4 * LINE_CHARACTERS].decode("utf-8", errors="replace") for raw in file)
-        return scan_lines(lines, str(path), since, first, skipped)
+        for start in range(0, skipped, 1 << 20):
+            first += file.read(min(1 << 20, skipped - start)).count(b"\n")
+        return scan_bytes(file.read(read_bytes), str(path), since, first, skipped)
 
 
-def scan_lines(lines: Iterable[str], source: str, since: str = "", first: int = 1, skipped: int = 0) -> Scan:
-    """Find signatures in lines of text."""
-    tracker, present = PhaseTracker(), Present()
-    recent: deque[str] = deque(maxlen=TRACEBACK_LINES)
+def scan_bytes(data: bytes, source: str, since: str = "", first: int = 1, skipped: int = 0) -> Scan:
+    """Find signatures in a piece of a log that begins with line `first`."""
+    lines = data.split(b"\n")
+    begin = _first_since(lines, since.encode()) if since else 0
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    marks, present = _holding(MARK_WORDS, data, ends), Present()
+    for index in _holding(PRESENT_WORDS, data, ends):
+        present.see(plain(lines[index]))
     hits: list[Hit] = []
-    old = False
-    last: Evidence | None = None
-    for number, line in enumerate(lines, first):
-        text = plain(line)
-        if since:
-            stamp = _STAMP.match(text)
-            # What follows on a line without a stamp (a traceback) belongs to it.
-            old = stamp[0] < since if stamp else old
-            if old:
-                continue
-        if _TRACEBACK.search(text):
-            recent.clear()
-        recent.append(text)
-        if text.strip():
-            last = Evidence(source, number, text.strip()[:SHOWN_CHARACTERS])
-        tracker.see(text)
-        present.see(text)
-        if not _SUSPECT.search(text):
+    for index in _holding(WORDS, data, ends):
+        text = plain(lines[index])
+        signatures = tuple(known(text)) if index >= begin else ()
+        if not signatures:
             continue
-        for signature in known(text):
-            traced = phase_of_traceback(recent) if len(recent) > 1 and _TRACEBACK.search(recent[0]) else ""
-            evidence = Evidence(source, number, text.strip()[:SHOWN_CHARACTERS])
-            hits.append(Hit(signature, evidence, traced or tracker.phase, text, bool(traced)))
-    return Scan(source, hits, present, tracker.phase, last, skipped)
+        traced = phase_of_traceback(_traceback(lines, max(index - TRACEBACK_LINES, begin), index))
+        phase = traced or _phase(lines, marks, begin, index)
+        evidence = Evidence(source, first + index, text.strip()[:SHOWN_CHARACTERS])
+        hits += [Hit(signature, evidence, phase, text, bool(traced)) for signature in signatures]
+    last = next((i for i in range(len(lines) - 1, begin - 1, -1) if lines[i].strip()), None)
+    last_line = None
+    if last is not None:
+        last_line = Evidence(source, first + last, plain(lines[last]).strip()[:SHOWN_CHARACTERS])
+    return Scan(source, hits, present, _phase(lines, marks, begin, len(lines)), last_line, skipped)
 
 
 def known(text: str) -> Iterator[Signature]:
     """Signatures that know a line."""
-    if _any_pattern().search(text):
-        yield from (signature for signature, pattern in _compiled() if pattern.search(text))
+    yield from (signature for signature, pattern in _compiled() if pattern.search(text))
 
 
-def plain(line: str) -> str:
+def plain(line: bytes) -> str:
     """A line without colour, Ray's prefix and its note of repetitions."""
-    text = _ANSI.sub("", line[:LINE_CHARACTERS]) if "\x1b" in line else line[:LINE_CHARACTERS]
-    text = text.rstrip("\r\n")
-    if text.startswith("("):
-        text = _PREFIX.sub("", text)
+    text = line[: 4 * LINE_CHARACTERS].decode("utf-8", errors="replace")[:LINE_CHARACTERS].rstrip("\r")
+    text = _ANSI.sub("", text) if "\x1b" in text else text
+    text = _PREFIX.sub("", text) if text.startswith("(") else text
     return _REPEATED.sub("", text) if "repeated" in text else text
 
 
-_STAMP = re.compile(r"\d{8}-\d\d:\d\d:\d\d")
+def _holding(words: Sequence[str], data: bytes, ends: Sequence[int]) -> list[int]:
+    """Indexes of the lines that hold one of some words, in order. ends: where each line ends."""
+    found: set[int] = set()
+    for word in words:
+        wanted = word.encode()
+        position = data.find(wanted)
+        while position >= 0:
+            index = bisect_right(ends, position)
+            found.add(index)
+            position = data.find(wanted, ends[index])
+    return sorted(found)
+
+
+def _phase(lines: Sequence[bytes], marks: Sequence[int], begin: int, index: int) -> str:
+    """The phase at a line, of the marks before it."""
+    tracker = PhaseTracker()
+    place = bisect_right(marks, index)
+    for mark in marks[max(place - REPLAYED_MARKS, 0) : place]:
+        if mark >= begin:
+            tracker.see(plain(lines[mark]))
+    return tracker.phase
+
+
+def _traceback(lines: Sequence[bytes], begin: int, index: int) -> list[str]:
+    """The lines of the traceback that ends at a line, empty where none does."""
+    texts: list[str] = []
+    for line in reversed(lines[begin:index]):
+        text = plain(line)
+        if _TRACEBACK in text:
+            return texts
+        if text and not text[0].isspace():
+            # Only indented lines lie between a traceback's head and its error.
+            return []
+        texts.append(text)
+    return []
+
+
+def _first_since(lines: Sequence[bytes], since: bytes) -> int:
+    """Index of the first line with a time stamp of `since` or later."""
+    for index, line in enumerate(lines):
+        if _STAMP.match(line) and line[: len(since)] >= since:
+            return index
+    return len(lines)
 
 
 @cache
 def _compiled() -> tuple[tuple[Signature, re.Pattern[str]], ...]:
     return tuple((signature, re.compile("|".join(f"(?:{p})" for p in signature.patterns))) for signature in SIGNATURES)
-
-
-@cache
-def _any_pattern() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{p})" for signature in SIGNATURES for p in signature.patterns))
-
-
-def _count_lines(path: Path, end: int) -> int:
-    count = 0
-    with path.open("rb") as file:
-        while end > 0:
-            block = file.read(min(end, 1 << 20))
-            if not block:
-                break
-            count += block.count(b"\n")
-            end -= len(block)
-    return count

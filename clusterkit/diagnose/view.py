@@ -84,7 +84,11 @@ def _next_lines(diagnosis: Diagnosis) -> list[str]:
     lines = []
     if diagnosis.applicable:
         changes = ", ".join(f"{change.key}={_plain(change.proposed)}" for change, _ in diagnosis.applicable)
-        lines.append(f"To go on with {changes}: {diagnose_command(run, '--apply')}")
+        if diagnosis.is_applied:
+            command = train_command(run, config, []) or "the same `clusterkit train` command as before"
+            lines.append(f"{changes} is applied already. Go on with: {command}")
+        else:
+            lines.append(f"To go on with {changes}: {diagnose_command(run, '--apply')}")
     needs = diagnosis.for_new_trial
     if needs:
         keys = ", ".join(change.key for change in needs)

@@ -11,7 +11,8 @@ CLUSTER = (
         (
             r"\d+\+? pending placement groups",
             r"[Pp]lacement group creation timed out",
-            r"placement group .*(timed out|is not ready|still pending|cannot be scheduled)",
+            r"Placement group timeout\.",
+            r"Waiting for creating a placement group of specs for",
             r"resource request cannot be scheduled right now",
             r"No available node types can fulfill resource request",
         ),
@@ -65,7 +66,6 @@ CLUSTER = (
         "Ray's head cannot be reached",
         (
             r"[Ff]ailed to connect to GCS",
-            r"GCS (server|cluster).*(unavailable|not (available|alive))",
             r"Could not find any running Ray instance",
         ),
         (
@@ -140,8 +140,8 @@ CLUSTER = (
         "The recover checkpoint is of other settings",
         (
             r"unfinished and was started with other settings",
-            r"does not fit (this model|these settings|this configuration)",
-            r"checkpoint was written with other settings",
+            r"is whole but does not fit this model",
+            r"was written with other settings",
         ),
         (
             Case(
@@ -155,7 +155,7 @@ CLUSTER = (
     Signature(
         "recover-invalid",
         "The recover checkpoint could not be used, and the run began anew",
-        (r"Invalid recover checkpoint", r"Guessed checkpoint path .*does not exist"),
+        (r"Invalid recover checkpoint when", r"Guessed checkpoint path .*does not exist"),
         (
             Case(
                 "The last save was cut short (crash or full disk while writing), or experiment, trial, batch size, "
@@ -165,5 +165,21 @@ CLUSTER = (
             ),
         ),
         "AReaL",
+    ),
+    Signature(
+        "recover-damaged",
+        "The recover checkpoint is damaged",
+        (r"there is no whole recover checkpoint",),
+        (
+            Case(
+                "Both slots lack files or hold other bytes than were written: a disk error, or someone changed them.",
+                (),
+                (
+                    "a persistent checkpoint can be the new start: model.path=CHECKPOINT trial_name=NEW",
+                    "with nothing to lose: recover_mode=disabled",
+                ),
+            ),
+        ),
+        "clusterkit",
     ),
 )

@@ -105,9 +105,9 @@ NETWORK = (
         "gloo-connect",
         "gloo cannot reach another process",
         (
-            r"gloo.*(connectFullMesh failed|Connection refused|timed out connecting)",
-            r"gloo.*[Uu]nable to (find address for|resolve hostname)",
-            r"gloo.*(Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms)",
+            r"[Gg]loo.*(connectFullMesh failed|Connection refused|timed out connecting)",
+            r"[Gg]loo.*[Uu]nable to (find address for|resolve hostname)",
+            r"[Gg]loo.*(Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms)",
         ),
         (
             Case(

@@ -1,0 +1,157 @@
+"""`clusterkit diagnose`, from a failed run to the command that goes on with a changed setting."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from run_writer import RunWriter
+
+from clusterkit.rundir import hold_lock
+
+OUT_OF_MEMORY = """Traceback (most recent call last):
+  File "/code/trainer/loop.py", line 133, in _step
+    batch, stats = self._learn(groups, number)
+  File "/code/trainer/train/learner.py", line 90, in step
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "clusterkit.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _failed(root: Path, message: str = OUT_OF_MEMORY, *overrides: str) -> RunWriter:
+    writer = RunWriter(root).config(*overrides).attempt().steps(1, 4).recover(3)
+    writer.run.console(1).write_text(message)
+    return writer.finish("failed", 4, message.strip().splitlines()[-1])
+
+
+def _dry(command: str) -> tuple[dict[str, object], str]:
+    done = _run(*shlex.split(command)[1:], "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["config"]["train"], done.stderr
+
+
+def test_what_to_change_is_said_and_nothing_is_changed(tmp_path: Path) -> None:
+    writer = _failed(tmp_path)
+    done = _run("diagnose", "--fileroot", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "GPU memory ran out while training (actor_train)" in done.stdout
+    assert "train.max_tokens_per_mb: 16384 → 8192" in done.stdout
+    assert "--apply" in done.stdout
+    assert not (writer.run.logs / "overrides.yaml").exists()
+
+
+def test_an_applied_change_is_taken_by_the_same_command(tmp_path: Path) -> None:
+    same = f"clusterkit train --preset tiny --fileroot {tmp_path} trial_name=run1"
+    writer = _failed(tmp_path)
+    applied = _run("diagnose", "--fileroot", str(tmp_path), "--apply", "--json")
+    assert applied.returncode == 0, applied.stderr
+    answer = json.loads(applied.stdout)
+    [written] = answer["overrides"]
+    assert (written["key"], written["was"], written["now"]) == ("train.max_tokens_per_mb", 16384, 8192)
+    assert yaml.safe_load(Path(answer["file"]).read_text())["train.max_tokens_per_mb"]["now"] == 8192
+    for command in (same, answer["command"]):
+        config, notes = _dry(command)
+        assert config["max_tokens_per_mb"] == 8192
+        assert "instead of 16384" in notes
+    # A value that is typed on purpose wins, and the user is told.
+    config, notes = _dry(f"{same} train.max_tokens_per_mb=4096")
+    assert config["max_tokens_per_mb"] == 4096
+    assert "as typed" in notes
+    assert "applied already" in _run("diagnose", "--fileroot", str(tmp_path)).stdout
+    # The next attempt ran with it and failed again: it is halved once more, still for the command as it was typed.
+    values = yaml.safe_load(writer.run.config.read_text())
+    values["train"]["max_tokens_per_mb"] = 8192
+    writer.run.config.write_text(yaml.safe_dump(values))
+    assert _run("diagnose", "--fileroot", str(tmp_path), "--apply").returncode == 0
+    assert _dry(same)[0]["max_tokens_per_mb"] == 4096
+    (writer.run.logs / "overrides.yaml").unlink()
+    assert _dry(same)[0]["max_tokens_per_mb"] == 16384
+
+
+def test_the_rebuilt_command_means_the_same_run(tmp_path: Path) -> None:
+    overrides = ("train.learning_rate=0.0002", "eval.final_chunks=[2, 4]", "seed=7", "algorithm.clip_high=0.3")
+    writer = _failed(tmp_path, OUT_OF_MEMORY, *overrides)
+    command = json.loads(_run("diagnose", "--fileroot", str(tmp_path), "--apply", "--json").stdout)["command"]
+    done = _run(*shlex.split(command)[1:], "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    before = yaml.safe_load(writer.run.config.read_text())
+    after = answer["config"]
+    assert after["train"].pop("max_tokens_per_mb") == 8192
+    before["train"].pop("max_tokens_per_mb")
+    for values in (before, after):
+        values.pop("fileroot")
+    assert after == before
+    assert (answer["plan"]["course"], answer["plan"]["resume_step"]) == ("resume", 3)
+
+
+def test_a_setting_that_must_stay_is_for_a_new_trial_only(tmp_path: Path) -> None:
+    writer = _failed(tmp_path, "RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    shown = _run("diagnose", "--fileroot", str(tmp_path)).stdout
+    assert "rollout.batch_size: 32 → 16 (needs a new trial" in shown
+    [line] = [line for line in shown.splitlines() if "For a new trial: " in line]
+    command = line.partition("For a new trial: ")[2]
+    assert "trial_name=run1-2" in command
+    done = _run(*shlex.split(command)[1:], "--dry-run", "--json")
+    assert json.loads(done.stdout)["config"]["rollout"]["batch_size"] == 16, done.stderr
+    refused = _run("diagnose", "--fileroot", str(tmp_path), "--apply")
+    assert refused.returncode == 1
+    assert "new trial" in refused.stderr
+    assert not (writer.run.logs / "overrides.yaml").exists()
+
+
+def test_nothing_is_applied_to_a_run_that_is_alive(tmp_path: Path) -> None:
+    writer = _failed(tmp_path)
+    with hold_lock(writer.run.logs / "run.lock"):
+        refused = _run("diagnose", "--fileroot", str(tmp_path), "--apply")
+    assert refused.returncode == 1
+    assert "Stop it first" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "cannot be read"),
+        ("- 1", "was: VALUE"),
+        ("train.max_token: {was: 1, now: 2}", "unknown key"),
+        ("train.max_tokens_per_mb: {was: 16384, now: 1}", "train.max_tokens_per_mb=1"),
+        ("train.learning_rate: {was: 0.0001, now: 1.0}", "must stay"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str, part: str) -> None:
+    writer = _failed(tmp_path)
+    (writer.run.logs / "overrides.yaml").write_text(text)
+    done = _run("train", "--preset", "tiny", "--fileroot", str(tmp_path), "--dry-run")
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert "overrides.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_status_says_why_a_run_failed(tmp_path: Path) -> None:
+    _failed(tmp_path)
+    shown = _run("status", "--fileroot", str(tmp_path)).stdout
+    assert "GPU memory ran out" in shown
+    assert "train.max_tokens_per_mb: 16384 → 8192" in shown
+
+
+def test_a_log_by_itself(tmp_path: Path) -> None:
+    log = tmp_path / "main.log"
+    log.write_bytes(b"\xff\x00junk\n" + OUT_OF_MEMORY.encode())
+    done = _run("diagnose", "--log", str(log), "--json")
+    [finding] = json.loads(done.stdout)["findings"]
+    assert (finding["id"], finding["phase"], finding["evidence"][0]["line"]) == ("gpu-memory", "train", 7)
+    assert _run("diagnose", "--log", str(tmp_path / "none")).returncode == 1
+    assert _run("diagnose", "--log", str(log), "--apply").returncode == 2
+    log.write_bytes(b"")
+    assert "Nothing that is known" in _run("diagnose", "--log", str(log)).stdout

@@ -1,0 +1,211 @@
+"""Checks over metrics.jsonl, stalls, and what they propose, on run directories as the trainer writes them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_writer import RunWriter
+
+from clusterkit.diagnose.model import Finding
+from clusterkit.diagnose.run import diagnose_run
+from clusterkit.diagnose.stall import process_state
+from clusterkit.rundir import hold_lock
+from clusterkit.status import observe
+
+Stats = Callable[[int], dict[str, Any]]
+
+
+def _writer(root: Path, *overrides: str) -> RunWriter:
+    return RunWriter(root).config(*overrides).attempt(total_steps=100)
+
+
+def _steps(writer: RunWriter, count: int, stats: Stats, seconds: float = 4.0) -> RunWriter:
+    first = writer.number and len(writer.run.metrics.read_text().splitlines())
+    for step in range(first, first + count):
+        writer.clock += seconds
+        writer.record("step", global_step=step, total_steps=100, step_time_s=seconds, stats=stats(step))
+    return writer
+
+
+def _findings(writer: RunWriter) -> dict[str, Finding]:
+    return {finding.id: finding for finding in diagnose_run(writer.run).findings}
+
+
+def _only(writer: RunWriter, identity: str) -> Finding:
+    findings = _findings(writer.finish("interrupted", 1))
+    assert list(findings) == [identity]
+    return findings[identity]
+
+
+def _learning(step: int) -> dict[str, Any]:
+    noise = random.Random(step).uniform(-0.02, 0.02)
+    return {
+        "task_reward": min(0.2 + step / 100 + noise, 1.0),
+        "entropy": 1.0 / step,
+        "actor_loss": 0.01,
+        "grad_norm": 0.3,
+    }
+
+
+def test_a_run_that_learns_is_no_finding(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 80, _learning).recover(80)
+    assert _findings(writer.finish("completed", 80)) == {}
+
+
+@pytest.mark.parametrize("stats", [{"actor_loss": "nan"}, {"grad_norm": "inf"}, {"skipped_steps": 1.0}])
+def test_what_is_no_number_wants_a_lower_rate_and_a_new_trial(tmp_path: Path, stats: dict[str, Any]) -> None:
+    writer = _steps(_steps(_writer(tmp_path), 5, _learning), 1, lambda step: {**_learning(step), **stats})
+    finding = _only(writer, "nan-loss")
+    first = finding.changes[0]
+    assert (first.key, first.now, first.proposed) == ("train.learning_rate", 1e-4, pytest.approx(3e-5))
+    assert first.new_trial
+    assert finding.applicable is None
+
+
+@pytest.mark.parametrize("lowest", [0.0, -5.0])
+def test_always_wrong(tmp_path: Path, lowest: float) -> None:
+    writer = _steps(_writer(tmp_path), 4, lambda step: {"task_reward": lowest, "no_eos_ratio": 0.1})
+    assert _only(writer, "reward-lowest").changes == ()
+
+
+def test_always_wrong_because_answers_are_cut_off(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 4, lambda step: {"task_reward": 0.0, "no_eos_ratio": 0.98})
+    changes = {change.key: (change.now, change.proposed) for change in _only(writer, "reward-lowest").changes}
+    assert changes["agent.max_final_tokens"] == (4, 8)
+
+
+def _flat(step: int) -> dict[str, Any]:
+    return {"task_reward": 0.3 + random.Random(step).uniform(-0.05, 0.05)}
+
+
+def test_a_flat_reward(tmp_path: Path) -> None:
+    finding = _only(_steps(_writer(tmp_path), 60, _flat).recover(60), "reward-flat")
+    assert finding.changes[0].key == "train.learning_rate"
+    assert finding.changes[0].proposed > finding.changes[0].now
+
+
+def test_a_flat_reward_because_all_answers_of_a_task_are_alike(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 60, lambda step: {**_flat(step), "zero_variance_groups": 31.0}).recover(60)
+    assert _only(writer, "reward-flat").changes[0].key == "rollout.group_size"
+
+
+def test_a_learned_task_is_not_flat(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 60, lambda step: {"task_reward": 0.97 + 0.01 * (step % 2)}).recover(60)
+    assert _findings(writer.finish("completed", 60)) == {}
+
+
+def test_entropy_collapse(tmp_path: Path) -> None:
+    def stats(step: int) -> dict[str, Any]:
+        return {"task_reward": 0.3 + step % 2 / 100, "entropy": 1.0 if step < 10 else 0.01}
+
+    finding = _only(_steps(_writer(tmp_path), 30, stats).recover(30), "entropy-collapse")
+    assert (finding.changes[0].key, finding.changes[0].proposed) == ("algorithm.clip_high", 0.28)
+
+
+@pytest.mark.parametrize("stats", [{"importance_weight": 4.0}, {"actor_clip_ratio": 0.7}])
+def test_updates_that_go_too_far(tmp_path: Path, stats: dict[str, Any]) -> None:
+    writer = _steps(_writer(tmp_path, "train.minibatches=4"), 8, lambda step: {**_learning(step), **stats}).recover(8)
+    first = _only(writer, "ratio-drift").changes[0]
+    assert (first.key, first.now, first.proposed) == ("train.minibatches", 4, 2)
+
+
+def test_engine_and_trainer_disagree(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 8, lambda step: {**_learning(step), "mismatch_kl": 0.05}).recover(8)
+    assert _only(writer, "mismatch").changes[0].proposed == "recompute"
+
+
+def test_trajectories_that_fail(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 8, lambda step: {**_learning(step), "failed_trajectories": 64.0}).recover(8)
+    assert "25%" in _only(writer, "failed-trajectories").title
+
+
+def test_recover_checkpoints_that_no_longer_come(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
+    writer = _steps(writer, 10, _learning, seconds=400.0)
+    assert _only(writer, "stale-recover").changes == ()
+
+
+def test_recover_checkpoints_that_are_rare_because_it_was_set_so(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path, "checkpoint.ckpt_freq_secs=86400"), 3, _learning).recover(3)
+    finding = _only(_steps(writer, 30, _learning, seconds=400.0), "stale-recover")
+    assert finding.applicable is not None
+    assert (finding.applicable.key, finding.applicable.proposed) == ("checkpoint.ckpt_freq_secs", 600.0)
+
+
+def test_attempt_after_attempt_dies(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
+    for _ in range(3):
+        writer.clock += 10
+        writer.attempt(resume_step=3)
+        writer.run.console(writer.number).write_text("error: OSError: [Errno 24] Too many open files\n")
+        writer.finish("failed", 3)
+    assert list(_findings(writer)) == ["too-many-files", "restart-loop"]
+
+
+def test_killed_without_a_word(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
+    finding = _findings(writer)["killed"]
+    assert [change.key for change in finding.changes] == ["rollout.max_batch_tokens", "train.max_tokens_per_mb"]
+
+
+def _stalled(writer: RunWriter) -> RunWriter:
+    writer.clock -= 5000
+    return _steps(writer, 3, _learning)
+
+
+def test_a_stall_says_what_was_written_last(tmp_path: Path) -> None:
+    writer = _stalled(_writer(tmp_path))
+    (writer.run.logs / "main.log").write_text(
+        "20990222-11:53:02.760 master worker INFO: Model rpc actor_gen requested.\n"
+    )
+    with hold_lock(writer.run.logs / "run.lock"):
+        finding = _findings(writer)["stall"]
+    assert finding.phase == "generate"
+    assert "actor_gen requested" in finding.evidence[0].text
+    assert any(f"py-spy dump --pid {os.getpid()}" in advice for advice in finding.advice)
+
+
+def test_a_stopped_process_is_told_from_one_that_hangs(tmp_path: Path) -> None:
+    writer = _stalled(_writer(tmp_path))
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); import os"
+    code += "; f.write(str(os.getpid())); f.flush(); print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(writer.run.logs / "run.lock")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while process_state(process.pid) != "T" and time.monotonic() < deadline:
+            os.sched_yield()
+        finding = _findings(writer)["stall"]
+    finally:
+        process.kill()
+        process.communicate()
+    assert finding.advice == (f"kill -CONT {process.pid}",)
+
+
+def test_messages_of_earlier_attempts_do_not_count(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
+    old = time.strftime("%Y%m%d-%H:%M:%S", time.localtime(writer.clock - 5000))
+    (writer.run.logs / "main.log").write_text(
+        f"{old}.000 master worker ERROR: OSError: [Errno 28] No space left on device\n"
+    )
+    writer.run.console(1).write_text("OSError: [Errno 28] No space left on device\n")
+    writer.finish("failed", 3)
+    writer.attempt(resume_step=3)
+    assert _findings(_steps(writer, 1, _learning).finish("interrupted", 4)) == {}
+
+
+def test_a_run_directory_without_anything_is_no_crash(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    assert diagnose_run(writer.run, observe(writer.run, time.time())).findings == ()

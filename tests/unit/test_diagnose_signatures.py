@@ -1,0 +1,145 @@
+"""Every signature on a real excerpt, or on the message as its source has it; healthy logs are no finding."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterkit.diagnose.run import diagnose_log
+from clusterkit.diagnose.scan import WORDS, known, plain, scan_bytes
+from clusterkit.diagnose.signatures import SIGNATURES
+
+FOLDER = Path(__file__).parent.parent / "cases" / "diagnose"
+CASES = [case for file in sorted(FOLDER.glob("*.yaml")) for case in yaml.safe_load(file.read_text())]
+PATTERNS = [(signature.id, pattern) for signature in SIGNATURES for pattern in signature.patterns]
+HEALTHY = ("areal_v0.2_master_worker.log", "ray_status_16_nodes.txt", "sglang_0.5.17_startup_ok.log")
+
+
+@pytest.fixture(scope="module")
+def fixtures() -> Path:
+    """Folder of the real logs: ../shared/fixtures beside the repository, or that beside $CLUSTERKIT_TEST_DATA."""
+    data = os.environ.get("CLUSTERKIT_TEST_DATA")
+    folder = Path(data).parent / "fixtures" if data else Path(__file__).parents[3] / "shared" / "fixtures"
+    if not folder.is_dir():
+        if os.environ.get("CLUSTERKIT_REQUIRE_DATA") == "1":
+            pytest.fail(f"no logs in {folder}")
+        pytest.skip(f"no logs in {folder}")
+    return folder
+
+
+def _log(case: dict[str, Any]) -> bytes:
+    return (FOLDER / case["file"]).read_bytes() if "file" in case else case["log"].encode()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_an_excerpt_is_told_as_what_it_is(case: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "some.log"
+    log.write_bytes(_log(case))
+    findings = diagnose_log(log).findings
+    assert [finding.id for finding in findings] == case["finds"]
+    first = findings[0]
+    assert first.phase == case.get("phase", first.phase)
+    proposed = {change.key: change.proposed for change in first.changes}
+    assert proposed.items() >= case.get("changes", {}).items()
+    assert case.get("says", "") in first.cause
+    if "first_change" in case:
+        assert first.changes[0].key == case["first_change"]
+    assert first.changes or first.advice
+    assert all(finding.follows for finding in findings[1:])
+
+
+def test_every_expression_of_every_signature_has_an_excerpt() -> None:
+    lines = [plain(line) for case in CASES for line in _log(case).split(b"\n")]
+    unseen = [item for item in PATTERNS if not any(re.search(item[1], line) for line in lines)]
+    assert unseen == []
+
+
+@pytest.mark.parametrize(("identity", "pattern"), PATTERNS)
+def test_no_message_is_passed_over_for_want_of_a_word(identity: str, pattern: str) -> None:
+    @settings(max_examples=25, deadline=None, database=None)
+    @given(st.from_regex(pattern))
+    def holds(text: str) -> None:
+        assert any(word in text for word in WORDS), text
+
+    holds()
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_logs_are_no_finding(name: str, fixtures: Path) -> None:
+    assert diagnose_log(fixtures / "logs" / name).findings == ()
+
+
+def test_healthy_nvidia_smi_output_is_no_finding(fixtures: Path) -> None:
+    for path in sorted((fixtures / "nvidia_smi").iterdir()):
+        assert diagnose_log(path).findings == (), path
+
+
+def test_the_whole_log_of_the_failed_weight_update(fixtures: Path) -> None:
+    name = "sglang_0.5.17_startup_and_nccl_update_failure.log"
+    [finding] = diagnose_log(fixtures / "logs" / name).findings
+    assert (finding.id, finding.phase) == ("nccl-invalid-argument", "weights")
+    assert [item.line for item in finding.evidence] == [369]
+    assert finding.count == 2
+
+
+def test_colour_prefixes_and_repetitions_are_no_hindrance() -> None:
+    line = (
+        b"(\x1b[36mmaster_worker/0 pid=9, ip=10.0.0.1\x1b[0m) \x1b[31mOSError: [Errno 28] No space left on device"
+        b"\x1b[0m [repeated 7x across cluster]\r"
+    )
+    [hit] = scan_bytes(line, "x").hits
+    assert (hit.signature.id, hit.evidence.text) == ("disk-full", "OSError: [Errno 28] No space left on device")
+
+
+def test_the_phase_is_that_of_the_traceback() -> None:
+    log = """20250222-11:53:02.760 master worker ERROR: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB
+Traceback (most recent call last):
+  File "/code/trainer/loop.py", line 133, in _step
+    batch, stats = self._learn(groups, number)
+  File "/code/trainer/train/learner.py", line 90, in step
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
+    hits = scan_bytes(log.encode(), "x").hits
+    assert [(hit.phase, hit.traced) for hit in hits] == [("", False), ("train", True)]
+
+
+def test_only_lines_since_the_attempt_count() -> None:
+    log = b"""20250222-11:53:02.760 master worker ERROR: OSError: [Errno 28] No space left on device
+OSError: [Errno 28] No space left on device
+20250222-12:00:00.000 master worker INFO: Dumped recover info to file.
+"""
+    assert len(scan_bytes(log, "x").hits) == 2
+    assert scan_bytes(log, "x", since="20250222-12:00:00").hits == []
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=60), st.sampled_from([b"NCCL ", b"Traceback (most recent call last)", b"  File "]))
+    )
+)
+def test_junk_does_no_harm(pieces: list[bytes]) -> None:
+    scan_bytes(b"\n".join(pieces), "x")
+
+
+def test_a_huge_line_and_many_hits_take_no_long_time() -> None:
+    line = b"CUDA out of memory " * 12_000  # 228 KB
+    many = b"Traceback (most recent call last)\n" + b"  File x NCCL error in: y\n" * 20_000
+    began = time.process_time()
+    scan_bytes(line + b"\n" + many, "x")
+    # Quadratic behaviour would take minutes.
+    assert time.process_time() - began < 30
+
+
+def test_a_line_is_known_to_what_it_says_only() -> None:
+    assert [signature.id for signature in known("NVRM: Xid (PCI:0000:07:00): 79, pid=1")] == ["gpu-broken"]
+    assert list(known("NVRM: Xid (PCI:0000:07:00): 31, a fault of a program")) == []
