@@ -20,21 +20,9 @@ def read_summary(run: RunDirectory) -> dict[str, Any] | None:
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The closing table as text."""
-    rows = [row for row in summary.get("table") or [] if isinstance(row, dict)]
-    trained = [number for number in summary.get("trained_chunks") or [] if isinstance(number, int)]
-    tasks = summary.get("num_tasks")
-    title = "held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)")
-    lengths = any(row.get("chunks") for row in rows)
-    labels = [_label(row, trained) for row in rows]
-    width = max(map(len, [title, *labels, "a blind guess"]))
-    lines = [f"{title:<{width}}  {'before':>7}  {'after':>7}"]
-    for label, row in zip(labels, rows, strict=True):
-        lines.append(f"{label:<{width}}  {_percent(row.get('before')):>7}  {_percent(row.get('after')):>7}")
-        if not lengths and not row.get("blank_memory"):  # one task without lengths has room for its other metrics
-            lines += _metrics(row, width)
-    if summary.get("chance") is not None:
-        chance = _percent(summary["chance"])
-        lines.append(f"{'a blind guess':<{width}}  {chance:>7}  {chance:>7}")
+    (title, *heads), *rows = closing_rows(summary)
+    width = max(len(label) for label, *_ in [(title, *heads), *rows])
+    lines = [f"{label:<{width}}  {before:>7}  {after:>7}" for label, before, after in [(title, *heads), *rows]]
     lines.append("")
     if summary.get("seconds") is not None:
         split = {str(name): float(s) for name, s in (summary.get("time_split") or {}).items() if _is_number(s)}
@@ -45,6 +33,22 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     if summary.get("checkpoint"):
         lines.append(f"checkpoint  {summary['checkpoint']}")
     return lines
+
+
+def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Label, value before and value after of every row of the closing table, its heading first."""
+    rows = [row for row in summary.get("table") or [] if isinstance(row, dict)]
+    trained = [number for number in summary.get("trained_chunks") or [] if isinstance(number, int)]
+    tasks = summary.get("num_tasks")
+    lengths = any(row.get("chunks") for row in rows)
+    found = [("held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)"), "before", "after")]
+    for row in rows:
+        found.append((_label(row, trained), _percent(row.get("before")), _percent(row.get("after"))))
+        if not lengths and not row.get("blank_memory"):  # one task without lengths has room for its other metrics
+            found += _metrics(row)
+    if summary.get("chance") is not None:
+        found.append(("a blind guess", _percent(summary["chance"]), _percent(summary["chance"])))
+    return found
 
 
 def _label(row: dict[str, Any], trained: list[int]) -> str:
@@ -58,10 +62,10 @@ def _label(row: dict[str, Any], trained: list[int]) -> str:
     return f"{label}, memory blanked" if row.get("blank_memory") else label
 
 
-def _metrics(row: dict[str, Any], width: int) -> list[str]:
+def _metrics(row: dict[str, Any]) -> list[tuple[str, str, str]]:
     before, after = row.get("metrics_before") or {}, row.get("metrics_after") or {}
     return [
-        f"{'  ' + name:<{width}}  {_percent(before.get(name)):>7}  {_percent(after.get(name)):>7}"
+        (f"  {name}", _percent(before.get(name)), _percent(after.get(name)))
         for name in dict.fromkeys([*before, *after])
     ]
 

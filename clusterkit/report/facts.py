@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from clusterkit.closing import closing_lines, read_summary
+from clusterkit.closing import closing_rows, read_summary
 from clusterkit.report.markup import Html, join, table, tag
 from clusterkit.report.source import Run
 from clusterkit.runlog.metrics import Record, number
@@ -21,7 +21,7 @@ MOST_ROWS = 30
 """Rows of a table; older ones are told by their number."""
 
 _GLYPHS = {"running": "▶", "finished": "✓", "failed": "✗", "killed": "✗", "stalled": "⏸", "interrupted": "⏹"}
-_WHERE_NOTHING_IS_SAID = "-"
+_NOTHING = "-"
 
 Fact = Callable[[Run, Status], object]
 
@@ -38,7 +38,7 @@ def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
     for label, fact in FACTS:
         cells = [fact(run, status) for run, status in pairs]
         if any(cells):
-            rows.append([label, *(cell or _WHERE_NOTHING_IS_SAID for cell in cells)])
+            rows.append([label, *(cell or _NOTHING for cell in cells)])
     return table(["", *(run.name for run in runs)], rows, "facts two" if len(runs) > 1 else "facts")
 
 
@@ -210,7 +210,8 @@ def closing(runs: Sequence[Run]) -> Html | None:
         summary = read_summary(run.directory)
         if summary is not None:
             title = tag("p", tag("b", run.name)) if len(runs) > 1 else None
-            parts.append(join(title, tag("pre", "\n".join(closing_lines(summary)), cls="scroll", tabindex="0")))
+            heading, *rows = map(list, closing_rows(summary))
+            parts.append(join(title, table(heading, rows, "closing")))
     return join(*parts) if parts else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 
@@ -34,7 +35,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
     return Html(f"<{name}{written}>{join(*children)}</{name}>")
 
 
-def table(header: list[object], rows: list[list[object]], cls: str = "") -> Html:
+def table(header: Sequence[object], rows: Sequence[Sequence[object]], cls: str = "") -> Html:
     """A table whose first column names the rows, in a box that scrolls where the screen is narrow."""
     head = tag("tr", *(tag("th", cell, scope="col") for cell in header))
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]

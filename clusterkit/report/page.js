@@ -55,7 +55,7 @@
       if (!range || Math.abs((from + to) / 2 - wanted) < Math.abs((range[0] + range[1]) / 2 - wanted)) range = [from, to];
       const whose = shared.runs.length > 1 ? ` ${shared.runs[line.run]}` : "";
       const spread = line.low && line.low[at] !== line.high[at] ? `${short(line.low[at])} … ${short(line.high[at])}` : "";
-      rows.push([`c${line.colour} r${line.run}`, `${line.label}${whose}: ${short(line.mean[at])}`, spread, from, to]);
+      rows.push([line.style, `${line.label}${whose}: ${short(line.mean[at])}`, spread, from, to]);
     }
     if (!range) return;
     row(tip, "", range[0] === range[1] ? `step ${range[0]}` : `steps ${range[0]} to ${range[1]}`);

@@ -51,12 +51,13 @@ class Plotter:
     def figure(self, chart: Chart) -> Html:
         """One plot with its title, axes, legend and data."""
         y = _value_scale(chart)
-        lines = _stacked(chart.lines, self.x, y) if chart.stacked else _drawn(chart.lines, self.x, y)
+        lines = _stacked(chart, self.x, y) if chart.stacked else _drawn(chart, self.x, y)
+        # Areas of one run would hide its marks, and have nothing to do with those of the other.
+        ticks = self._ticks({line.run for line in chart.lines})
         svg = tag(
             "svg",
             *(tag("path", d=f"M0 {_y(y, tick)}H{UNITS}", cls="grid") for tick in y.ticks),
-            *self._ticks(),
-            *lines,
+            *([*lines, *ticks] if chart.stacked else [*ticks, *lines]),
             tag("path", d=f"M0 0V{UNITS}", cls="cursor"),
             viewBox=f"0 0 {UNITS} {UNITS}",
             preserveAspectRatio="none",
@@ -81,30 +82,32 @@ class Plotter:
             ),
             tag("div", *self._legend(chart), cls="legend"),
             *(tag("p", text, cls="odd") for text in _odd(chart.lines, self.runs)),
-            _data([self._line_data(line) for line in chart.lines]),
+            _data([self._line_data(line, chart) for line in chart.lines]),
         )
 
-    def _ticks(self) -> list[Html]:
+    def _ticks(self, runs: set[int]) -> list[Html]:
         paths = []
         for kind, height in MARK_HEIGHTS.items():
-            steps = sorted({mark.step for mark in self.marks if mark.kind == kind})
+            steps = sorted({mark.step for mark in self.marks if mark.kind == kind and mark.run in runs})
             if steps:
                 drawn = "".join(f"M{_x(self.x, step)} {UNITS}v-{height}" for step in steps)
                 paths.append(tag("path", d=drawn, cls=f"mark {kind}"))
         return paths
 
     def _legend(self, chart: Chart) -> list[Html]:
-        return [tag("span", tag("i", cls=_style(line)), line.label, self._whose(chart, line)) for line in chart.lines]
+        return [
+            tag("span", tag("i", cls=_style(line, chart)), line.label, self._whose(chart, line)) for line in chart.lines
+        ]
 
     def _whose(self, chart: Chart, line: Line) -> Html | None:
         return tag("small", f" {self.runs[line.run]}") if len(self.runs) > 1 and not chart.stacked else None
 
-    def _line_data(self, line: Line) -> dict[str, object]:
+    def _line_data(self, line: Line, chart: Chart) -> dict[str, object]:
         course = line.course
         grid = self._grids.setdefault((course.first, course.last), len(self._grids))
         data: dict[str, object] = {
             "label": line.label,
-            "colour": line.colour % COLOURS,
+            "style": _style(line, chart),
             "run": line.run,
             "grid": grid,
             "mean": _brief(course.mean),
@@ -112,11 +115,11 @@ class Plotter:
         return data | ({"low": _brief(course.low), "high": _brief(course.high)} if course.thinned else {})
 
 
-def _drawn(lines: Sequence[Line], x: Scale, y: Scale) -> list[Html]:
+def _drawn(chart: Chart, x: Scale, y: Scale) -> list[Html]:
     """Bands from least to greatest below all lines, lines, and dots where there are few points."""
     bands, paths = [], []
-    for line in lines:
-        course, style = line.course, _style(line)
+    for line in chart.lines:
+        course, style = line.course, _style(line, chart)
         middle = _middle(course)
         points = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, course.mean, strict=True)]
         if course.thinned:
@@ -130,11 +133,11 @@ def _drawn(lines: Sequence[Line], x: Scale, y: Scale) -> list[Html]:
     return [*bands, *paths]
 
 
-def _stacked(lines: Sequence[Line], x: Scale, y: Scale) -> list[Html]:
+def _stacked(chart: Chart, x: Scale, y: Scale) -> list[Html]:
     """Areas on one another; the lines have the same steps."""
     areas: list[Html] = []
     base: tuple[float, ...] = ()
-    for line in lines:
+    for line in chart.lines:
         course = line.course
         base = base or (0.0,) * len(course.mean)
         top = tuple(under + value for under, value in zip(base, course.mean, strict=True))
@@ -143,13 +146,14 @@ def _stacked(lines: Sequence[Line], x: Scale, y: Scale) -> list[Html]:
             steps, top, base = [0.0, float(UNITS)], top * 2, base * 2
         upper = [f"{step} {_y(y, value)}" for step, value in zip(steps, top, strict=True)]
         lower = [f"{step} {_y(y, value)}" for step, value in zip(steps, base, strict=True)]
-        areas.append(tag("path", d=f"M{'L'.join([*upper, *reversed(lower)])}Z", cls=f"area {_style(line)}"))
+        areas.append(tag("path", d=f"M{'L'.join([*upper, *reversed(lower)])}Z", cls=f"area {_style(line, chart)}"))
         base = top[: len(course.mean)]
     return areas
 
 
-def _style(line: Line) -> str:
-    return f"c{line.colour % COLOURS} r{line.run}"
+def _style(line: Line, chart: Chart) -> str:
+    """Classes of page.css: the colour, and dashes for the run that is compared; areas need none."""
+    return f"c{line.colour % COLOURS}" if chart.stacked else f"c{line.colour % COLOURS} r{line.run}"
 
 
 def _value_scale(chart: Chart) -> Scale:

@@ -194,7 +194,7 @@ def test_a_real_run_is_drawn(screen: Any, reference: Trial, tmp_path: Path) -> N
         assert any(one.startswith(title) for one in titles), title
     assert shown.page.evaluate(UNDRAWN) == []
     assert shown.page.locator(".badge.finished").count() == 2
-    assert shown.page.locator("#closing pre").inner_text().startswith("held-out accuracy")
+    assert shown.page.locator("#closing th").first.inner_text().startswith("held-out accuracy")
     assert shown.said == []
 
 

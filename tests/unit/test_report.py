@@ -246,7 +246,7 @@ def test_names_numbers_and_messages_of_a_run_never_become_markup(tmp_path: Path)
     hostile.record("step", global_step=4, stats={HOSTILE: 1.0, "task_reward": 1.0}, timings={HOSTILE: 1.0})
     hostile.record("warning", message=HOSTILE).record("save", global_step=4, path=HOSTILE, bytes=HOSTILE)
     hostile.finish("failed", 4, HOSTILE).attempt(resume_step=4).finish(HOSTILE, 4, HOSTILE)
-    hostile.summary(checkpoint=HOSTILE)
+    hostile.summary(num_tasks=HOSTILE)
 
     page, harmless = Elements(_page(hostile)), Elements(_page(plain))
 
