@@ -11,19 +11,19 @@ from bisect import bisect_left
 from math import isfinite
 from typing import Any
 
+from clusterkit.runlog.columns import pack, unpack
 from clusterkit.runlog.metrics import History, Record, number
 from clusterkit.runlog.ours import is_ours, planned_steps
 
 KEPT_STEPS = 50_000
 KEPT_RECORDS = 200
-KEPT_EVENTS = 200
 KEPT_NUMBERS = 1000
 """Limits for logs that are not what they seem; no run of weeks comes near the first."""
 
 DUMP_AND_POINT_SECONDS = 2.0
 """AReaL names the restart point right after a dump; an attempt of ours that names it takes longer to get there."""
 
-EVENTS = {"recover", "save", "eval", "resume", "restart", "attempt", "finish", "failure", "error", "warning"}
+EVENTS = {"save", "eval", "resume", "restart", "attempt", "finish", "failure", "error", "warning"}
 
 
 class LogHistory(History):
@@ -75,8 +75,7 @@ class LogHistory(History):
         elif kind == "warning":
             self.warnings = [*self.warnings[-KEPT_RECORDS:], record["message"]]
         if kind in EVENTS:
-            self.events.append(record)
-            del self.events[:-KEPT_EVENTS]
+            self._keep(self.events, record)
 
     @property
     def attempt(self) -> int:
@@ -190,6 +189,7 @@ class LogHistory(History):
         record["global_step"] = step
         self.recover_count += 1
         self._keep(self.recovers, record)
+        self._keep(self.events, record)
 
     def _dumped_step(self, time: float | None) -> int | None:
         """The step after which a dump was made; None where the step's own line seems to be missing."""
@@ -255,20 +255,20 @@ class LogHistory(History):
 
     def state(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return dict(vars(self))
+        return {**vars(self), "steps": pack(self.steps)}
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> LogHistory:
         """The history that `state` was taken of.
 
         Raises:
-            ValueError: it is of another version.
+            ValueError, KeyError, TypeError: it is damaged or of another version.
 
         """
         history = cls()
         if state.keys() != vars(history).keys():
             raise ValueError("a history of another version")
-        vars(history).update(state)
+        vars(history).update({**state, "steps": unpack(state["steps"])})
         return history
 
 

@@ -64,6 +64,11 @@ def scanned(*blocks: bytes) -> LogScanner:
     return scanner
 
 
+def told(scanner: LogScanner) -> str:
+    """Everything that a scanner knows; as text, since NaN is not itself."""
+    return json.dumps([scanner.state(), scanner.history.steps], sort_keys=True)
+
+
 @settings(deadline=None)
 @given(log=logs)
 def test_any_log_can_be_shown(log: bytes) -> None:
@@ -82,7 +87,7 @@ def test_where_a_log_is_cut_into_blocks_does_not_matter(log: bytes, cuts: list[i
     places = sorted({0, len(log), *(cut for cut in cuts if cut < len(log))})
     blocks = [log[start:end] for start, end in itertools.pairwise(places)]
 
-    assert repr(scanned(*blocks).state()) == repr(scanned(log).state())
+    assert told(scanned(*blocks)) == told(scanned(log))
 
 
 @settings(deadline=None)
@@ -93,7 +98,7 @@ def test_what_is_remembered_goes_on_as_if_nothing_had_happened(before: bytes, af
     again = LogScanner.restored(json.loads(json.dumps(kept.state())))
     again.feed(before[len(before) - waiting :] + after)
 
-    assert repr(again.state()) == repr(scanned(before + after).state())
+    assert told(again) == told(scanned(before + after))
 
 
 @settings(deadline=None)
