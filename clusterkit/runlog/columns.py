@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64decode, b64encode
-from typing import Any
+from typing import Any, cast
 
 from clusterkit.runlog.metrics import Record
 
@@ -20,7 +20,7 @@ def pack(steps: list[Record]) -> dict[str, Any]:
     for name in names:
         values = [row.get(name) for row in rows]
         binary = all(type(value) is float for value in values)
-        columns[name] = b64encode(array("d", values).tobytes()).decode() if binary else values  # type: ignore[arg-type]
+        columns[name] = b64encode(array("d", cast("list[float]", values)).tobytes()).decode() if binary else values
     return {"count": len(steps), "columns": columns}
 
 
