@@ -63,6 +63,7 @@ def _areal(rule: Rule, context: Context) -> Change | None:
         words = {
             "halve": "half of it",
             "double": "twice as much",
+            "times": f"{rule.by:g} times as much",
             "less": f"{rule.by:g} less",
             "more": f"{rule.by:g} more",
         }

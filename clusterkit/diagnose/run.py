@@ -113,19 +113,26 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
 
 
 def diagnose_log(path: Path) -> Diagnosis:
-    """Find what is known in any log: of AReaL, of an engine server, of Ray, or of nvidia-smi.
+    """Find what is known in any log: of AReaL, of an engine server, of Ray, or of nvidia-smi; judge its steps, if any.
 
     Raises:
-        RunError: it cannot be read.
+        UserError: it is missing, is no file, or may not be read. RunError: the disk fails.
 
     """
+    from clusterkit.runlog.reader import LogReader, cache_folder  # noqa: PLC0415
+
+    history = LogReader(path, cache_folder()).refresh().history
     try:
         scan = scan_file(path, read_bytes=LOG_BYTES)
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from None
     context = Context(None, scan.present)
+    numbers = [
+        replace(finding, evidence=tuple(replace(item, source=str(path)) for item in finding.evidence))
+        for finding in check_numbers(history, context)
+    ]
     read = f"{path} (without its first {scan.skipped_bytes} bytes)" if scan.skipped_bytes else str(path)
-    return Diagnosis(_in_order(_findings(scan.hits, context)), looked_at=(read,))
+    return Diagnosis(_in_order([*_findings(scan.hits, context), *numbers]), looked_at=(read,))
 
 
 def read_config(run: RunDirectory) -> RunConfig | None:

@@ -23,7 +23,8 @@ def stall(
     pid = _PID.search(holder or "")
     known = _STATES.get(process_state(int(pid[1]))) if pid else None
     if known:
-        cause, advice = f"The process is there, but {known[0]}.", (known[1].format(pid=pid[1] if pid else ""),)
+        cause = f"The process is there, but {known[0]}."
+        advice: tuple[str, ...] = (known[1].format(pid=pid[1] if pid else ""),)
     else:
         cause = (
             "A rank or an engine that others wait for hangs or is gone, generation does not end, or storage is slow. "

@@ -12,7 +12,10 @@ import pytest
 import yaml
 from run_writer import RunWriter
 
+from clusterkit.progress import showing
+from clusterkit.resolve import resolve
 from clusterkit.rundir import hold_lock
+from clusterkit.training import follow, prepared
 
 OUT_OF_MEMORY = """Traceback (most recent call last):
   File "/code/trainer/loop.py", line 133, in _step
@@ -145,13 +148,30 @@ def test_status_says_why_a_run_failed(tmp_path: Path) -> None:
     assert "train.max_tokens_per_mb: 16384 → 8192" in shown
 
 
+@pytest.mark.parametrize(
+    ("ending", "parts"),
+    [
+        (f"print({OUT_OF_MEMORY!r}); raise SystemExit(1)", ("GPU memory ran out while training", "16384 → 8192")),
+        ("import os; os.kill(os.getpid(), 9)", ("A process was killed", "rollout.max_batch_tokens: 16384 → 8192")),
+    ],
+)
+def test_a_train_command_that_fails_says_why(tmp_path: Path, ending: str, parts: tuple[str, ...]) -> None:
+    run = RunWriter(tmp_path).run
+    config = resolve("tiny", None, [f"fileroot={tmp_path}"]).config
+    with prepared(run, config) as attempt, showing("run", False) as progress:
+        outcome = follow(run, [sys.executable, "-c", ending], attempt, progress, "clusterkit train --preset tiny")
+    assert outcome.exit_code == 1
+    assert all(part in outcome.message for part in parts), outcome.message
+    assert "clusterkit diagnose --experiment tiny-recall --trial run1" in outcome.message
+
+
 def test_a_log_by_itself(tmp_path: Path) -> None:
     log = tmp_path / "main.log"
     log.write_bytes(b"\xff\x00junk\n" + OUT_OF_MEMORY.encode())
     done = _run("diagnose", "--log", str(log), "--json")
     [finding] = json.loads(done.stdout)["findings"]
     assert (finding["id"], finding["phase"], finding["evidence"][0]["line"]) == ("gpu-memory", "train", 7)
-    assert _run("diagnose", "--log", str(tmp_path / "none")).returncode == 1
+    assert _run("diagnose", "--log", str(tmp_path / "none")).returncode == 2
     assert _run("diagnose", "--log", str(log), "--apply").returncode == 2
     log.write_bytes(b"")
     assert "Nothing that is known" in _run("diagnose", "--log", str(log)).stdout

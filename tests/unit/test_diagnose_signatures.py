@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterkit.diagnose.checks import CHECKS
 from clusterkit.diagnose.run import diagnose_log
 from clusterkit.diagnose.scan import WORDS, known, plain, scan_bytes
 from clusterkit.diagnose.signatures import SIGNATURES
@@ -90,6 +91,17 @@ def test_the_whole_log_of_the_failed_weight_update(fixtures: Path) -> None:
     assert finding.count == 2
 
 
+def test_the_steps_of_a_log_are_judged_too(fixtures: Path, tmp_path: Path) -> None:
+    text = (fixtures / "logs" / "areal_v0.2_master_worker.log").read_text()
+    log = tmp_path / "main.log"
+    log.write_text(re.sub(r"'task_reward': [-.\d]+", "'task_reward': -5.0", text))
+    [finding] = diagnose_log(log).findings
+    assert (finding.id, finding.evidence[0].source) == ("reward-lowest", str(log))
+    log.write_text(re.sub(r"'actor_loss': [-.e\d]+", "'actor_loss': nan", text))
+    [finding] = diagnose_log(log).findings
+    assert (finding.id, finding.changes[0].key) == ("nan-loss", "actor.optimizer.lr")
+
+
 def test_colour_prefixes_and_repetitions_are_no_hindrance() -> None:
     line = (
         b"(\x1b[36mmaster_worker/0 pid=9, ip=10.0.0.1\x1b[0m) \x1b[31mOSError: [Errno 28] No space left on device"
@@ -143,3 +155,10 @@ def test_a_huge_line_and_many_hits_take_no_long_time() -> None:
 def test_a_line_is_known_to_what_it_says_only() -> None:
     assert [signature.id for signature in known("NVRM: Xid (PCI:0000:07:00): 79, pid=1")] == ["gpu-broken"]
     assert list(known("NVRM: Xid (PCI:0000:07:00): 31, a fault of a program")) == []
+
+
+def test_the_documentation_names_every_finding() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    known_ids = [signature.id for signature in SIGNATURES] + ["stall"]
+    known_ids += [check.__name__.replace("_", "-") for check in CHECKS]
+    assert [identity for identity in known_ids if f"`{identity}`" not in text] == []
