@@ -176,6 +176,7 @@ def _numbers(name: str) -> tuple[float, ...]:
     return tuple(float(number) for number in re.findall(r"\d+(?:\.\d+)?", name))
 
 
+@cache
 def _read(path: Path) -> dict[str, Any]:
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from clusterkit.check.finding import Level
@@ -18,7 +19,7 @@ from trainer.errors import UserError
 
 _NEAREST_SPLITS = 8
 _TENSOR = (1, 2, 4, 8)
-"""How many times as much tensor parallelism a rollout may get."""
+"""How many times as much tensor parallelism an engine may get."""
 _SHARED_FRACTION = 0.6
 """Of a GPU's memory for the engine where training takes turns with it; MemAgent's value."""
 
@@ -57,8 +58,8 @@ def rescale(config: RunConfig, target: Target) -> tuple[RunConfig, tuple[Change,
     """The configuration on the target, and what was changed; its verdicts may still be failures.
 
     Among the candidates, in this order: the same split of GPUs between rollout and training, or the nearest one; less
-    memory per micro-batch; more tensor parallelism for the rollout; one set of GPUs for both. Where none fits, the one
-    with the fewest failures.
+    memory per micro-batch; more tensor parallelism for the rollout, then for the training; one set of GPUs for both.
+    Where none fits, the one with the fewest failures.
 
     Raises:
         UserError: no candidate can be built at all.
@@ -88,12 +89,11 @@ def _candidates(config: RunConfig, wanted: Allocation, target: Target) -> Iterat
         Change("n_nodes", config.n_nodes, target.n_nodes, "asked for"),
         Change("n_gpus_per_node", config.n_gpus_per_node, target.n_gpus_per_node, "asked for"),
     ]
-    for tensor in _TENSOR:
-        for extra in _savings(config):
-            for allocation, why in _allocations(wanted, target, tensor):
-                same = allocation == wanted
-                mode = config.allocation_mode if same else _write(allocation, wanted.dialect)
-                yield [*hosts, Change("allocation_mode", config.allocation_mode, mode, why), *extra]
+    for more_training, more_rollout, extra in product(_TENSOR, _TENSOR, _savings(config)):
+        for allocation, why in _allocations(wanted, target, more_rollout, more_training):
+            same = allocation == wanted
+            mode = config.allocation_mode if same else _write(allocation, wanted.dialect)
+            yield [*hosts, Change("allocation_mode", config.allocation_mode, mode, why), *extra]
     if not wanted.colocated and wanted.rollout is not None and wanted.training is not None:
         for tensor in _TENSOR:
             yield from _sharing(config, wanted, target, hosts, tensor)
@@ -112,10 +112,16 @@ def _savings(config: RunConfig) -> tuple[list[Change], ...]:
     return [], [logits], [logits, activations]
 
 
-def _allocations(wanted: Allocation, target: Target, more: int) -> Iterator[tuple[Allocation, str]]:
-    """The same engines on target.gpus, the split nearest to the present one first."""
+def _allocations(
+    wanted: Allocation, target: Target, more_rollout: int, more_training: int
+) -> Iterator[tuple[Allocation, str]]:
+    """The same engines on target.gpus with so many times the tensor parallelism, the nearest split first."""
     rollout, training, gpus = wanted.rollout, wanted.training, target.gpus
-    sharper = f"; t{rollout.layout.tensor * more} so that weights and KV cache fit" if rollout and more > 1 else ""
+    more, sharper = (more_rollout, more_training), ""
+    if rollout and more_rollout > 1:
+        sharper += f"; t{rollout.layout.tensor * more_rollout} of the rollout so that weights and KV cache fit"
+    if training and more_training > 1:
+        sharper += f"; t{training.layout.tensor * more_training} of the training so that activations fit"
     if rollout is None or training is None or wanted.colocated:
         sized = _resized(wanted, gpus if rollout else 0, gpus if training else 0, more, target)
         if sized is not None:
@@ -135,10 +141,12 @@ def _allocations(wanted: Allocation, target: Target, more: int) -> Iterator[tupl
             return
 
 
-def _resized(wanted: Allocation, rollout: int, training: int, more: int, target: Target) -> Allocation | None:
+def _resized(
+    wanted: Allocation, rollout: int, training: int, more: tuple[int, int], target: Target
+) -> Allocation | None:
     layouts = [
-        _layout(part, gpus, more if part is wanted.rollout else 1, target) if part is not None else None
-        for part, gpus in ((wanted.rollout, rollout), (wanted.training, training))
+        _layout(part, gpus, times, target) if part is not None else None
+        for part, gpus, times in zip((wanted.rollout, wanted.training), (rollout, training), more, strict=True)
     ]
     if any(
         part is not None and layout is None

@@ -1,0 +1,295 @@
+"""The arithmetic of a plan, against numbers worked out by hand, and presets on other hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterkit import presets
+from clusterkit.check.finding import Level
+from clusterkit.check.needs import needs_of_preset
+from clusterkit.planning import timing
+from clusterkit.planning.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
+from clusterkit.planning.preset_plan import PresetPlan, gibibytes, plan_preset
+from clusterkit.planning.runnable import require_runnable
+from clusterkit.planning.shapes import SHAPES, shape_of
+from clusterkit.planning.view import lines_of
+from clusterkit.resolve import resolve
+from trainer.allocation import Layout, parse
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
+
+GPU_PRESETS = [
+    (name, task)
+    for name in presets.size_names()
+    if presets.load_size(name).gpu_memory_gib
+    for task in presets.load_size(name).tasks
+]
+
+
+def level_of(plan: PresetPlan, check: str) -> list[Level]:
+    return [finding.level for finding in plan.findings if finding.check == check]
+
+
+def message_of(plan: PresetPlan, check: str) -> str:
+    return "\n".join(f"{f.message} {f.fix}" for f in plan.findings if f.check == check)
+
+
+@pytest.mark.parametrize(("preset", "task"), GPU_PRESETS)
+def test_every_preset_fits_the_hosts_that_it_is_for(preset: str, task: str) -> None:
+    plan = plan_preset(preset, task)
+
+    assert plan.fits
+    assert plan.changes == ()
+    assert set(level_of(plan, "gpus") + level_of(plan, "tokens") + level_of(plan, "batch")) == {Level.OK}
+    assert set(level_of(plan, "memory")) == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("smollm2-135m-instruct", 134_515_008),
+        ("qwen2.5-0.5b-instruct", 494_032_768),
+        ("qwen2.5-1.5b-instruct", 1_543_714_304),
+        ("deepseek-r1-distill-qwen-1.5b", 1_777_088_000),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("deepseek-r1-distill-qwen-32b", 32_763_876_352),
+        ("qwen3-4b", 4_022_468_096),
+    ],
+)
+def test_shapes_have_the_parameters_that_their_models_publish(name: str, parameters: int) -> None:
+    assert SHAPES[name].parameters == parameters
+
+
+def test_the_shape_of_a_folder_is_read_from_its_config(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 1536, "num_attention_heads": 12}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 131072}))
+
+    shape = shape_of(RunConfig.model_validate({"model": {"path": str(tmp_path)}, "task": {"name": "hotpotqa"}}))
+
+    assert shape == SHAPES["deepseek-r1-distill-qwen-1.5b"]
+
+
+def test_memory_of_a_training_gpu() -> None:
+    config, shape = resolve("1.5B_n1").config, SHAPES["deepseek-r1-distill-qwen-1.5b"]
+
+    usage = training_usage(config, shape, Layout(2, pipeline=2))
+
+    assert usage.parts["state"] == 16 * 1_777_088_000 // 4
+    assert usage.parts["reference"] == 0
+    # Two layers of 46,797,824 parameters and two matrices of 151936 x 1536, 2 bytes each.
+    assert usage.parts["gathered"] == 2 * (2 * 46_797_824 + 2 * 151_936 * 1536)
+    # 30720 tokens: 28 inputs of 1536 numbers, and one layer of 6 x 1536 + 2 x 256 + 4 x 8960 = 45568 numbers twice.
+    assert usage.parts["activations"] == 2 * 30720 * (28 * 1536 + 2 * 45568)
+    assert usage.parts["logits"] == 3 * 4 * 4096 * 151_936
+    assert usage.total == sum(usage.parts.values())
+
+
+def test_tensor_parallel_splits_activations_and_a_kl_term_needs_a_reference() -> None:
+    config, shape = resolve("7B_n4", "memagent").config, SHAPES["qwen2.5-7b-instruct"]
+
+    whole, split = (training_usage(config, shape, layout) for layout in (Layout(8), Layout(4, 2)))
+
+    assert split.parts["activations"] == whole.parts["activations"] // 2
+    assert split.parts["state"] == whole.parts["state"]
+    assert whole.parts["reference"] == 2 * 7_615_616_512 // 8
+    assert waiting_usage(config, shape, Layout(8)) == 0  # offloaded
+    config = resolve("7B_n4", "memagent", ["train.offload=false"]).config
+    assert waiting_usage(config, shape, Layout(8)) == 12 * 7_615_616_512 // 8
+
+
+def test_the_kv_cache_of_a_server() -> None:
+    config, shape = resolve("1.5B_n1").config, SHAPES["deepseek-r1-distill-qwen-1.5b"]
+
+    cache = cache_of(config, shape, Layout(4), 80 * GIB, 28672)
+
+    assert shape.kv_bytes_per_token == 2 * 2 * 28 * 2 * 128
+    assert cache.space == 68_719_476_736 - 2 * 1_777_088_000
+    assert cache.tokens == cache.space // 28672
+    assert 79 < cache.sequences < 80
+    # Two key/value heads cannot be shared by four GPUs: each is kept twice.
+    wide = cache_of(config, shape, Layout(1, 4), 80 * GIB, 28672)
+    assert wide.tokens == (4 * 68_719_476_736 - 2 * 1_777_088_000) // (2 * 28672)
+
+
+def test_disk_of_a_run() -> None:
+    config, shape = resolve("1.5B_n1").config, SHAPES["deepseek-r1-distill-qwen-1.5b"]
+
+    assert timing.saves(config, 3461) == 5
+    assert disk_usage(config, shape, 5).total == (2 + 2 * 12 + 5 * 2) * 1_777_088_000
+    assert timing.saves(resolve("1.5B_n1", None, ["checkpoint.save_freq_secs=14400"]).config, 3461) == 1035 // 5
+
+
+@pytest.mark.parametrize(
+    ("preset", "hours_to_save", "hours_to_converge"),
+    [("1.5B_n1", 199, 240), ("1.5B_n4", 57.3, 69), ("1.5B_n16", 22.5, 27), ("7B_n4", 130.8, 252), ("7B_n16", 46.9, 90)],
+)
+def test_hours_are_those_of_the_published_table(preset: str, hours_to_save: float, hours_to_converge: float) -> None:
+    plan = plan_preset(preset).as_dict()
+
+    assert plan["first_save_seconds"] / 3600 == pytest.approx(hours_to_save, rel=0.005)
+    assert plan["convergence_hours"] == pytest.approx(hours_to_converge, rel=0.01)
+    measured = presets.load_size(preset).measured["math"]
+    assert (plan["step_seconds"], plan["convergence_steps"]) == (measured.step_seconds, measured.steps)
+
+
+def test_a_late_checkpoint_is_warned_of_and_the_way_out_works() -> None:
+    late, soon = plan_preset("1.5B_n1"), plan_preset("1.5B_n1", None, ["checkpoint.save_freq_secs=3600"])
+
+    assert level_of(late, "checkpoint") == [Level.WARN]
+    assert "after step 207, in about 199 hours" in message_of(late, "checkpoint")
+    assert "checkpoint.save_freq_secs=" in message_of(late, "checkpoint")
+    assert soon.as_dict()["first_save_seconds"] == 2 * 3461  # the first step that ends after an hour
+    assert level_of(soon, "checkpoint") == [Level.OK]
+
+
+def test_a_step_between_two_published_sizes_takes_the_time_on_the_line_between_them() -> None:
+    config = resolve("1.5B_n4").config
+
+    middle, beyond = timing.step_time(config, "math", 16), timing.step_time(config, "math", 512)
+
+    assert middle is not None
+    assert middle.seconds == pytest.approx((3461 * 997) ** 0.5)
+    assert beyond is not None
+    assert beyond.seconds == pytest.approx(391 * 391 / 997)
+    assert timing.step_time(resolve("4B").config, "memagent", 8) is None
+    half = resolve("1.5B_n4", None, ["rollout.group_size=8"]).config
+    assert timing.step_time(half, "math", 32).seconds == 997 / 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "check", "level", "says"),
+    [
+        (["agent.max_final_tokens=30000"], "tokens", Level.FAIL, "31024, and a micro-batch holds 30720"),
+        (["model.context_window=28671"], "tokens", None, "context window is 28671"),
+        (["rollout.group_size=1", "train.minibatches=512"], "batch", Level.FAIL, "leaves some of 4"),
+        (["rollout.group_size=3", "rollout.batch_size=6", "train.minibatches=2"], "batch", Level.WARN, "evenly"),
+        (["allocation_mode=sglang:d1t5+fsdp:d3"], "gpus", Level.FAIL, "does not divide the 12 attention heads"),
+        (["allocation_mode=sglang:d4|fsdp:d4", "n_gpus_per_node=4"], "memory", Level.OK, "the engine's rest"),
+        (
+            ["allocation_mode=sglang:d8|fsdp:d8", "rollout.gpu_memory_fraction=0.97"],
+            "memory",
+            Level.FAIL,
+            "train.offload",
+        ),
+        (["model.path=someone/unknown"], "memory", Level.WARN, "not known"),
+        (["checkpoint.save_freq_steps=1"], "disk", Level.WARN, "931 GiB"),
+    ],
+)
+def test_what_does_not_work_out_is_told(overrides: list[str], check: str, level: Level | None, says: str) -> None:
+    if level is None:
+        with pytest.raises(UserError, match=says):
+            plan_preset("1.5B_n1", None, overrides)
+        return
+    plan = plan_preset("1.5B_n1", None, overrides)
+
+    assert level in level_of(plan, check)
+    assert says in message_of(plan, check)
+    assert plan.fits is (level is not Level.FAIL)
+
+
+def test_half_the_hosts_halve_both_sides() -> None:
+    plan = plan_preset("1.5B_n4", nodes=2)
+
+    assert [(c.key, c.before, c.after) for c in plan.changes] == [
+        ("n_nodes", 4, 2),
+        ("allocation_mode", "sglang.d16p1m1+d8p2m1", "sglang.d8p1m1+d4p2m1"),
+    ]
+    assert plan.fits
+    assert plan.command == "clusterkit train --preset 1.5B_n4 n_nodes=2 allocation_mode=sglang.d8p1m1+d4p2m1"
+    assert resolve("1.5B_n4", None, [change.override for change in plan.changes]).config == plan.config
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize(("preset", "task"), GPU_PRESETS)
+def test_a_rescaled_preset_uses_its_hosts_and_learns_the_same(preset: str, task: str, nodes: int) -> None:
+    plan = plan_preset(preset, task, nodes=nodes)
+    before, after = flatten(resolve(preset, task).config), flatten(plan.config)
+
+    allocation = parse(plan.config.allocation_mode)
+    assert allocation.gpus == plan.config.gpus == nodes * before["n_gpus_per_node"]
+    changed = {key for key in before if before[key] != after[key]}
+    assert changed == {change.key for change in plan.changes}
+    assert changed <= {
+        *("n_nodes", "allocation_mode", "train.max_tokens_per_mb", "train.logprob_chunk"),
+        *("train.offload", "rollout.gpu_memory_fraction"),
+    }
+    assert all(change.why for change in plan.changes)
+    assert plan.config.train.max_tokens_per_mb >= min(before["train.max_tokens_per_mb"], 5000)
+    again = resolve(preset, task, [change.override for change in plan.changes]).config
+    assert again == plan.config
+
+
+def test_smaller_gpus_get_smaller_pieces_before_anything_else() -> None:
+    plan = plan_preset("1.5B_n1", gpu_memory_gib=24)
+
+    assert [change.key for change in plan.changes] == ["train.logprob_chunk"]
+    assert plan.fits
+
+
+def test_engines_that_are_too_large_get_more_tensor_parallelism() -> None:
+    server = plan_preset("7B_n16", "memagent", gpu_memory_gib=20)
+    training = plan_preset("7B_n16", gpu_memory_gib=24)
+
+    assert server.fits
+    assert server.config.allocation_mode == "sglang[rollout]:d64t2|fsdp[actor]:d128"
+    assert training.fits
+    assert training.config.allocation_mode == "sglang.d64p1m1+d16p2m2"
+    assert "t2 of the training so that activations fit" in "".join(change.why for change in training.changes)
+
+
+def test_one_gpu_is_shared_in_turns() -> None:
+    plan = plan_preset("1.5B_n1", nodes=1, gpus_per_node=1)
+
+    assert plan.config.allocation is not None
+    assert plan.config.allocation.colocated
+    assert plan.config.train.offload
+    assert plan.fits
+
+
+def test_what_fits_nowhere_is_said_to_fit_nowhere() -> None:
+    plan = plan_preset("32B_n16", nodes=1, gpus_per_node=2)
+
+    assert not plan.fits
+    assert "It does not fit" in lines_of(plan)[-1]
+
+
+def test_a_preset_without_gpus_is_not_spread() -> None:
+    assert plan_preset("tiny").fits
+    assert plan_preset("tiny", gpu_memory_gib=24).changes == ()
+    with pytest.raises(UserError, match="takes no GPUs"):
+        plan_preset("tiny", nodes=2)
+
+
+@pytest.mark.parametrize(("text", "gib"), [("80", 80), ("80GB", 80), ("141GiB", 141), ("23.5 g", 23.5)])
+def test_gpu_memory_as_people_type_it(text: str, gib: float) -> None:
+    assert gibibytes(text) == gib
+    for wrong in ("", "0", "-1", "many", "80MB"):
+        with pytest.raises(UserError, match="--gpu-memory"):
+            gibibytes(wrong)
+
+
+def test_hosts_and_space_of_a_preset_come_from_its_values() -> None:
+    needs = {name: needs_of_preset(name) for name in presets.size_names()}
+
+    assert {name: (need.hosts, need.gpus_per_host) for name, need in needs.items()} == {
+        **{"tiny": (1, 0), "135M_cpu": (1, 0), "0.5B": (1, 4), "4B": (1, 8)},
+        **{"1.5B_n1": (1, 8), "1.5B_n4": (4, 8), "1.5B_n16": (16, 8)},
+        **{"7B_n4": (4, 8), "7B_n16": (16, 8), "7B-zero_n16": (16, 8), "32B_n16": (16, 8)},
+    }
+    assert needs["7B_n4"].data_space == (2 + 2 * 12 + 5 * 2) * 7_615_616_512
+
+
+@pytest.mark.parametrize(("preset", "task"), [("tiny", "recall"), ("135M_cpu", "hotpotqa")])
+def test_what_the_embedded_engine_trains_may_start(preset: str, task: str) -> None:
+    require_runnable(resolve(preset, task).config)
+
+
+@pytest.mark.parametrize(("preset", "task"), GPU_PRESETS)
+def test_what_needs_engine_servers_is_refused_with_what_is_missing(preset: str, task: str) -> None:
+    config = resolve(preset, task).config
+    with pytest.raises(UserError, match=rf"preset {preset} cannot be trained.*sglang servers on \d+ GPUs"):
+        require_runnable(config)
