@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 WATCH_SECONDS = 2.0
+MISSING_LOOKS = 5
+"""A log that is being rotated is missing for a moment."""
 
 
 @app.command()
@@ -54,14 +56,14 @@ def status(
 
 
 def _log_status(path: Path, as_json: bool, watch: bool) -> None:
-    from clusterkit.runlog.reader import LogReader, cache_folder  # noqa: PLC0415
+    from clusterkit.runlog.reader import LogReader, MissingLogError, cache_folder  # noqa: PLC0415
     from clusterkit.runlog.text import log_lines  # noqa: PLC0415
 
     reader = LogReader(path, cache_folder())
     with contextlib.ExitStack() as stack:
         show = _live_screen(stack) if watch and not as_json and sys.stdout.isatty() else output.result
+        view, missing = reader.refresh(), 0
         while True:
-            view = reader.refresh()
             if not as_json:
                 show("\n".join(log_lines(view)))
             elif watch:
@@ -71,6 +73,12 @@ def _log_status(path: Path, as_json: bool, watch: bool) -> None:
             if not watch or view.ended:
                 return
             time.sleep(WATCH_SECONDS)
+            try:
+                view, missing = reader.refresh(), 0
+            except MissingLogError:
+                missing += 1
+                if missing > MISSING_LOOKS:
+                    raise
 
 
 def _watch(run: RunDirectory, as_json: bool) -> None:

@@ -35,6 +35,10 @@ VERSION = 1
 _HEAD_BYTES = 1024
 
 
+class MissingLogError(UserError):
+    """There is no such log, or not at this moment."""
+
+
 @dataclass
 class _Known:
     """How far one file was read. head: digest of its first `head_bytes`, by which a copy is known again."""
@@ -70,7 +74,8 @@ class LogReader:
         """Read what was appended since the last call.
 
         Raises:
-            UserError: it is missing, is no file, or may not be read.
+            MissingLogError: there is no such file.
+            UserError: it is no file, or may not be read.
             RunError: the disk fails.
 
         """
@@ -165,7 +170,7 @@ def _open(path: Path) -> BinaryIO:
             raise UserError(f"{path} is {kind}")
         return path.open("rb", buffering=0)
     except FileNotFoundError:
-        raise UserError(f"there is no log {path}: name an existing file with --log FILE") from None
+        raise MissingLogError(f"there is no log {path}: name an existing file with --log FILE") from None
     except PermissionError:
         raise UserError(f"{path} may not be read: become its owner, or ask for `chmod a+r {path}`") from None
     except OSError as error:

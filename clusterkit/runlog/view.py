@@ -25,7 +25,7 @@ _DIALECTS = {"v0.2": "AReaL v0.2", "v0.3": "AReaL v0.3", "lite": "AReaL Lite/1.x
 
 @dataclass(frozen=True)
 class LogView:
-    """One observation of a log.
+    """One observation of a log. Its history is the reader's own, which the next refresh goes on with.
 
     size: bytes of the file. modified: when it last grew (Unix seconds). news: bytes that were read for this view.
     """

@@ -100,3 +100,23 @@ def test_watching_goes_on_until_the_run_ends(tmp_path: Path) -> None:
     assert first["progress"]["global_step"] == 1
     assert (seen[-1]["state"], seen[-1]["progress"]["global_step"]) == ("finished", 2)
     assert process.returncode == 0
+
+
+def test_watching_outlives_the_moment_in_which_a_log_is_rotated(tmp_path: Path) -> None:
+    log = tmp_path / "main.log"
+    log.write_text(v2_steps(1, 1))
+    environment = {**os.environ, "CLUSTERKIT_STATE": str(tmp_path / "s")}
+    arguments = command("--log", log, "--watch", "--json")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        giving_up = threading.Timer(60, process.kill)
+        giving_up.start()
+        assert process.stdout is not None
+        process.stdout.readline()
+        log.rename(tmp_path / "main.log.1")
+        process.stdout.readline()
+        log.write_text(v2_steps(2, 2) + master("Experiment Completes! Yeah!!!!!!!!", 900.0))
+        seen = [json.loads(line) for line in process.stdout]
+        giving_up.cancel()
+
+    assert seen[-1]["history"]["global_step"] == [1, 2]
+    assert process.returncode == 0
