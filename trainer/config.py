@@ -332,8 +332,8 @@ class RunConfig(Section):
     """Folder under which logs, checkpoints and recover checkpoints are written."""
     cache_dir: str = ""
     """Folder for warm-up weights and assets; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
-    mode: Literal["local"] = "local"
-    """Where it runs. local: this machine."""
+    mode: Literal["local", "ray"] = "local"
+    """Where the ranks run. local: on one machine. ray: on the nodes of the Ray cluster that runs the trainer."""
     n_nodes: Annotated[int, Field(ge=1)] = 1
     """Hosts that the run is spread over."""
     n_gpus_per_node: Annotated[int, Field(ge=0)] = 0

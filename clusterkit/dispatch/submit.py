@@ -23,6 +23,7 @@ from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 
 START_SECONDS = 180.0
+STOP_SECONDS = 1800
 POLL_SECONDS = 0.5
 _KIND = "clusterkit-train"
 
@@ -84,7 +85,8 @@ def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) 
     fileroot = config.fileroot if own_fileroot else fileroot_of(cluster)
     if Path(cluster.storage) not in Path(fileroot).parents:
         raise UserError(f"fileroot={fileroot} is not below {cluster.storage}, which is all that the hosts share")
-    return config.model_copy(update={"fileroot": fileroot, "cache_dir": config.cache_dir or cache_of(cluster)})
+    places = {"mode": "ray", "fileroot": fileroot, "cache_dir": config.cache_dir or cache_of(cluster)}
+    return config.model_copy(update=places)
 
 
 async def dispatch(
@@ -139,7 +141,13 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
         submission_id,
         f"exec python3 -m trainer.launch.job {shlex.quote(str(run.config))}",
         # The user's name, not the container's: runs of several people on one cluster lie beside each other.
-        environment={"PYTHONPATH": code, "USER": user, "LOGNAME": user},
+        environment={
+            "PYTHONPATH": code,
+            "USER": user,
+            "LOGNAME": user,
+            # So long may a stopped run write its recover checkpoint before Ray kills it; Ray's own limit is 3 s.
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+        },
         metadata={
             "kind": _KIND,
             "user": user,

@@ -1,55 +1,142 @@
-"""`python -m trainer.launch.job CONFIG.yaml`: what a Ray job runs on the head node; keeps one attempt of the trainer.
+"""`python -m trainer.launch.job CONFIG.yaml`: what a Ray job runs on the head node; starts a trainer that died again.
 
-The trainer's output goes to attempt_N/console.log beside the run's other files, and to the job's own log.
+The trainer's output goes to attempt_N/console.log beside the run's other files, and to the job's own log. How every
+attempt ended is kept in attempt_N/exit.json: Ray's word on a job is lost with Ray.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from trainer.__main__ import load_config
+from trainer.errors import UserError
+from trainer.files import write_atomic
+from trainer.launch.retries import Ended, judge
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TAIL = 256 * 1024
+
+
+class Job:
+    """Keeps one run: attempt after attempt, until it is done or starting again cannot help."""
+
+    def __init__(self, config: Path) -> None:
+        self._config, self._logs = config, config.parent
+        self._settings = load_config(config)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
+
+    def run(self) -> int:
+        """Train to the end; the exit code of the last attempt, 128 + N where signal N ended it."""
+        for number in _SIGNALS:
+            signal.signal(number, self._hand_on)
+        ends: list[Ended] = []
+        while True:
+            ends.append(self._attempt())
+            verdict = judge(ends, self._settings.recover_retries, self._settings.recover_after)
+            code = ends[-1].code
+            if verdict.wait is None:
+                if not ends[-1].final:
+                    _say(f"given up: {verdict.reason}")
+                return code if code >= 0 else 128 - code
+            _say(f"the trainer failed: {ends[-1].message or f'exit code {code}'}; {verdict.reason}")
+            if self._stopped.wait(verdict.wait):
+                return 130
+
+    def _attempt(self) -> Ended:
+        number = new_attempt(self._logs)
+        folder = self._logs / f"attempt_{number}"
+        began, before = time.time(), last_step(self._logs / "metrics.jsonl")
+        environment = {**os.environ, "CLUSTERKIT_ATTEMPT": str(number)}
+        command = [sys.executable, "-m", "trainer", str(self._config)]
+        with (folder / "console.log").open("ab", buffering=0) as console:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+            if self._stopped.is_set():  # the signal came while there was nobody to hand it on to
+                self._process.terminate()
+            assert self._process.stdout is not None
+            while data := os.read(self._process.stdout.fileno(), 65536):
+                console.write(data)
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            code = self._process.wait()
+        end = ended(self._logs / "metrics.jsonl", number, code, before)
+        marker = {"code": code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
+        write_atomic(folder / "exit.json", json.dumps(marker))
+        return end
+
+    def _hand_on(self, number: int, _frame: FrameType | None) -> None:
+        self._stopped.set()
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
+    """How an attempt ended, from its exit code and from what it recorded. before: last step of earlier attempts."""
+    records = [record for record in _tail(metrics) if record.get("attempt") == attempt]
+    finish = [record for record in records if record.get("kind") == "finish"]
+    steps = [record["global_step"] for record in records if record.get("kind") == "step"]
+    begun = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
+    started_at = begun[-1] if begun else before
+    step = steps[-1] if steps else started_at
+    if finish:
+        return Ended(code, str(finish[-1].get("message", "")), int(finish[-1].get("global_step") or step), started_at)
+    message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code} before it began"
+    return Ended(code, message, step, started_at)
+
+
+def last_step(metrics: Path) -> int:
+    """The last finished step that a run has recorded; 0 without one."""
+    steps = [record["global_step"] for record in _tail(metrics) if record.get("kind") == "step"]
+    return int(steps[-1]) if steps else 0
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The last whole records."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            lines = file.read().split(b"\n")[1 if size > _TAIL else 0 :]
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _say(text: str) -> None:
+    print(f"clusterkit: {text}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the trainer to its end and return its exit code, 128 + N where signal N ended it."""
+    """Entry point; returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m trainer.launch.job CONFIG.yaml", file=sys.stderr)
         return 2
-    config = Path(arguments[0])
     try:
-        attempt = new_attempt(config.parent)
-        return _attempt(config, attempt)
+        return Job(Path(arguments[0])).run()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-
-
-def _attempt(config: Path, attempt: int) -> int:
-    environment = {**os.environ, "CLUSTERKIT_ATTEMPT": str(attempt)}
-    console = config.parent / f"attempt_{attempt}" / "console.log"
-    command = [sys.executable, "-m", "trainer", str(config)]
-    with console.open("ab", buffering=0) as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-
-        def hand_on(number: int, _frame: FrameType | None) -> None:
-            process.send_signal(number)
-
-        for number in _SIGNALS:
-            signal.signal(number, hand_on)
-        assert process.stdout is not None
-        while data := os.read(process.stdout.fileno(), 65536):
-            file.write(data)
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-        code = process.wait()
-    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

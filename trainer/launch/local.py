@@ -19,6 +19,7 @@ from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
+from trainer.launch.ray import RayRun
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
@@ -60,9 +61,11 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     status, message, step = "failed", "", start.global_step
     try:
         folder = model_folder(config, monitor, stop)
-        run: TrainingRun | RankedRun
+        run: TrainingRun | RankedRun | RayRun
         if config.train.ranks == 1:
             run = TrainingRun(config, folder, single_world(), monitor, stop, start)
+        elif config.mode == "ray":
+            run = RayRun(config, folder, number, stop, start)
         else:
             run = RankedRun(config, folder, number, stop, start)
         try:

@@ -1,0 +1,58 @@
+"""When a run that failed is started again."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.launch.retries import Ended, judge
+
+
+def failed(step: int, message: str = "rank 0 failed: ValueError", started_at: int = 0) -> Ended:
+    return Ended(1, message, step, started_at)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(0, "completed"), (2, "its configuration is refused"), (130, "interrupted")]
+)
+def test_what_is_not_started_again(code: int, why: str) -> None:
+    verdict = judge([Ended(code, "", 5)], retries=10, first_wait=10)
+    assert (verdict.wait, verdict.reason) == (None, why)
+
+
+def test_waits_grow_until_a_new_step_is_done() -> None:
+    ends = [failed(0, f"a failure of kind {chr(97 + n)}") for n in range(9)]
+    waits = [judge(ends[:n], 10, 10.0).wait for n in range(1, 10)]
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    assert judge([*ends, failed(3)], 10, 10.0).wait == 10
+
+
+def test_as_many_restarts_as_allowed_without_a_new_step() -> None:
+    ends = [failed(4, f"a failure of kind {chr(97 + n)}", started_at=4) for n in range(4)]
+    assert judge(ends[:3], 3, 1.0).wait == 4
+    verdict = judge(ends, 3, 1.0)
+    assert verdict.wait is None
+    assert "3 restarts (recover_retries)" in verdict.reason
+
+
+def test_restarts_that_bring_steps_are_not_counted() -> None:
+    ends = [failed(step, started_at=step - 1) for step in range(1, 50)]
+    assert judge(ends, 3, 1.0).wait == 1
+
+
+def test_same_failure_at_the_same_step_is_tried_three_times() -> None:
+    ends = [failed(7, f"rank {n} failed: NaN in loss at 0x{n}f") for n in range(3)]
+    assert judge(ends[:2], 10, 1.0).wait is not None
+    assert judge(ends, 10, 1.0).wait is None
+    elsewhere = [*ends[:2], failed(8, "rank 2 failed: NaN in loss at 0x2f")]
+    assert judge(elsewhere, 10, 1.0).wait is not None
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 20.00 MiB", "ended by SIGKILL"])
+def test_out_of_memory_is_not_tried_a_third_time(message: str) -> None:
+    ends = [failed(3, message), failed(3, message)]
+    assert judge(ends[:1], 10, 1.0).wait == 1
+    assert judge(ends, 10, 1.0).wait is None
+
+
+def test_no_restart_where_none_is_allowed() -> None:
+    assert judge([failed(5)], 0, 1.0).wait is None

@@ -1,0 +1,86 @@
+"""Whether a run that has failed is started again, and after how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LONGEST_WAIT = 600.0
+SAME_FAILURES = 3
+"""So often the same failure at the same step is one that comes again."""
+SAME_OUT_OF_MEMORY = 2
+_FINAL = {0: "completed", 2: "its configuration is refused", 130: "interrupted"}
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|SIGKILL", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended. code: exit code, negative for a signal. step: last finished step. message: its last words.
+
+    started_at: step that it went on after.
+    """
+
+    code: int
+    message: str
+    step: int
+    started_at: int = 0
+
+    @property
+    def final(self) -> bool:
+        """Whether starting again is out of the question: done, refused, or stopped by a person."""
+        return self.code in _FINAL
+
+    @property
+    def kind(self) -> str:
+        """The failure without what differs from one time to the next."""
+        return re.sub(r"\d+|0x[0-9a-f]+", "#", self.message)[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do now. wait: seconds until the next start; None: do not start again. reason: for people."""
+
+    wait: float | None
+    reason: str
+
+
+def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
+    """Decide after the last of `ends`, all attempts of this job.
+
+    Args:
+        ends: the attempts, in order; at least one. retries: restarts allowed in a row without a new step, and before
+            giving up a run that never gets further. first_wait: seconds before the first restart; doubled for each
+            further one that brought no new step, ten minutes at most.
+
+    """
+    last = ends[-1]
+    if last.final:
+        return Verdict(None, _FINAL[last.code])
+    same = _same_at_the_end(ends)
+    limit = SAME_OUT_OF_MEMORY if _OUT_OF_MEMORY.search(last.message) else SAME_FAILURES
+    if same >= limit:
+        return Verdict(None, f"it has failed {same} times in the same way after step {last.step}")
+    stuck = _without_progress(ends)
+    if stuck > retries:
+        return Verdict(None, f"{retries} restarts (recover_retries) have brought no new step")
+    wait = min(first_wait * 2 ** (stuck - 1), LONGEST_WAIT)
+    return Verdict(wait, f"restart {len(ends)} in {wait:.0f} s")
+
+
+def _same_at_the_end(ends: Sequence[Ended]) -> int:
+    count = 0
+    for end in reversed(ends):
+        if (end.kind, end.step) != (ends[-1].kind, ends[-1].step):
+            break
+        count += 1
+    return count
+
+
+def _without_progress(ends: Sequence[Ended]) -> int:
+    """Attempts at the end, the last one included, since one of them went further than all before it."""
+    count, reached = 0, -1
+    for end in ends:
+        count = 1 if end.step > max(reached, end.started_at) else count + 1
+        reached = max(reached, end.step)
+    return count
