@@ -79,41 +79,83 @@ async def put_config(head: Session, run: RunDirectory, config: RunConfig) -> Non
     await head.put(text.encode(), str(run.config), root=True)
 
 
-async def fetch_records(head: Session, fileroot: str, user: str, experiment: str, into: Path) -> None:
+async def fetch_records(
+    head: Session, fileroot: str, user: str, experiment: str, into: Path, *, trial: str = "*"
+) -> None:
     """Copy what the trials of an experiment tell about themselves, for the code that reads runs of this machine.
 
-    Configurations, metrics, summaries and whether there are recover checkpoints; no checkpoints, no trajectories.
+    Configurations, metrics, summaries, consoles' ends, exit markers, and whether there are recover checkpoints; no
+    checkpoints, no trajectories. trial: only this one.
 
     Raises:
         HostError: the head was lost, or cannot read there.
 
     """
-    logs, recover = f"logs/{user}/{experiment}", f"recover/{user}/{experiment}"
+    logs, recover = (f"{folder}/{user}/{experiment}" for folder in ("logs", "recover"))
+    chosen = "" if trial == "*" else f"/{shlex.quote(trial)}"
     names = " -o ".join(f"-name {name}" for name in RECORDS)
-    script = f"""set -eu
+    script = rf"""set -eu
 cd {shlex.quote(fileroot)} 2>/dev/null || exec tar -cf - -T /dev/null
 {{
-  find {shlex.quote(logs)} -mindepth 1 -maxdepth 1 -type d 2>/dev/null || :
-  find {shlex.quote(logs)} -mindepth 2 -maxdepth 2 -type d -name 'attempt_*' 2>/dev/null || :
-  find {shlex.quote(logs)} -mindepth 2 -maxdepth 2 -type f \\( {names} \\) 2>/dev/null || :
+  find {shlex.quote(logs)}{chosen or "/."} -maxdepth {0 if chosen else 1} -type d 2>/dev/null || :
+  for run in {shlex.quote(logs)}{chosen or "/*"}; do
+    find "$run" -mindepth 1 -maxdepth 1 -type d -name 'attempt_*' 2>/dev/null || :
+    find "$run" -mindepth 2 -maxdepth 2 -type f -name exit.json 2>/dev/null || :
+    find "$run" -mindepth 2 -maxdepth 2 -type f -name console.log -size -4096k 2>/dev/null || :
+    find "$run" -mindepth 1 -maxdepth 1 -type f \( {names} \) 2>/dev/null || :
+  done
   find {shlex.quote(recover)} -mindepth 2 -maxdepth 2 -name LATEST 2>/dev/null || :
 }} | tar -czf - --no-recursion --ignore-failed-read -T -
 """
+    packed = io.BytesIO(await _read(head, script, fileroot))
+    with tarfile.open(fileobj=packed, mode="r:*") as tar:
+        tar.extractall(into, filter="data")
+
+
+async def newest_run(
+    head: Session, fileroot: str, user: str, experiment: str | None = None, trial: str | None = None
+) -> RunDirectory | None:
+    """The run that was written to last, among those of a name.
+
+    Raises:
+        HostError: the head was lost, or cannot read there.
+
+    """
+    script = rf"""cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
+find . -mindepth 3 -maxdepth 3 -type f \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n' | sort -rn
+"""
+    for line in (await _read(head, script, fileroot)).decode(errors="replace").splitlines():
+        parts = line.partition(" ")[2].split("/")
+        if experiment in (None, parts[0]) and trial in (None, parts[1]):
+            return RunDirectory(Path(fileroot), user, parts[0], parts[1])
+    return None
+
+
+async def read_from(head: Session, path: Path, offset: int, most: int = 8 << 20) -> bytes:
+    """At most `most` bytes of a file from `offset` on; empty where it is not there or not that long.
+
+    Raises:
+        HostError: the head was lost, or cannot read there.
+
+    """
+    name = shlex.quote(str(path))
+    return await _read(head, f"[ ! -e {name} ] || tail -c +{offset + 1} {name} | head -c {most}", str(path))
+
+
+async def _read(head: Session, script: str, what: str) -> bytes:
+    """All that a script prints. Code 1 is tar's word for a file that grew meanwhile, as those of a living run do."""
     streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
-    packed = io.BytesIO()
+    parts, size = [], 0
     async with streaming.stream(script, root=True, timeout=600.0) as stream:
         await stream.write_eof()
         while data := await stream.read():
-            packed.write(data)
-            if packed.tell() > _MOST_RECORDS:
-                raise HostError(head.host.name, Trouble.LOST, f"{fileroot} holds more records than fit here")
-        # tar: 1 says that a file grew while it was read, as metrics of a living run do.
+            parts.append(data)
+            size += len(data)
+            if size > _MOST_RECORDS:
+                raise HostError(head.host.name, Trouble.LOST, f"{what} holds more records than fit here")
         if await stream.wait() not in (0, 1):
-            message = f"{fileroot} cannot be read: {stream.errors.last_lines()}"
-            raise HostError(head.host.name, Trouble.WRITE, message)
-    packed.seek(0)
-    with tarfile.open(fileobj=packed, mode="r:*") as tar:
-        tar.extractall(into, filter="data")
+            raise HostError(head.host.name, Trouble.WRITE, f"{what} cannot be read: {stream.errors.last_lines()}")
+    return b"".join(parts)
 
 
 def _cannot_write(head: Session, where: str, said: str) -> HostError:
