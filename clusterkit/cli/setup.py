@@ -1,4 +1,4 @@
-"""`clusterkit setup`: from SSH hosts to a ready Ray cluster."""
+"""`clusterkit setup`: from SSH hosts to a ready Ray cluster, and with a preset to a training."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=
 
 _HF_TOKEN_FILE = typer.Option(None, "--hf-token-file", metavar="FILE", help="For gated models; else $HF_TOKEN.")
 _BUNDLE = typer.Option(None, "--bundle", metavar="FILE|FOLDER", help="Install from what `clusterkit bundle` wrote.")
+_SETTINGS = typer.Option([], "--set", metavar="KEY=VALUE", help="With a preset: a setting that differs from its own.")
 _GPUS = typer.Option(None, "--gpus/--no-gpus", help="Demand or ignore GPUs; whatever there is when left out.")
 
 
@@ -22,7 +23,7 @@ _GPUS = typer.Option(None, "--gpus/--no-gpus", help="Demand or ignore GPUs; what
 def setup(
     *,
     hosts: HostOptions,
-    preset: str = typer.Option("", "--preset", metavar="NAME", help="Also fetch what this preset needs."),
+    preset: str = typer.Option("", "--preset", metavar="NAME", help="Fetch what this preset needs, and train it."),
     task: str | None = typer.Option(None, "--task", help="Task of the preset; its default when left out."),
     image: str = typer.Option("", "--image", metavar="REF", help="Runtime image; built on the head when left out."),
     image_from: str = typer.Option(
@@ -41,6 +42,9 @@ def setup(
     apt_mirror: str = typer.Option("", "--apt-mirror", metavar="URL", help="Mirror of Debian or Ubuntu."),
     pip_index_url: str = typer.Option("", "--pip-index-url", metavar="URL", help="Python package index for the image."),
     pip_find_links: str = typer.Option("", "--pip-find-links", metavar="URL|FOLDER", help="Further Python wheels."),
+    torch_index: str = typer.Option(
+        "", "--torch-index", metavar="URL", help="Mirror of PyTorch's index of CPU wheels."
+    ),
     hf_endpoint: str = typer.Option("", "--hf-endpoint", metavar="URL", help="Mirror of the Hugging Face hub."),
     hf_token_file: Path | None = _HF_TOKEN_FILE,
     ca_bundle: str = typer.Option("", "--ca-bundle", metavar="FILE", help="PEM certificates that hosts shall trust."),
@@ -50,6 +54,8 @@ def setup(
     bundle: Path | None = _BUNDLE,
     model_path: str = typer.Option("", "--model-path", help="Model in place of the preset's: folder or repository."),
     dataset_path: str = typer.Option("", "--dataset-path", help="Data set in place of the preset's."),
+    settings: list[str] = _SETTINGS,
+    train: bool = typer.Option(True, "--train/--no-train", help="With a preset: start its training, or only fetch."),
     gpus: bool | None = typer.Option(
         None, "--gpus/--no-gpus", help="Demand or ignore GPUs; what there is when left out."
     ),
@@ -68,9 +74,10 @@ def setup(
     """Take SSH hosts to a ready Ray cluster; run it again to resume, repair or extend.
 
     Checks every host, installs base packages, git-lfs, Docker and (with GPUs) NVIDIA Container Toolkit, makes the
-    folders of the shared storage, brings one runtime image to all, fetches the preset's models and data, and starts
-    Ray. Image, Docker source, mirrors, proxies, certificates and --shm are kept with the cluster; `none` as the value
-    forgets one. Exit code: 0 ready, 1 failed, 2 bad usage, 3 some hosts failed, 130 interrupted.
+    folders of the shared storage, brings one runtime image to all, fetches the preset's models and data, starts Ray,
+    and starts the preset's training; the same command again attaches to it. Image, Docker source, mirrors, proxies,
+    certificates and --shm are kept with the cluster; `none` as the value forgets one. Exit code: 0 ready, 1 failed,
+    2 bad usage, 3 some hosts failed, 130 interrupted.
     """
     from clusterkit.provision.command import SetupOptions, nothing_failed, only_failed, run_setup  # noqa: PLC0415
     from clusterkit.provision.site import Site  # noqa: PLC0415
@@ -84,6 +91,7 @@ def setup(
         apt_mirror=apt_mirror,
         pip_index_url=pip_index_url,
         pip_find_links=pip_find_links,
+        torch_index=torch_index,
         hf_endpoint=hf_endpoint,
         ca_bundle=_absolute(ca_bundle),
         http_proxy=http_proxy,
@@ -102,6 +110,8 @@ def setup(
         bundle=bundle,
         model_path=model_path,
         dataset_path=dataset_path,
+        settings=tuple(settings),
+        train=train,
         gpus=gpus,
         privileged=privileged,
         recreate=recreate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from clusterkit.images.versions import folder, versions
@@ -19,7 +20,7 @@ class Recipe:
     """What to build, apart from how the site reaches its mirrors.
 
     kind: "gpu" or "cpu". base: image to build on instead of the pinned one. torch: leave it out of the CPU image
-    (False) where nothing trains.
+    (False) where nothing trains. Its files are read once: what is built is what its content names.
     """
 
     kind: str = "gpu"
@@ -30,11 +31,11 @@ class Recipe:
         if self.kind not in DOCKERFILES:
             raise UserError(f"{self.kind!r} is no kind of runtime image; expected {' or '.join(DOCKERFILES)}")
 
-    @property
+    @cached_property
     def content(self) -> str:
         """Hash of all that the image is made of: Dockerfile, versions, node-side code, and the choices above."""
         pins = ("versions.env", (folder() / "versions.env").read_bytes())
-        return content_of((*self.files(), pins), self.kind, self.base, str(self.torch))
+        return content_of((*self.files, pins), self.kind, self.base, str(self.torch))
 
     @property
     def reference(self) -> str:
@@ -53,6 +54,7 @@ class Recipe:
             chosen["WITH_TORCH"] = "1" if self.torch else "0"
         return chosen
 
+    @cached_property
     def files(self) -> list[tuple[str, bytes]]:
         """The Dockerfile and the node side, by path in the context."""
         dockerfile = ("Dockerfile", (folder() / DOCKERFILES[self.kind]).read_bytes())
@@ -64,7 +66,7 @@ def context(recipe: Recipe, *, ca_bundle: bytes = b"", wheels: Path | None = Non
 
     ca_bundle: PEM certificates to trust while building. wheels: folder whose *.whl files pip may use.
     """
-    entries = [*recipe.files(), ("site/ca.pem", ca_bundle), ("wheels/README", b"Wheels that pip may use.\n")]
+    entries = [*recipe.files, ("site/ca.pem", ca_bundle), ("wheels/README", b"Wheels that pip may use.\n")]
     if wheels is not None:
         entries += [(f"wheels/{path.name}", path.read_bytes()) for path in sorted(wheels.glob("*.whl"))]
     return archive(entries)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from clusterkit.check.needs import Needs, needs_of_preset
+from clusterkit.dispatch.submit import Order, on_cluster
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.images.identity import is_tag
@@ -27,6 +28,7 @@ from clusterkit.provision.raystage import RayStage
 from clusterkit.provision.setup import Request, Setup
 from clusterkit.provision.sharedstage import SharedStage
 from clusterkit.provision.site import Site, keep, with_kept
+from clusterkit.provision.trainstage import TrainStage
 from clusterkit.raycluster.model import shm_bytes
 from clusterkit.ssh.uploads import UPLOADS
 from clusterkit.steps.api import Refused, Wish
@@ -54,6 +56,8 @@ class SetupOptions:
     bundle: Path | None = None
     model_path: str = ""
     dataset_path: str = ""
+    settings: tuple[str, ...] = ()
+    train: bool = True
     gpus: bool | None = None
     privileged: bool = False
     recreate: bool = False
@@ -71,6 +75,7 @@ class Outcome:
     report: Report
     cluster: Cluster
     ray: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -79,7 +84,13 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        return {"cluster": self.cluster.name, "exit_code": self.exit_code, **self.report.as_dict(), "ray": self.ray}
+        return {
+            "cluster": self.cluster.name,
+            "exit_code": self.exit_code,
+            **self.report.as_dict(),
+            "ray": self.ray,
+            "training": self.training,
+        }
 
 
 def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
@@ -95,7 +106,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
     needs = _needs(cluster, options)
     options = replace(options, site=with_kept(cluster.name, options.site))
     _check(options)
-    assets = _assets(cluster, options)
+    assets, order = _preset(cluster, options)
     bundle = _bundle(options)
     image = ImageStage(_image(options, bundle))
     _check_refresh(image.wish, selection)
@@ -104,6 +115,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
     if not options.dry_run:
         refuse_forgetting(cluster)
     ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
+    training = TrainStage(order, ray)
     hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=_proxies(options.site))
     request = Request(
         cluster=cluster,
@@ -113,7 +125,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         log_folder=new_log_folder(cluster.name, "setup"),
         dry=options.dry_run,
         secrets=(token,),
-        stages=(SharedStage(), image, AssetStage(assets, hub, image), ray),
+        stages=(SharedStage(), image, AssetStage(assets, hub, image), ray, training),
         bundle=bundle,
         uploads=options.uploads,
         retries=options.retries,
@@ -122,7 +134,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         report = asyncio.run(_run(request, selection, options.site, claim))
         if not options.dry_run:
             _keep_failed(request, report)
-    return _outcome(request, report, ray, options)
+    return _outcome(request, report, training, options)
 
 
 def only_failed(selection: Selection) -> Selection | None:
@@ -175,16 +187,17 @@ async def _run(request: Request, selection: Selection, site: Site, claim: Claim 
             ) from None
 
 
-def _outcome(request: Request, report: Report, ray: RayStage, options: SetupOptions) -> Outcome:
+def _outcome(request: Request, report: Report, training: TrainStage, options: SetupOptions) -> Outcome:
     steps = next(iter(report.hosts.values())).states
     lines = [view.summary(report, tuple(steps), dry=options.dry_run)]
     if not options.dry_run:
-        lines += ["", *_next(request, report, ray)]
-    state = None if ray.state is None else ray.state.as_dict()
-    return Outcome("\n".join(lines), report, request.cluster, state)
+        lines += ["", *_next(request, report, training)]
+    ray = None if training.ray.state is None else training.ray.state.as_dict()
+    run = None if training.dispatched is None else training.dispatched.as_dict()
+    return Outcome("\n".join(lines), report, request.cluster, ray, run)
 
 
-def _next(request: Request, report: Report, ray: RayStage) -> list[str]:
+def _next(request: Request, report: Report, training: TrainStage) -> list[str]:
     named = "" if request.cluster.name == inventory.DEFAULT else f" --cluster {request.cluster.name}"
     if report.failed:
         lines = [
@@ -196,10 +209,12 @@ def _next(request: Request, report: Report, ray: RayStage) -> list[str]:
             lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
         return lines
     lines = []
-    if ray.state is not None:
+    if training.ray.state is not None:
         from clusterkit.cli.ray_status import lines_of  # noqa: PLC0415
 
-        lines += [*lines_of(ray.state), ""]
+        lines += [*lines_of(training.ray.state), ""]
+    if training.dispatched is not None:
+        lines += [f"{training.dispatched.sentence}; its files: {training.dispatched.run.logs}", ""]
     lines.append(f"Next: clusterkit ray-status{named}    take it down: clusterkit down{named}")
     return lines
 
@@ -244,7 +259,16 @@ def _check(options: SetupOptions) -> None:
     ):
         if value not in allowed:
             raise UserError(f"{name} {value}: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
-    for name in ("docker_url", "nvidia_url", "apt_mirror", "pip_index_url", "hf_endpoint", "http_proxy", "https_proxy"):
+    for name in (
+        "docker_url",
+        "nvidia_url",
+        "apt_mirror",
+        "pip_index_url",
+        "torch_index",
+        "hf_endpoint",
+        "http_proxy",
+        "https_proxy",
+    ):
         value = getattr(options.site, name)
         if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
             raise UserError(f"--{name.replace('_', '-')} {value}: this is no URL; it begins with http:// or https://")
@@ -285,6 +309,7 @@ def _image(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
         base=options.site.image_base,
         torch=options.image_torch,
         pip_find_links=options.site.pip_find_links,
+        torch_index=options.site.torch_index,
         bundle=bundle,
     )
 
@@ -314,17 +339,25 @@ def _certificates(path: str) -> bytes:
     return data
 
 
-def _assets(cluster: Cluster, options: SetupOptions) -> tuple[NodeAsset, ...]:
+def _preset(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, ...], Order | None]:
+    """What the preset needs on the storage, and the run to start."""
     if not options.preset:
-        if options.model_path or options.dataset_path or options.task:
-            raise UserError("--model-path, --dataset-path and --task belong to a preset: add --preset NAME")
-        return ()
+        if options.model_path or options.dataset_path or options.task or options.settings:
+            raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
+        return (), None
     from clusterkit.resolve import resolve  # noqa: PLC0415
 
+    wanted = resolve(options.preset, options.task, options.settings).config
     try:
-        return needed(resolve(options.preset, options.task).config, cluster, options.model_path, options.dataset_path)
+        assets = needed(wanted, cluster, options.model_path, options.dataset_path)
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+    if not options.train:
+        return assets, None
+    there = [*options.settings, *(asset.override for asset in assets)]
+    resolved = resolve(options.preset, options.task, there)
+    config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
+    return assets, Order(cluster, config, resolved.trial_is_named)
 
 
 def _bundle(options: SetupOptions) -> Bundle | None:

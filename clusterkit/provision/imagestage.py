@@ -36,6 +36,7 @@ class ImageWish:
     base: str = ""
     torch: bool = True
     pip_find_links: str = ""
+    torch_index: str = ""
     bundle: Bundle | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +134,7 @@ class ImageStage(Stage):
             apt_mirror=wish.apt_mirror,
             pip_index_url=wish.pip_index_url,
             pip_find_links=self.wish.pip_find_links,
+            torch_index=self.wish.torch_index or None,
             proxies={"http_proxy": wish.http_proxy, "https_proxy": wish.https_proxy, "no_proxy": wish.no_proxy},
             on_output=runner.log.line,
         )

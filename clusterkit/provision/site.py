@@ -26,6 +26,7 @@ class Site:
     apt_mirror: str = ""
     pip_index_url: str = ""
     pip_find_links: str = ""
+    torch_index: str = ""
     hf_endpoint: str = ""
     ca_bundle: str = ""
     http_proxy: str = ""
