@@ -20,7 +20,7 @@ from clusterkit.rundir import user_name
 pytestmark = pytest.mark.timeout(1500)
 
 STEPS = 2
-SETTINGS = (f"train.total_steps={STEPS}", "warmup.recall_steps=5", "warmup.steps=5", "eval.final_chunks=[2]")
+SETTINGS = (f"train.total_steps={STEPS}", "warmup.recall_steps=5", "warmup.steps=5", "warmup.gate=0", "eval.final_chunks=[2]")
 HOLDS = "holds"
 """A run that is longer than the tests look at it."""
 
@@ -97,7 +97,8 @@ def test_image_with_torch_is_built_and_the_preset_trains_on_it(operator: Operato
     assert training["state"] == "started"
     folder = run_folder(operator)
     assert training["run_dir"].endswith(str(folder.relative_to(operator.testbed.storage)))
-    assert await_end(folder)["status"] == "completed"
+    end = await_end(folder)
+    assert end["status"] == "completed", end
     steps = [record["global_step"] for record in records(folder) if record["kind"] == "step"]
     assert steps == [1, 2]
     assert "task_reward" in (folder / "main.log").read_text()
