@@ -61,6 +61,22 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     return _judge(config, following, named_by_user=False) if trial.course is Course.COMPLETE else trial
 
 
+def completed_trial(config: RunConfig) -> RunDirectory | None:
+    """The newest trial of the experiment where it is complete and was this very configuration; else None.
+
+    For commands that make something be so, and do not start anew what is done.
+    """
+    numbers = numbered_trials(Path(config.fileroot), config.experiment_name)
+    run = run_directory(config, f"run{numbers[-1]}") if numbers else None
+    if run is None or not is_complete(read_history(run.metrics), config):
+        return None
+    try:
+        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return run if isinstance(old, dict) and not differences(old, config) else None
+
+
 def run_directory(config: RunConfig, trial: str) -> RunDirectory:
     """Paths of one trial of this configuration's experiment."""
     return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, trial)

@@ -27,13 +27,26 @@ def train(
     task: str | None = typer.Option(None, "--task", help="Task; the preset's default when left out."),
     fileroot: str | None = typer.Option(None, "--fileroot", help="Folder under which the run is written [./runs]."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration and the plan; write nothing."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Train on the cluster that clusterkit setup made, not here."
+    ),
+    detach: bool = typer.Option(
+        False, "--detach/--follow", help="With --cluster: come back once it trains, or show it to its end."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
     """Train a memory agent from a preset, or go on with an unfinished run.
 
-    Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped.
+    Here, Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped. On a cluster the run goes
+    on without us: the same command attaches to it, clusterkit stop ends it.
     """
+    if cluster is not None:
+        from clusterkit.cli.train_cluster import train_on  # noqa: PLC0415
+
+        typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
+        train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=not no_progress)
+        return
     from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
     from clusterkit.planning.runnable import require_runnable  # noqa: PLC0415
     from clusterkit.resolve import resolve  # noqa: PLC0415

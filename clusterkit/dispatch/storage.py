@@ -142,6 +142,37 @@ async def read_from(head: Session, path: Path, offset: int, most: int = 8 << 20)
     return await _read(head, f"[ ! -e {name} ] || tail -c +{offset + 1} {name} | head -c {most}", str(path))
 
 
+async def read_last(head: Session, path: Path, lines: int) -> tuple[bytes, int]:
+    """The last lines of a file (0: all of it), and its size in bytes up to their end.
+
+    Raises:
+        HostError: the head was lost, or cannot read there; there is no such file.
+
+    """
+    name = shlex.quote(str(path))
+    data = await _read(
+        head, f"size=$(stat -c %s {name}) && echo $size && head -c $size {name}{_tail(lines)}", str(path)
+    )
+    size, _, rest = data.partition(b"\n")
+    return rest, int(size)
+
+
+def _tail(lines: int) -> str:
+    return f" | tail -n {lines}" if lines else ""
+
+
+async def newest_attempt(head: Session, run: RunDirectory) -> int:
+    """Number of a run's last attempt; 0 without one.
+
+    Raises:
+        HostError: the head was lost, or cannot read there.
+
+    """
+    listed = await _read(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
+    names = [name.removeprefix("attempt_") for name in listed.decode(errors="replace").split()]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
 async def _read(head: Session, script: str, what: str) -> bytes:
     """All that a script prints. Code 1 is tar's word for a file that grew meanwhile, as those of a living run do."""
     streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
@@ -153,8 +184,10 @@ async def _read(head: Session, script: str, what: str) -> bytes:
             size += len(data)
             if size > _MOST_RECORDS:
                 raise HostError(head.host.name, Trouble.LOST, f"{what} holds more records than fit here")
-        if await stream.wait() not in (0, 1):
-            raise HostError(head.host.name, Trouble.WRITE, f"{what} cannot be read: {stream.errors.last_lines()}")
+        code = await stream.wait()
+        said = stream.errors.last_lines()
+        if code > 1 or (code and not parts):
+            raise HostError(head.host.name, Trouble.WRITE, f"{what} cannot be read: {said or f'exit code {code}'}")
     return b"".join(parts)
 
 

@@ -18,7 +18,7 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.raycluster.ports import Ports
 from clusterkit.rundir import RunDirectory, user_name
 from clusterkit.ssh.api import Session
-from clusterkit.trials import Course, choose_trial
+from clusterkit.trials import Course, choose_trial, completed_trial
 from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 
@@ -30,11 +30,16 @@ _KIND = "clusterkit-train"
 
 @dataclass(frozen=True)
 class Order:
-    """What to run where. config: resolved, with the paths of the cluster. named: the user chose the trial's name."""
+    """What to run where.
+
+    config: resolved, with the paths of the cluster. named: the user chose the trial's name. once: do not start a new
+    trial where the same run is complete.
+    """
 
     cluster: Cluster
     config: RunConfig
     named: bool = False
+    once: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -123,8 +128,11 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
     say("looking at earlier runs")
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
         await fetch_records(head, config.fileroot, user, config.experiment_name, Path(folder))
+        here = config.model_copy(update={"fileroot": folder})
+        if order.once and not order.named and (done := completed_trial(here)) is not None:
+            return Dispatched("complete", _run_of(config, user, done.trial))
         try:
-            trial = choose_trial(config.model_copy(update={"fileroot": folder}), order.named)
+            trial = choose_trial(here, order.named)
         except UserError as error:
             raise UserError(str(error).replace(folder, config.fileroot)) from None
     run = _run_of(config, user, trial.run.trial)

@@ -17,6 +17,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.images.identity import is_tag
 from clusterkit.node_assets.hub import Hub
 from clusterkit.node_assets.model import NodeAsset, needed
+from clusterkit.planning.runnable import missing_parts
 from clusterkit.provision import view
 from clusterkit.provision.assetstage import AssetStage
 from clusterkit.provision.claim import Claim, claimed
@@ -354,10 +355,15 @@ def _preset(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, .
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
     if not options.train:
         return assets, None
+    if missing := missing_parts(wanted):
+        raise UserError(
+            f"preset {options.preset} cannot be trained by this version: it asks for {'; '.join(missing)}.\nTo make "
+            "the hosts ready for it and fetch what it needs: add --no-train"
+        )
     there = [*options.settings, *(asset.override for asset in assets)]
     resolved = resolve(options.preset, options.task, there)
     config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
-    return assets, Order(cluster, config, resolved.trial_is_named)
+    return assets, Order(cluster, config, resolved.trial_is_named, once=True)
 
 
 def _bundle(options: SetupOptions) -> Bundle | None:

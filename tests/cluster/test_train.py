@@ -20,7 +20,8 @@ from clusterkit.rundir import user_name
 pytestmark = pytest.mark.timeout(1500)
 
 STEPS = 2
-SETTINGS = (f"train.total_steps={STEPS}", "warmup.recall_steps=5", "warmup.steps=5", "warmup.gate=0", "eval.final_chunks=[2]")
+WARMUP = ("warmup.recall_steps=5", "warmup.steps=5", "warmup.gate=0")
+SETTINGS = (f"train.total_steps={STEPS}", *WARMUP, "eval.final_chunks=[2]")
 HOLDS = "holds"
 """A run that is longer than the tests look at it."""
 

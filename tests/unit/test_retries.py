@@ -11,9 +11,7 @@ def failed(step: int, message: str = "rank 0 failed: ValueError", started_at: in
     return Ended(1, message, step, started_at)
 
 
-@pytest.mark.parametrize(
-    ("code", "why"), [(0, "completed"), (2, "its configuration is refused"), (130, "interrupted")]
-)
+@pytest.mark.parametrize(("code", "why"), [(0, "completed"), (2, "its configuration is refused"), (130, "interrupted")])
 def test_what_is_not_started_again(code: int, why: str) -> None:
     verdict = judge([Ended(code, "", 5)], retries=10, first_wait=10)
     assert (verdict.wait, verdict.reason) == (None, why)

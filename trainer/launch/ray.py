@@ -26,7 +26,8 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.launch.rank import RankJob, rank_main
 from trainer.launch.ranks import GRACE_SECONDS, conclude, last_step
-from trainer.signals import StopFlag
+from trainer.paths import RunPaths
+from trainer.signals import SIGNALS, StopFlag
 
 log = logging.getLogger("trainer")
 
@@ -210,7 +211,7 @@ class RankHost:
     """The actor: on the node of one rank, keeps the rank's process. The process ends when the actor does."""
 
     def __init__(self, rank: int) -> None:
-        self._rank, self._process = rank, None
+        self._rank = rank
         self._folder = tempfile.TemporaryDirectory(prefix="clusterkit-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -228,11 +229,17 @@ class RankHost:
 
     def start(self, job: bytes) -> None:
         """Start the rank. job: a pickled RankJob, without its meeting folder."""
-        told = pickle.dumps(replace(pickle.loads(job), meeting=Path(self._folder.name)))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.launch.ray", str(self._rank)], stdin=subprocess.PIPE
-        )
+        rank_job: RankJob = replace(pickle.loads(job), meeting=Path(self._folder.name))
+        console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{self._rank}.log"
+        with console.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.launch.ray", str(self._rank)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         assert self._process.stdin is not None
+        told = pickle.dumps(rank_job)
         # The pipe stays open: its end tells the rank that this actor is no more.
         self._process.stdin.write(len(told).to_bytes(8, "big") + told)
         self._process.stdin.flush()
@@ -254,6 +261,7 @@ class RankHost:
 def _rank_process(rank: int) -> None:
     """Body of the rank's own process."""
     stop = StopFlag().install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Ray holds SIGINT back in all that it starts
     told = sys.stdin.buffer
     job: RankJob = pickle.loads(told.read(int.from_bytes(told.read(8), "big")))
     threading.Thread(target=_end_with_actor, daemon=True).start()

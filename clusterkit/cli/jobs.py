@@ -1,0 +1,69 @@
+"""`clusterkit jobs`: what the cluster's Ray works on, and what it has worked on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from clusterkit.cli import output
+from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.dispatch.jobs import Job
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.command()
+@takes_hosts
+def jobs(
+    *,
+    hosts: HostOptions,
+    alive: bool = typer.Option(False, "--alive", help="Only those that wait or run."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List the jobs of the cluster's Ray, the oldest first.
+
+    Ray forgets them when its head is started anew; the runs themselves stay on the storage.
+    """
+    import asyncio  # noqa: PLC0415
+
+    found = [job for job in asyncio.run(_jobs(select(hosts))) if job.alive or not alive]
+    if as_json:
+        output.result_json([_as_dict(job) for job in found])
+        return
+    output.result("\n".join(_lines(found)) if found else "no jobs")
+
+
+async def _jobs(selection: Selection) -> list[Job]:
+    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+
+    async with head_of(selection) as head, head.jobs() as jobs:
+        return await jobs.all()
+
+
+def _as_dict(job: Job) -> dict[str, Any]:
+    return {
+        "submission_id": job.submission_id,
+        "status": job.status,
+        "message": job.message,
+        "started": job.started or None,
+        "ended": job.ended or None,
+        **{key: job.metadata.get(key) for key in ("user", "experiment", "trial", "run_dir")},
+    }
+
+
+def _lines(found: list[Job]) -> list[str]:
+    from clusterkit.textplot import duration  # noqa: PLC0415
+
+    rows = [["job", "status", "run", "since", "for"]]
+    for job in found:
+        run = f"{job.metadata.get('experiment', '-')}/{job.metadata.get('trial', '-')}"
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)) if job.started else "-"
+        length = duration((job.ended or time.time()) - job.started) if job.started else "-"
+        rows.append([job.submission_id, job.status.lower(), run, since, length])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

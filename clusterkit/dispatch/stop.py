@@ -1,0 +1,67 @@
+"""End a dispatched run: a recover checkpoint first, and by force only after a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Callable
+
+from clusterkit.dispatch.head import Head
+from clusterkit.dispatch.jobs import Job, RayJobs
+from clusterkit.raycluster.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
+from trainer.errors import RunError
+
+POLL_SECONDS = 1.0
+KILL_SECONDS = 60.0
+
+
+def chosen(jobs: list[Job], experiment: str | None, trial: str | None) -> list[Job]:
+    """Living jobs of ours with that name, or all of them."""
+    return [
+        job
+        for job in jobs
+        if job.alive
+        and job.metadata.get("kind") == "clusterkit-train"
+        and experiment in (None, job.metadata.get("experiment"))
+        and trial in (None, job.metadata.get("trial"))
+    ]
+
+
+async def stop(head: Head, jobs: RayJobs, job: Job, *, deadline: float, force: bool, say: Callable[[str], None]) -> str:
+    """End the job; how that went, as a sentence.
+
+    Args:
+        head: where it runs. jobs: Ray's API. job: which. deadline: seconds until it is ended by force. force: at once.
+        say: told what is being waited for.
+
+    Raises:
+        RunError: Ray does not answer, or the job outlives even force. HostError: the head is lost.
+
+    """
+    name = f"{job.metadata.get('experiment')}/{job.metadata.get('trial')}"
+    if not force:
+        await jobs.stop(job.submission_id)
+        say(f"{name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
+        if await _ended(jobs, job.submission_id, deadline):
+            return f"{name} is stopped; the same train command goes on from its recover checkpoint"
+    # Ray waits as long as it was told when the job was submitted: only the processes themselves can be hurried.
+    config = f"{job.metadata.get('run_dir', '')}/config.yaml"
+    script = (
+        f"id=$(docker ps --quiet --filter label={LABEL_CLUSTER}={head.cluster.name} "
+        f"--filter label={LABEL_ROLE}={HEAD} | head -n 1)\n"
+        f'exec docker exec "$id" pkill -KILL -f -- {shlex.quote("trainer.* " + config)}\n'
+    )
+    await head.session.run(script, root=True, timeout=KILL_SECONDS)
+    if not await _ended(jobs, job.submission_id, KILL_SECONDS):
+        raise RunError(f"{name} does not end even by force: clusterkit down ends all of the cluster's Ray")
+    return f"{name} was ended by force; the same train command goes on from its last recover checkpoint"
+
+
+async def _ended(jobs: RayJobs, submission_id: str, seconds: float) -> bool:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while (await jobs.get(submission_id)).alive:
+        if loop.time() > end:
+            return False
+        await asyncio.sleep(POLL_SECONDS)
+    return True

@@ -1,0 +1,67 @@
+"""`clusterkit train --cluster`: a preset onto a cluster that has what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from clusterkit.dispatch.head import Head
+from clusterkit.dispatch.submit import Dispatched, Order, dispatch, on_cluster
+from clusterkit.hosts.model import Cluster
+from clusterkit.node_assets.model import NodeAsset, needed
+from clusterkit.node_assets.view import look, wrong
+from clusterkit.resolve import Resolved, resolve
+from clusterkit.steps.api import Refused
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+
+
+def order_of(
+    cluster: Cluster, preset: str | None, task: str | None, overrides: Sequence[str]
+) -> tuple[Order, tuple[NodeAsset, ...], Resolved]:
+    """The run that a command means on this cluster, what it needs there, and the configuration as typed.
+
+    Raises:
+        UserError: as `resolve`; a path that the hosts do not share; more hosts wanted than there are.
+
+    """
+    wanted = resolve(preset, task, overrides)
+    try:
+        assets = needed(wanted.config, cluster)
+    except Refused as refusal:
+        raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+    resolved = resolve(preset, task, [*overrides, *(asset.override for asset in assets)])
+    config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
+    if config.n_nodes > len(cluster.hosts):
+        raise UserError(
+            f"preset {preset} takes {config.n_nodes} hosts, and cluster {cluster.name} has {len(cluster.hosts)}: "
+            f"clusterkit presets plan {preset} --nodes {len(cluster.hosts)} says how it would fit"
+        )
+    return Order(cluster, config, resolved.trial_is_named), assets, wanted
+
+
+async def train(
+    selection: Selection, order: Order, assets: Sequence[NodeAsset], preset: str, say: Callable[[str], None]
+) -> Dispatched:
+    """Start the run, or attach to it.
+
+    Raises:
+        UserError: a model or data set is not on the storage. RunError, HostError: as `dispatch`.
+
+    """
+    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+
+    async with head_of(selection) as head:
+        await _require(head, assets, preset)
+        return await dispatch(head.session, order, head.token, say=say)
+
+
+async def _require(head: Head, assets: Sequence[NodeAsset], preset: str) -> None:
+    for asset in assets:
+        if said := wrong(asset, await look(head.session, asset)):
+            raise UserError(
+                f"{asset.kind} {asset.name} is not on the cluster ({said}): fetch it with clusterkit setup --cluster "
+                f"{head.cluster.name} --preset {preset} --no-train"
+            )

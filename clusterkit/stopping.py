@@ -1,0 +1,83 @@
+"""End a training of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from clusterkit.rundir import RunDirectory, lock_holder, runs
+from trainer.errors import RunError, UserError
+
+POLL_SECONDS = 0.2
+
+
+def stop_here(
+    fileroot: Path,
+    experiment: str | None,
+    trial: str | None,
+    *,
+    deadline: float,
+    force: bool,
+    say: Callable[[str], None],
+) -> str:
+    """End the run of that name that is alive; how that went, as a sentence.
+
+    Args:
+        fileroot: where runs are. experiment, trial: which; None where only one is alive. deadline: seconds until it is
+            ended by force. force: at once. say: told what is being waited for.
+
+    Raises:
+        RunError: none is alive, or it cannot be ended. UserError: several are alive.
+
+    """
+    alive = [run for run in runs(fileroot, experiment, trial) if run.holder()]
+    if not alive:
+        wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
+        raise RunError(f"no run{wanted} under {fileroot} is alive (--fileroot DIR for another folder, --cluster NAME)")
+    if len(alive) > 1:
+        names = ", ".join(f"{run.experiment}/{run.trial}" for run in alive)
+        raise UserError(f"several runs are alive: {names}. Name one with --experiment and --trial")
+    (run,) = alive
+    name = f"{run.experiment}/{run.trial}"
+    if not force:
+        _signal(run, signal.SIGTERM)
+        say(f"{name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
+        if _ended(run, deadline):
+            return f"{name} is stopped; the same train command goes on from its recover checkpoint"
+    _signal(run, signal.SIGKILL)
+    if not _ended(run, deadline):
+        raise RunError(f"{name} does not end: look at process {_process(run)}")
+    return f"{name} was ended by force; the same train command goes on from its last recover checkpoint"
+
+
+def _process(run: RunDirectory) -> int | None:
+    """The trainer's process, or that of the command that is about to start it."""
+    for name in ("run.lock", "launch.lock"):
+        holder = (lock_holder(run.logs / name) or "").removeprefix("process ")
+        if holder.isdigit():
+            return int(holder)
+    return None
+
+
+def _signal(run: RunDirectory, number: signal.Signals) -> None:
+    process = _process(run)
+    if process is None:
+        return
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+    except PermissionError:
+        raise RunError(f"process {process} belongs to another user: stop it as that user") from None
+
+
+def _ended(run: RunDirectory, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while run.holder():
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
