@@ -94,4 +94,4 @@ def _interpolated(times: dict[int, float], gpus: int) -> float:
     high = min(max(1, sum(count < gpus for count in counts)), len(counts) - 1)
     a, b = counts[high - 1], counts[high]
     slope = math.log(times[b] / times[a]) / math.log(b / a)
-    return times[a] * (gpus / a) ** slope
+    return times[a] * math.exp(slope * math.log(gpus / a))
