@@ -22,6 +22,7 @@ from areal_lines import (
     v3_step,
 )
 
+from clusterkit.runlog.lines import KEYWORDS, interesting
 from clusterkit.runlog.progress import LogHistory
 from clusterkit.runlog.reader import read_log
 from clusterkit.runlog.scan import LogScanner
@@ -262,3 +263,10 @@ def test_stamps_that_are_no_times_are_passed_over() -> None:
     (step,) = told(re.sub(r"^\d+-", "20251399-", v2_step(1, 0.0))).steps
 
     assert step["time"] is None
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_the_keywords_that_grep_is_given_are_those_that_choose_lines(keyword: str) -> None:
+    line = f"noise INFO: Model a{keyword}b\n" if keyword == " saved at " else f"noise {keyword}\n"
+
+    assert interesting(line.encode(), len(line))
