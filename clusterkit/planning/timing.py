@@ -80,11 +80,16 @@ def _points(config: RunConfig, task: str) -> list[tuple[Measured, float]]:
         if task not in size.measured:
             continue
         values = {key: setting.value for key, setting in presets.collect(size, task).items()}
-        if values.get("model.path") == config.model.path:
+        if _model(values.get("model.path")) == _model(config.model.path):
             trajectories = values["rollout.batch_size"] * values["rollout.group_size"]
             factor = config.rollout.batch_size * config.rollout.group_size / trajectories
             found.append((size.measured[task], factor))
     return found
+
+
+def _model(path: str | None) -> str:
+    """`org/name` of the hub and /storage/models/name are one model."""
+    return (path or "").rstrip("/").rpartition("/")[2].lower()
 
 
 def _interpolated(times: dict[int, float], gpus: int) -> float:

@@ -1,0 +1,109 @@
+"""What must hold between the settings of a run; every check names the settings and the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.config import RunConfig
+
+
+def check_sampling(c: RunConfig) -> None:
+    """Training samples from the whole distribution."""
+    if c.rollout.top_p < 1 or c.rollout.top_k != -1:
+        raise ValueError(
+            f"rollout.top_p={c.rollout.top_p} top_k={c.rollout.top_k}: training needs top_p=1 and top_k=-1, because "
+            "the trainer's log-probs cover the whole vocabulary and a cut distribution would bias every ratio"
+        )
+
+
+def check_batch(c: RunConfig) -> None:
+    """A batch divides into minibatches and ranks, and an epoch has at least one."""
+    if c.rollout.batch_size % c.train.minibatches:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.minibatches={c.train.minibatches}: "
+            f"choose a multiple of {c.train.minibatches}"
+        )
+    if c.rollout.batch_size % c.train.ranks:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.ranks={c.train.ranks}: "
+            f"choose a multiple of {c.train.ranks}"
+        )
+    if c.rollout.batch_size > c.task.train_size:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is larger than task.train_size={c.task.train_size}: "
+            "one epoch would have no whole step"
+        )
+
+
+def check_warmup(c: RunConfig) -> None:
+    """A model built from nothing learns recall in its own words, a pretrained one everything else."""
+    if c.model.path is None and c.task.name != "recall":
+        raise ValueError(
+            f"task.name={c.task.name} needs a pretrained model: set model.path, or use --preset 135M_cpu "
+            "(a model built from nothing can only learn task.name=recall)"
+        )
+    if c.model.path is not None and c.task.name == "recall" and c.agent.template == "words":
+        raise ValueError(
+            "agent.template=words is for the tiny model's own vocabulary: with model.path set agent.template=memagent"
+        )
+
+
+def check_sections(c: RunConfig) -> None:
+    """recall cuts its own sections: one must fit into what the agent reads at a time."""
+    tokens = c.recall_chunk_tokens
+    if c.task.name == "recall" and c.agent.template == "words" and tokens > c.agent.chunk_tokens:
+        raise ValueError(
+            f"a section has 3 x task.facts_per_chunk={c.task.facts_per_chunk} + task.filler_per_chunk="
+            f"{c.task.filler_per_chunk} = {tokens} tokens and agent.chunk_tokens is {c.agent.chunk_tokens}: raise "
+            "agent.chunk_tokens, or lower the other two"
+        )
+
+
+def check_window(c: RunConfig) -> None:
+    """The limits alone must fit into the context window; the prompt's own words are added once a tokenizer is there."""
+    a, window, name = c.agent, c.model.context_window, "model.context_window"
+    # A model built from nothing runs with template=words only.
+    own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
+    if own and (not window or own < window):
+        window, name = own, "model.tiny.max_position_embeddings"
+    if not window:
+        return
+    memory, question = (
+        f"agent.max_memory_tokens={a.max_memory_tokens}",
+        f"agent.max_question_tokens={a.max_question_tokens}",
+    )
+    update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
+    final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
+    if a.name == "single_turn":
+        total, largest = a.max_question_tokens + a.max_final_tokens, "agent.max_final_tokens"
+        terms = f"{question} + agent.max_final_tokens={a.max_final_tokens}"
+    elif update >= final:
+        total, largest = update, "agent.chunk_tokens"
+        terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {question}"
+    else:
+        total, largest = final, "agent.max_final_tokens"
+        terms = f"{memory} + {question} + agent.max_final_tokens={a.max_final_tokens}"
+    if total > window:
+        raise ValueError(
+            f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "
+            f"lower {largest}, or another of these limits, by {total - window} or more"
+        )
+
+
+def check_gpus(c: RunConfig) -> None:
+    """Every GPU that is taken has work, and every engine has its GPUs."""
+    wanted = c.allocation
+    if wanted is None or wanted.gpus == c.gpus:
+        return
+    sides = [f"{wanted.rollout_gpus} generate"] if wanted.rollout_gpus else []
+    sides += [f"{wanted.training_gpus} train"] if wanted.training_gpus else []
+    shared = ", the same ones" if wanted.colocated else ""
+    raise ValueError(
+        f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPUs ({' and '.join(sides)}{shared}), and n_nodes="
+        f"{c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: change one of them; `clusterkit presets plan "
+        f"{c.preset or 'PRESET'} --nodes N` works it out"
+    )
+
+
+CHECKS = (check_sampling, check_batch, check_warmup, check_sections, check_window, check_gpus)
