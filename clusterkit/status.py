@@ -115,10 +115,14 @@ def find_run(fileroot: Path, experiment: str | None = None, trial: str | None = 
     )
 
 
-def observe(run: RunDirectory, now: float, history: History | None = None) -> Status:
-    """Judge the run's state from its directory; `history` saves reading the records again."""
+def observe(run: RunDirectory, now: float, history: History | None = None, holder: str | None = None) -> Status:
+    """Judge the run's state from its directory.
+
+    history: saves reading the records again. holder: who works on it, where its locks cannot tell (a copy of a run on
+    other machines).
+    """
     history = read_history(run.metrics) if history is None else history
-    holder = run.holder()
+    holder = holder or run.holder()
     state, message = _judge(run, history, holder, now)
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
 

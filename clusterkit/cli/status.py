@@ -31,15 +31,25 @@ def status(
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON (with --watch: one line per observation)."),
     watch: bool = typer.Option(False, "--watch", help="Go on showing it until the run ends or Ctrl-C."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="A run on that cluster, and the cluster: hosts, Ray, storage, job."
+    ),
     log: str | None = typer.Option(
         None, "--log", metavar="FILE", help="Read this log instead: AReaL's of any version, or ours."
     ),
 ) -> None:
-    """Show how a run is doing: step, reward trend, ETA, checkpoints, and whether it is alive."""
+    """Show how a run is doing: step, reward trend, ETA, checkpoints, and whether it is alive.
+
+    With --cluster, exit codes for scripts: 0 all is well, 1 the run failed, was killed or stands still, 3 something
+    could not be seen or is missing.
+    """
     if log is not None:
         if experiment or trial:
             raise UserError("--log FILE names the log itself: leave --experiment and --trial out")
         _log_status(Path(log), as_json, watch)
+        return
+    if cluster is not None:
+        _cluster_status(cluster, experiment, trial, as_json, watch)
         return
     from clusterkit.status import find_run, observe  # noqa: PLC0415
     from clusterkit.status_view import status_lines  # noqa: PLC0415
@@ -96,6 +106,33 @@ def _watch(run: RunDirectory, as_json: bool) -> None:
             if not observed.alive:
                 return
             time.sleep(WATCH_SECONDS)
+
+
+def _cluster_status(cluster: str, experiment: str | None, trial: str | None, as_json: bool, watch: bool) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from clusterkit.cli.hostoptions import HostOptions, select  # noqa: PLC0415
+    from clusterkit.cluster_status_view import cluster_lines  # noqa: PLC0415
+    from clusterkit.dispatch.status import watching  # noqa: PLC0415
+
+    async def look() -> int:
+        async with watching(select(HostOptions(cluster=cluster)), experiment, trial) as eye:
+            with contextlib.ExitStack() as stack:
+                show = _live_screen(stack) if watch and not as_json and sys.stdout.isatty() else output.result
+                while True:
+                    seen = await eye.look()
+                    if not as_json:
+                        show("\n".join(cluster_lines(seen)))
+                    elif watch:
+                        output.line_json(seen.as_dict())
+                    else:
+                        output.result_json(seen.as_dict())
+                    if not watch or (seen.run is not None and not seen.run.alive and not seen.unseen):
+                        return seen.exit_code
+                    await asyncio.sleep(WATCH_SECONDS)
+
+    if code := asyncio.run(look()):
+        raise typer.Exit(code)
 
 
 def _live_screen(stack: contextlib.ExitStack) -> Callable[[str], None]:

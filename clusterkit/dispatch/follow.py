@@ -35,7 +35,7 @@ class Copy:
 
     def __post_init__(self) -> None:
         self.local = RunDirectory(self.folder, self.remote.user, self.remote.experiment, self.remote.trial)
-        self.local.logs.mkdir(parents=True)
+        self.local.logs.mkdir(parents=True, exist_ok=True)
         self.history = History()
         self._tail = MetricsTail(self.local.metrics)
         self._offset = 0

@@ -18,7 +18,8 @@ from clusterkit.ssh.stream import Stream
 from trainer.config import RunConfig
 
 PACK_SECONDS = 120.0
-RECORDS = ("config.yaml", "metrics.jsonl", "summary.json")
+METRICS = "metrics.jsonl"
+RECORDS = ("config.yaml", METRICS, "summary.json")
 _MOST_RECORDS = 2 << 30
 
 
@@ -80,12 +81,12 @@ async def put_config(head: Session, run: RunDirectory, config: RunConfig) -> Non
 
 
 async def fetch_records(
-    head: Session, fileroot: str, user: str, experiment: str, into: Path, *, trial: str = "*"
+    head: Session, fileroot: str, user: str, experiment: str, into: Path, *, trial: str = "*", metrics: bool = True
 ) -> None:
     """Copy what the trials of an experiment tell about themselves, for the code that reads runs of this machine.
 
     Configurations, metrics, summaries, consoles' ends, exit markers, and whether there are recover checkpoints; no
-    checkpoints, no trajectories. trial: only this one.
+    checkpoints, no trajectories. trial: only this one. metrics: metrics.jsonl as well.
 
     Raises:
         HostError: the head was lost, or cannot read there.
@@ -93,7 +94,7 @@ async def fetch_records(
     """
     logs, recover = (f"{folder}/{user}/{experiment}" for folder in ("logs", "recover"))
     chosen = "" if trial == "*" else f"/{shlex.quote(trial)}"
-    names = " -o ".join(f"-name {name}" for name in RECORDS)
+    names = " -o ".join(f"-name {name}" for name in RECORDS if metrics or name != METRICS)
     script = rf"""set -eu
 cd {shlex.quote(fileroot)} 2>/dev/null || exec tar -cf - -T /dev/null
 {{
