@@ -37,12 +37,15 @@ def _propose(rule: Rule, context: Context) -> Change | None:
     if rule.environment:
         now = (context.environment or {}).get(rule.environment)
         return None if now == rule.to else Change(rule.environment, "environment", now, rule.to, rule.why)
-    if context.config is not None:
-        if rule.key in fields():
-            return _ours(rule, context.config, context.learned)
-        if context.config.mode == "local":
-            return None  # it samples in process: an engine server's option is no advice
-    return _areal(rule, context) if rule.areal else None
+    if context.config is None:
+        return _areal(rule, context) if rule.areal else None
+    engine = "server" if context.config.allocation_mode else "embedded"
+    if rule.engine not in ("", engine):
+        return None
+    if rule.key in fields():
+        return _ours(rule, context.config, context.learned)
+    # Without engine servers, a server's option is no advice.
+    return _areal(rule, context) if rule.areal and engine == "server" else None
 
 
 def _ours(rule: Rule, config: RunConfig, learned: bool) -> Change | None:

@@ -32,7 +32,7 @@ class Rule:
 
     how: halve, double, times, less, more (the last three by `by`) or to (`to`). key: our setting, by its dotted key;
     areal: AReaL's option for the same; environment: a variable of the processes. least, most: bounds of the
-    proposal. why: in half a sentence.
+    proposal. why: in half a sentence. engine: of runs with that engine only, server or embedded.
     """
 
     how: str
@@ -44,6 +44,7 @@ class Rule:
     least: float = 0.0
     most: float = float("inf")
     why: str = ""
+    engine: str = ""
 
 
 @dataclass(frozen=True)

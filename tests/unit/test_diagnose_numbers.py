@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from run_writer import RunWriter
 
 from clusterkit.diagnose.model import Finding
@@ -20,6 +21,7 @@ from clusterkit.diagnose.run import diagnose_run
 from clusterkit.diagnose.stall import process_state
 from clusterkit.rundir import hold_lock
 from clusterkit.status import observe
+from trainer.config import RunConfig
 
 Stats = Callable[[int], dict[str, Any]]
 
@@ -155,6 +157,18 @@ def test_killed_without_a_word(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
     finding = _findings(writer)["killed"]
     assert [change.key for change in finding.changes] == ["rollout.max_batch_tokens", "train.max_tokens_per_mb"]
+
+
+def test_an_engine_server_gets_a_smaller_share_of_the_gpu(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    config = RunConfig(allocation_mode="sglang.d4p1m1+d4p1m1", n_gpus_per_node=8, rollout={"batch_size": 32})
+    writer.run.config.write_text(yaml.safe_dump(config.model_dump()))
+    writer.attempt()
+    lines = "[2026-11-21 08:53:47] init custom process group: rank=1\n"
+    lines += "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    writer.run.console(1).write_text(lines)
+    first = _findings(writer)["gpu-memory"].changes[0]
+    assert (first.key, first.now, first.proposed) == ("rollout.gpu_memory_fraction", 0.8, 0.7)
 
 
 def _stalled(writer: RunWriter) -> RunWriter:

@@ -51,6 +51,7 @@ def test_an_excerpt_is_told_as_what_it_is(case: dict[str, Any], tmp_path: Path) 
     proposed = {change.key: change.proposed for change in first.changes}
     assert proposed.items() >= case.get("changes", {}).items()
     assert case.get("says", "") in first.cause
+    assert case.get("advises", "") in " ".join(first.advice)
     if "first_change" in case:
         assert first.changes[0].key == case["first_change"]
     assert first.changes or first.advice

@@ -20,8 +20,9 @@ CLUSTER = (
             Case(
                 "The run wants more GPUs (or more on one host) than Ray has free: hosts are missing, another job holds "
                 "them, or the allocation adds up to more than there is.",
-                (Rule("to", areal="allocation_mode", to="a sum of GPUs that the cluster has", why="and n_nodes"),),
+                (),
                 (
+                    "n_nodes, n_gpus_per_node and the sum of allocation_mode must be what the cluster has free",
                     "what Ray has: clusterkit ray-status",
                     "hosts that are missing: clusterkit setup brings them back",
                     "jobs that hold GPUs: clusterkit jobs",

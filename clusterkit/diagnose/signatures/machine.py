@@ -16,7 +16,7 @@ MACHINE = (
                 (),
                 (
                     "start the containers again: clusterkit down, then clusterkit setup",
-                    "so that it does not come back: clusterkit setup puts Docker on the cgroupfs driver",
+                    "GPUs that a container has by CDI (--device nvidia.com/gpu=all) are not lost so",
                 ),
             ),
         ),

@@ -20,30 +20,40 @@ RECOMPUTE = Rule("to", key="model.gradient_checkpointing", to=True, why="activat
 SMALLER_LOGITS = Rule(
     "halve", key="train.logprob_chunk", least=256, why="fewer rows of logits, each as wide as the vocabulary"
 )
-OTHER_LAYOUT = Rule(
-    "to", areal="allocation_mode", to="less data parallelism, more tensor or pipeline parallelism", why="for 7B and up"
-)
+OFFLOAD = Rule("to", key="train.offload", to=True, why="parameters and optimizer wait in host memory: slower")
+OTHER_LAYOUT = "for 7B and up: less data parallelism and more tensor or pipeline parallelism in allocation_mode"
 LESS_ENGINE_MEMORY = Rule(
     "less",
-    key="engine.mem_fraction",
+    key="rollout.gpu_memory_fraction",
     areal="sglang.mem_fraction_static",
+    engine="server",
     by=0.1,
     least=0.3,
     why="leaves room beside weights and KV cache",
 )
 MORE_ENGINE_MEMORY = Rule(
     "more",
-    key="engine.mem_fraction",
+    key="rollout.gpu_memory_fraction",
     areal="sglang.mem_fraction_static",
+    engine="server",
     by=0.1,
     most=0.9,
     why="the share holds weights and KV cache together",
 )
 FEWER_REQUESTS = Rule(
-    "halve", key="engine.max_running_requests", areal="sglang.max_running_requests", least=8, why="fewer at a time"
+    "halve",
+    key="rollout.max_running",
+    areal="sglang.max_running_requests",
+    engine="server",
+    least=8,
+    why="fewer at a time",
 )
 SMALLER_FORWARD = Rule(
-    "halve", key="rollout.max_batch_tokens", least=1024, why="fewer prompt tokens in one forward pass of the engine"
+    "halve",
+    key="rollout.max_batch_tokens",
+    engine="embedded",
+    least=1024,
+    why="fewer prompt tokens in one forward pass of the engine",
 )
 DEFRAGMENT = Rule(
     "to",
@@ -68,8 +78,8 @@ MEMORY = (
         (
             Case(
                 "Something else holds memory of the GPU, or the model and its optimizer do not fit.",
-                (LESS_ENGINE_MEMORY, DEFRAGMENT, OTHER_LAYOUT),
-                OTHER_PROCESSES,
+                (LESS_ENGINE_MEMORY, OFFLOAD, DEFRAGMENT),
+                (*OTHER_PROCESSES, OTHER_LAYOUT),
                 (START,),
             ),
             Case(
@@ -80,14 +90,14 @@ MEMORY = (
             ),
             Case(
                 "The forward pass of the reference model holds too many tokens at a time.",
-                (SMALLER_REFERENCE_BATCH, SMALLER_LOGITS, OTHER_LAYOUT, DEFRAGMENT),
-                (),
+                (SMALLER_REFERENCE_BATCH, SMALLER_LOGITS, DEFRAGMENT),
+                (OTHER_LAYOUT,),
                 (REFERENCE,),
             ),
             Case(
                 "Activations and logits of a micro-batch do not fit beside weights and optimizer.",
-                (SMALLER_MICRO_BATCH, RECOMPUTE, SMALLER_LOGITS, OTHER_LAYOUT, DEFRAGMENT),
-                (),
+                (SMALLER_MICRO_BATCH, RECOMPUTE, SMALLER_LOGITS, OFFLOAD, DEFRAGMENT),
+                (OTHER_LAYOUT,),
                 (TRAIN, WARMUP),
             ),
             Case(
@@ -142,18 +152,18 @@ MEMORY = (
                 "In generation this is most often another face of too little GPU memory, or a fault of an attention "
                 "kernel.",
                 (
-                    Rule("halve", key="rollout.batch_size", areal="dataset.train_bs_n_seqs", why="fewer tasks a step"),
-                    Rule("halve", key="rollout.group_size", areal="group_size", least=2, why="fewer answers a task"),
                     Rule(
                         "to",
-                        key="engine.attention_backend",
+                        engine="server",
                         areal="sglang.attention_backend",
                         to="triton",
                         why="for vLLM: VLLM_ATTENTION_BACKEND=XFORMERS",
                     ),
+                    Rule("halve", key="rollout.batch_size", areal="dataset.train_bs_n_seqs", why="fewer tasks a step"),
+                    Rule("halve", key="rollout.group_size", areal="group_size", least=2, why="fewer answers a task"),
                     LESS_ENGINE_MEMORY,
                 ),
-                ("smaller batches lower the sample efficiency: change the attention backend first",),
+                ("smaller batches lower the sample efficiency and lengthen the training",),
             ),
         ),
         "CUDA (seed 004)",
