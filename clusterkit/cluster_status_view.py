@@ -8,6 +8,7 @@ from clusterkit.status_view import status_lines
 from clusterkit.textplot import size
 
 SHOWN_ENDS = 3
+INTERRUPTED = 130
 
 
 def cluster_lines(status: ClusterStatus) -> list[str]:
@@ -29,7 +30,8 @@ def _run_lines(status: ClusterStatus) -> list[str]:
         return [f"{'run':<12} {seen} on cluster {status.cluster}"]
     local = str(status.run.run.logs)
     lines = [line.replace(local, status.run_dir) for line in status_lines(status.run)]
-    ends = [(number, mark) for number, mark in exit_marks(status.run.run).items() if mark.get("code")]
+    marks = exit_marks(status.run.run).items()
+    ends = [(number, mark) for number, mark in marks if mark.get("code") not in (0, INTERRUPTED)]
     for number, mark in ends[-SHOWN_ENDS:]:
         text = str(mark.get("message") or f"exit code {mark.get('code')}").splitlines()[0]
         lines.append(f"{'attempt ' + str(number):<12} ended after step {mark.get('global_step')}: {text}")

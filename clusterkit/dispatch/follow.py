@@ -66,6 +66,7 @@ async def follow(selection: Selection, dispatched: Dispatched, progress: Progres
 
     """
     patience = Patience()
+    known = dispatched.state == "attached" or dispatched.resume_step > 0  # what was written before is no news
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
         copy = Copy(dispatched.run, Path(folder))
         while True:
@@ -74,7 +75,8 @@ async def follow(selection: Selection, dispatched: Dispatched, progress: Progres
                     while True:
                         job = await jobs.get(dispatched.submission_id)
                         news = await copy.refresh(head)
-                        progress.show(copy.history, news)
+                        progress.show(copy.history, [] if known else news)
+                        known = False
                         patience.reset()
                         if not job.alive:
                             await copy.finish(head)

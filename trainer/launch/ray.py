@@ -59,6 +59,7 @@ class RayRun:
         import ray  # noqa: PLC0415 (not installed where nothing is dispatched)
 
         ray.init(address="auto", logging_level=logging.WARNING)
+        self.stop.install()  # Ray has put handlers of its own in place, which end the process at once
         try:
             ranks = _Ranks(self._reserved_actors())
             try:
@@ -122,7 +123,8 @@ class RayRun:
             gpu=0 if self.config.n_gpus_per_node else None,
         )
         ranks.ask(lambda actor: actor.start.remote(pickle.dumps(job)), range(len(ranks.actors)))
-        log.info("ranks run on %s", ", ".join(ranks.ask(lambda actor: actor.node.remote(), range(len(ranks.actors)))))
+        ranks.nodes = ranks.ask(lambda actor: actor.node.remote(), range(len(ranks.actors)))
+        log.info("ranks run on %s", ", ".join(ranks.nodes))
 
     def _conclude(self, ranks: _Ranks) -> None:
         with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
@@ -135,19 +137,25 @@ class RayRun:
                         (meeting / file).write_text(text, encoding="utf-8")
             self.global_step = last_step(meeting, self.global_step)
             if ranks.lost:
-                rank, reason = next(iter(ranks.lost.items()))
+                for rank, reason in ranks.lost.items():
+                    log.error("rank %d: %s", rank, reason)
+                rank = next(iter(ranks.lost))
                 raise RunError(
-                    f"rank {rank} of {len(ranks.actors)} was lost: {reason}; the run goes on from the last recover "
-                    "checkpoint"
+                    f"rank {rank} of {len(ranks.actors)} was lost: the node {ranks.nodes[rank]} or its Ray has gone; "
+                    "the run goes on from the last recover checkpoint"
                 )
             conclude(meeting, ranks.failed, len(ranks.actors))
 
 
 @dataclass
 class _Ranks:
-    """The actors as the driver sees them. failed: exit codes by rank. lost: why, by rank, those that do not answer."""
+    """The actors as the driver sees them, and the addresses of their nodes.
+
+    failed: exit codes by rank. lost: why, by rank, those that do not answer.
+    """
 
     actors: list[Any]
+    nodes: list[str] = field(default_factory=list)
     failed: dict[int, int] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -231,13 +239,18 @@ class RankHost:
         """Start the rank. job: a pickled RankJob, without its meeting folder."""
         rank_job: RankJob = replace(pickle.loads(job), meeting=Path(self._folder.name))
         console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{self._rank}.log"
-        with console.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.launch.ray", str(self._rank)],
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        # Held back in the rank until it can take them: one that comes during its imports is not lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with console.open("ab") as file:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "trainer.launch.ray", str(self._rank)],
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self._process.stdin is not None
         told = pickle.dumps(rank_job)
         # The pipe stays open: its end tells the rank that this actor is no more.
@@ -261,7 +274,7 @@ class RankHost:
 def _rank_process(rank: int) -> None:
     """Body of the rank's own process."""
     stop = StopFlag().install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Ray holds SIGINT back in all that it starts
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     told = sys.stdin.buffer
     job: RankJob = pickle.loads(told.read(int.from_bytes(told.read(8), "big")))
     threading.Thread(target=_end_with_actor, daemon=True).start()
