@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import SETTINGS
+from safetensors.torch import load_file
 from setup_command import Done, Operator
 from testbed import Node, Testbed
 from testbed_images import base_image
 from testbed_runtime import put_on_storage
 
 from clusterkit.images import Image
+from clusterkit.presets import leaves
 from clusterkit.rundir import user_name
 
 pytestmark = pytest.mark.timeout(1500)
 
 STEPS = 2
 WARMUP = ("warmup.recall_steps=5", "warmup.steps=5", "warmup.gate=0")
-SETTINGS = (f"train.total_steps={STEPS}", *WARMUP, "eval.final_chunks=[2]")
+SHORT = (f"train.total_steps={STEPS}", *WARMUP, "eval.final_chunks=[2]")
 HOLDS = "holds"
 """A run that is longer than the tests look at it."""
 
@@ -57,7 +61,7 @@ def preset(operator: Operator, *settings: str) -> list[str]:
     words = ["--image", "none", "--image-base", base_of(operator.testbed), "--recreate", "--preset", "tiny"]
     wheels = operator.testbed.site.pip_find_links
     words += ["--pip-find-links", wheels] if wheels else []
-    return [*words, *(word for setting in (*SETTINGS, *settings) for word in ("--set", setting))]
+    return [*words, *(word for setting in (*SHORT, *settings) for word in ("--set", setting))]
 
 
 def run_folder(operator: Operator, trial: str = "run1") -> Path:
@@ -139,3 +143,147 @@ def test_check_looks_from_inside_the_containers(operator: Operator, pair: list[N
     assert "inside the containers of 2 host(s)" in told["container storage"]["message"]
     assert "all-reduce over 2 hosts: " in told["nccl"]["message"], told
     assert (told["container storage"]["level"], told["nccl"]["level"]) == ("ok", "ok")
+
+
+# -- two FSDP ranks on two hosts --------------------------------------------------------------------------------------
+
+ALL_STEPS = 60
+TOLERANCE = 1e-5
+"""Two ranks add their gradients in another order than one; the reference of this machine has two ranks as well."""
+
+
+def small(trial: str, **more: object) -> list[str]:
+    """Words of `train` for two ranks whose steps take a moment, and that can go on after every step."""
+    values = {key: value for key, value in leaves(SETTINGS) if not key.endswith("_name")}
+    values |= {"train.total_steps": ALL_STEPS, "train.ranks": 2, "checkpoint.save_freq_steps": ALL_STEPS}
+    values |= {"recover_after": 1, "trial_name": trial, **more}
+    return ["train", "--preset", "tiny", *(f"{key}={json.dumps(value)}" for key, value in values.items())]
+
+
+def status(operator: Operator, *words: str) -> dict[str, Any]:
+    done = operator("status", "--cluster", "default", "--json", *words)
+    return {**json.loads(done.stdout), "exit_code": done.exit_code}
+
+
+def await_status(
+    operator: Operator, wanted: Callable[[dict[str, Any]], bool], seconds: float = 240.0
+) -> dict[str, Any]:
+    """Look until the status is as wanted; the status."""
+    deadline = time.monotonic() + seconds
+    while not wanted(seen := status(operator)):
+        assert time.monotonic() < deadline, seen
+    return seen
+
+
+def weights(root: Path, trial: str) -> dict[str, Any]:
+    """Tensors of a trial's last checkpoint."""
+    (file,) = root.glob(f"checkpoints/*/*/{trial}/actor/*globalstep{ALL_STEPS}/model.safetensors")
+    return dict(load_file(file))
+
+
+@pytest.fixture(scope="module")
+def reference(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Weights of the same run with two ranks on this machine."""
+    root = tmp_path_factory.mktemp("here")
+    done = operator(*small("here"), "--no-progress", "--fileroot", str(root), timeout=300)
+    assert done.exit_code == 0, done.text
+    return weights(root, "here")
+
+
+def assert_like(reference: dict[str, Any], operator: Operator, trial: str) -> None:
+    trained = weights(operator.testbed.storage / "ray/experiments", trial)
+    assert trained.keys() == reference.keys()
+    assert max(float((trained[name] - reference[name]).abs().max()) for name in trained) <= TOLERANCE
+
+
+def test_two_ranks_on_two_hosts_stopped_and_resumed_make_the_run_of_one_machine(
+    operator: Operator, pair: list[Node], reference: dict[str, Any]
+) -> None:
+    assert operator("stop", "--cluster", "default", "--trial", HOLDS).exit_code == 0
+    begun = operator(*small("both"), "--cluster", "default", "--detach")
+    assert begun.exit_code == 0, begun.text
+    assert "clusterkit stop --cluster default" in begun.stderr
+    seen = await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
+    assert (seen["state"], seen["exit_code"], seen["job"]["status"]) == ("running", 0, "RUNNING")
+    assert seen["trial"] == "both"
+    log = run_folder(operator, "both") / "main.log"
+    assert f"ranks run on {pair[0].address}, {pair[1].address}" in log.read_text()
+    assert operator("logs", "--cluster", "default", "--lines", "0").stdout.startswith(log.read_text()[:1000])
+
+    stopped = operator("stop", "--cluster", "default")
+    assert stopped.exit_code == 0, stopped.text
+    seen = status(operator)
+    done = seen["progress"]["global_step"]
+    assert (seen["state"], seen["recover"]["global_step"]) == ("interrupted", done)
+    assert 3 <= done < ALL_STEPS
+
+    followed = operator(*small("both"), "--cluster", "default", timeout=400)
+    assert followed.exit_code == 0, followed.text
+    assert f"going on after step {done}" in followed.stderr
+    assert f"step {ALL_STEPS}/{ALL_STEPS}" in followed.stderr
+    assert [r["resume_step"] for r in records(run_folder(operator, "both")) if r["kind"] == "attempt"] == [0, done]
+    assert_like(reference, operator, "both")
+    listed = json.loads(operator("jobs", "--json").stdout)
+    assert [job["status"] for job in listed if job["trial"] == "both"] == ["STOPPED", "SUCCEEDED"]
+
+
+def test_trainer_that_is_killed_is_started_again(
+    operator: Operator, pair: list[Node], reference: dict[str, Any]
+) -> None:
+    assert operator(*small("killed"), "--cluster", "default", "--detach").exit_code == 0
+    await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
+    pair[0].exec("pkill -KILL -f '[-]m trainer /storage'")
+    seen = await_status(operator, lambda seen: seen["state"] in ("finished", "failed", "killed"))
+    assert (seen["state"], seen["attempts"]) == ("finished", 2)
+    mark = json.loads((run_folder(operator, "killed") / "attempt_1" / "exit.json").read_text())
+    assert (mark["code"], mark["message"]) == (-9, "ended by SIGKILL")
+    assert_like(reference, operator, "killed")
+
+
+def test_worker_that_dies_and_comes_back(operator: Operator, pair: list[Node], reference: dict[str, Any]) -> None:
+    _, worker = pair
+    assert operator(*small("lost"), "--cluster", "default", "--detach").exit_code == 0
+    await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
+    worker.kill()
+    try:
+        # The head goes on alone, and what is not there is told.
+        seen = await_status(operator, lambda seen: seen["state"] == "finished")
+        assert any(worker.address in text for text in seen["unseen"]), seen["unseen"]
+        assert seen["exit_code"] == 3
+        mark = json.loads((run_folder(operator, "lost") / "attempt_1" / "exit.json").read_text())
+        assert f"the node {worker.address} or its Ray has gone" in mark["message"]
+        assert_like(reference, operator, "lost")
+    finally:
+        worker.start()
+    again = operator.setup("--image", "none", "--image-base", base_of(operator.testbed), hosts=pair)
+    assert again.exit_code == 0, again.text
+    seen = status(operator)
+    assert (seen["cluster"]["ready"], seen["unseen"], seen["exit_code"]) == (True, [], 0)
+
+
+def test_what_cannot_be_stopped_or_shown(operator: Operator) -> None:
+    nothing = operator("stop", "--cluster", "default")
+    assert nothing.exit_code == 1
+    assert "no run is alive on cluster default" in nothing.stderr
+    unknown = operator("logs", "--cluster", "default", "--trial", "no-such")
+    assert unknown.exit_code == 1
+    assert "no run */no-such" in unknown.stderr
+    elsewhere = operator("status", "--cluster", "no-such")
+    assert elsewhere.exit_code == 2
+    assert "no-such" in elsewhere.stderr
+
+
+def test_status_without_ray_and_without_the_head(operator: Operator, pair: list[Node]) -> None:
+    """The last test of this file: it takes the head away."""
+    head, _ = pair
+    head.exec("docker kill clusterkit-default-head")
+    seen = status(operator, "--trial", "both")
+    assert (seen["state"], seen["trial"]) == ("finished", "both")
+    assert seen["exit_code"] == 3
+    assert any("job API does not answer" in text for text in seen["unseen"])
+    head.kill()
+    seen = status(operator, "--trial", "both")
+    assert (seen["state"], seen["progress"]["global_step"]) == ("finished", ALL_STEPS)
+    assert any(head.address in text for text in seen["unseen"])
+    assert seen["exit_code"] == 3
+    head.start()
