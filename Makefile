@@ -21,11 +21,11 @@ $(VENV)/.ready: pyproject.toml scripts/setup.sh
 demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
 
-test: setup  ## Run every test that needs one machine
+test: setup  ## Run every test: real training, real crashes, and (as root) real hosts on this machine
 	bash scripts/test-tools.sh
 	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-cluster: setup  ## Set-up, images and Ray on three real hosts on this machine (root; many minutes)
+test-cluster: setup  ## Only set-up, images, Ray and dispatched runs on three real hosts on this machine (root)
 	bash scripts/test-tools.sh
 	CLUSTERKIT_REQUIRE_REAL=1 $(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
