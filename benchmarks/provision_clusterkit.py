@@ -116,6 +116,7 @@ class Run:
             files=(host["config"], host["json"]),
             commands=(),
             docker=False,
+            network=False,
         )
 
     async def host(self, runner: HostRunner, entry: dict[str, Any], wish: Wish, options: SshOptions) -> None:

@@ -51,7 +51,8 @@ class Wants:
     storage: the shared folder. paths: further paths whose disks matter. packages: names whose versions are wanted.
     files: paths whose SHA-256 and modes are wanted. head_address: name or address of the head node, for the route to
     it. ports: TCP ports whose listeners are wanted by name (which costs a look at every process). commands: looked up
-    in PATH. docker: whether Docker's engine is asked; False where nothing depends on it.
+    in PATH. docker: whether Docker's engine is asked; network: whether addresses, the route and listeners are read;
+    False where nothing depends on them.
     limit: seconds that one command of the host (docker, nvidia-smi …) may take; they run beside one another.
     """
 
@@ -63,6 +64,7 @@ class Wants:
     ports: tuple[int, ...] = ()
     commands: tuple[str, ...] = tuple(COMMANDS)
     docker: bool = True
+    network: bool = True
     limit: int = 20
 
 
@@ -129,6 +131,7 @@ def probe_script(wants: Wants) -> str:
     lines += [
         f"head={shlex.quote(wants.head_address)}",
         f"docker={'yes' if wants.docker else ''}",
+        f"network={'yes' if wants.network else ''}",
         f"limit={wants.limit}",
     ]
     return "\n".join(lines) + "\n" + _body()

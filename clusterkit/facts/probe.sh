@@ -195,7 +195,7 @@ listening() {
     done
 }
 
-network() {
+addresses() {
   echo "@@addresses"
   if has ip; then
     ip -o addr show 2>/dev/null
@@ -287,7 +287,7 @@ together() {
 
 # Written at once: every piece of output is a packet of its own, which costs this host and the one that asks.
 quick() {
-  _all=$(basics; pci; network; lock; listening; installed; disks)
+  _all=$(basics; pci; [ -z "$network" ] || { addresses; listening; }; lock; installed; disks)
   printf '%s\n' "$_all"
 }
 
