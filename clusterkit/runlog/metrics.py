@@ -6,11 +6,16 @@ The file's contract is docs/run-directory.md.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 Record = dict[str, Any]
+
+_MAPPINGS = ("stats", "timings", "metrics", "versions")
+_LATEST_TIME = 1e11
+"""Unix seconds, some thousand years from now: a time beyond it was never one."""
 
 RECENT_STEPS = 20
 """Step times older than this say little about the steps to come."""
@@ -53,7 +58,28 @@ def _record(text: str) -> Record | None:
         value = json.loads(text)
     except ValueError:
         return None
-    return value if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
+    return _plain(value) if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
+
+
+def _plain(record: Record) -> Record:
+    """A record without what no trainer writes: fields that are no finite number, or no mapping, where one belongs.
+
+    Numbers within `stats` may be NaN: that is what a reader must be told.
+    """
+    wrong = [
+        key
+        for key, value in record.items()
+        if (isinstance(value, float) and not math.isfinite(value))
+        or _is_huge(value)
+        or (key in _MAPPINGS and (not isinstance(value, dict) or any(map(_is_huge, value.values()))))
+        or (key == "time" and not 0 <= (number(record, key) or 0.0) <= _LATEST_TIME)
+    ]
+    return {key: value for key, value in record.items() if key not in wrong} if wrong else record
+
+
+def _is_huge(value: Any) -> bool:
+    """A whole number of hundreds of digits, which no float holds."""
+    return isinstance(value, int) and abs(value) >= 1 << 63
 
 
 def _last_record_within(text: str) -> Record | None:
@@ -87,7 +113,7 @@ class History:
         """Take one record in; kinds that this version does not know are passed over."""
         kind = record["kind"]
         self.last_time = number(record, "time") or self.last_time
-        if self.finish is not None and (number(record, "attempt") or 0) > (number(self.finish, "attempt") or 0):
+        if self.finish is not None and whole(record, "attempt") > whole(self.finish, "attempt"):
             self.finish = None  # the run lives again; its warm-up is told before its `attempt` record
         if kind == "warmup":
             self.warmup = record
@@ -104,28 +130,27 @@ class History:
 
     def _begin_attempt(self, record: Record) -> None:
         self.attempts.append(record)
-        resume_step = number(record, "resume_step") or 0
+        resume_step = whole(record, "resume_step")
         for records in (self.steps, self.evals, self.saves):
-            records[:] = [old for old in records if (number(old, "global_step") or 0) <= resume_step]
+            records[:] = [old for old in records if whole(old, "global_step") <= resume_step]
 
     @property
     def global_step(self) -> int:
         """Training steps that count, 0 before the first."""
-        return int(number(self.steps[-1], "global_step") or 0) if self.steps else 0
+        return whole(self.steps[-1], "global_step") if self.steps else 0
 
     @property
     def total_steps(self) -> int:
         """Steps that the latest attempt means to make, 0 when unknown."""
         for record in [*self.attempts[-1:], *self.steps[-1:]]:
-            total = number(record, "total_steps")
-            if total:
-                return int(total)
+            if total := whole(record, "total_steps"):
+                return total
         return 0
 
     def step_time(self) -> float | None:
         """Median seconds of the recent steps, over attempts."""
         times = [number(step, "step_time_s") for step in self.steps[-RECENT_STEPS:]]
-        known = [time for time in times if time is not None]
+        known = [time for time in times if time is not None and math.isfinite(time)]
         return median(known) if known else None
 
     def eta(self) -> float | None:
@@ -137,15 +162,15 @@ class History:
 
     def stat(self, name: str) -> list[float]:
         """The course of one number of `stats` over the steps."""
-        values = [number(step.get("stats") or {}, name) for step in self.steps]
+        values = [number(_mapping(step, "stats"), name) for step in self.steps]
         return [value for value in values if value is not None]
 
     def time_split(self) -> dict[str, float]:
         """Seconds spent on each part of the steps."""
         split: dict[str, float] = {}
         for step in self.steps:
-            for part, seconds in (step.get("timings") or {}).items():
-                if isinstance(seconds, int | float):
+            for part, seconds in _mapping(step, "timings").items():
+                if isinstance(seconds, int | float) and abs(seconds) < _LATEST_TIME:
                     split[part] = split.get(part, 0.0) + seconds
         return split
 
@@ -158,7 +183,23 @@ def read_history(path: Path) -> History:
     return history
 
 
+def whole(record: Record, key: str) -> int:
+    """A count, or 0 where it is missing or something else."""
+    value = number(record, key)
+    return int(value) if value is not None and math.isfinite(value) else 0
+
+
+def _mapping(record: Record, key: str) -> Record:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def number(record: Record, key: str) -> float | None:
     """A numeric field, or None where it is missing or something else."""
     value = record.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None

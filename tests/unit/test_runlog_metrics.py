@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_writer import RunWriter
 
+from clusterkit.report.page import content as page_of
+from clusterkit.report.source import RunReader
+from clusterkit.rundir import hold_lock
 from clusterkit.runlog.metrics import History, MetricsTail, read_history
+from clusterkit.status import observe
+from clusterkit.status_view import status_lines
 
 
 def _line(kind: str, **fields: object) -> bytes:
@@ -131,3 +136,54 @@ def test_a_warmup_before_the_attempt_record_is_of_that_attempt_and_ends_with_it(
 
     writer.record("attempt", resume_step=0, total_steps=30)
     assert read_history(writer.run.metrics).warmup is None
+
+
+def _odd_steps() -> list[bytes]:
+    """Steps as no trainer writes them; the last line is a good one."""
+    whole = {"global_step": 2, "total_steps": 9, "step_time_s": 1.5, "stats": {"task_reward": 0.5}}
+    odd: list[dict[str, object]] = [
+        {"global_step": float("nan")},
+        {"global_step": float("inf"), "total_steps": float("nan")},
+        {"global_step": [1], "time": [2], "step_time_s": {}},
+        {"timings": [1, 2], "stats": [3]},
+        {"timings": {"rollout": float("nan"), "train": "long"}, "stats": {"task_reward": 10**400}},
+        {"timings": 7, "stats": None, "epoch": float("nan")},
+        {"time": 1e300, "step_time_s": float("inf"), "attempt": float("nan")},
+        {"time": -5.0, "attempt": "one"},
+    ]
+    junk = [
+        b"\x00\xff\xfe binary\n",
+        b"[]\n",
+        b"NaN\n",
+        b'{"kind": ["step"]}\n',
+        b'{"kind": "attempt", "resume_step": NaN}\n',
+    ]
+    return [*junk, *(_line("step", **fields) for fields in odd), _line("step", **whole)]
+
+
+def test_numbers_that_are_none_and_binary_junk_stop_no_reader(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    writer.run.metrics.write_bytes(b"".join(_odd_steps()))
+
+    status = observe(writer.run, 100.0)
+    facts = status.as_dict()
+
+    assert (facts["progress"]["global_step"], facts["progress"]["total_steps"]) == (2, 9)
+    assert facts["progress"]["step_time_s"] == 1.5
+    assert facts["history"]["task_reward"] == [0.5]
+    assert all(value == value for value in facts["time_split"].values())
+    assert status_lines(status)
+    assert RunReader(writer.run).read().damaged > 0
+    assert page_of([RunReader(writer.run).read()], 100.0)
+
+
+def test_times_of_a_clock_that_was_put_back_give_no_negative_ages(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3).recover(3)
+    with hold_lock(writer.run.logs / "run.lock"):
+        status = observe(writer.run, writer.clock - 3600)
+        facts = status.as_dict()
+        text = "\n".join(status_lines(status))
+
+    assert (facts["seconds_since_last_record"], facts["recover"]["age_s"]) == (0.0, 0.0)
+    assert facts["progress"]["eta_s"] >= 0
+    assert "-" not in text.replace("tiny-recall", "").replace(str(tmp_path), "")
