@@ -8,7 +8,8 @@ import pytest
 
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
-from clusterkit.provision.command import SetupOptions, keep_inventory, refuse_forgetting, run_setup
+from clusterkit.provision.command import keep_inventory, refuse_forgetting, run_setup
+from clusterkit.provision.options import SetupOptions
 from clusterkit.provision.site import Site, keep, path_of, with_kept
 from trainer.errors import UserError
 

@@ -1,0 +1,247 @@
+"""The options of `clusterkit setup`, checked and turned into what its parts want."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from clusterkit.check.needs import Needs, needs_of_preset
+from clusterkit.dispatch.submit import Order, on_cluster
+from clusterkit.hosts.model import Cluster
+from clusterkit.images.identity import is_tag
+from clusterkit.node_assets.model import NodeAsset, needed
+from clusterkit.planning.runnable import missing_parts
+from clusterkit.provision.hostlog import state_folder
+from clusterkit.provision.imagestage import ImageWish
+from clusterkit.provision.site import Site
+from clusterkit.raycluster.model import shm_bytes
+from clusterkit.ssh.uploads import UPLOADS
+from clusterkit.steps.api import Refused, Wish
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from clusterkit.bundle import Bundle
+    from clusterkit.cli.hostoptions import Selection
+
+HF_TOKEN = "HF_TOKEN"
+
+
+@dataclass(frozen=True)
+class SetupOptions:
+    """The options of `clusterkit setup` beside those that name hosts, unchecked; see its --help."""
+
+    site: Site = field(default_factory=Site)
+    preset: str = ""
+    task: str | None = None
+    image_from: str = "auto"
+    image_refresh: bool = False
+    image_torch: bool = True
+    hf_token_file: Path | None = None
+    bundle: Path | None = None
+    model_path: str = ""
+    dataset_path: str = ""
+    settings: tuple[str, ...] = ()
+    train: bool = True
+    gpus: bool | None = None
+    privileged: bool = False
+    recreate: bool = False
+    force: bool = False
+    dry_run: bool = False
+    uploads: int = UPLOADS
+    retries: int = 0
+
+
+def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:
+    """What the preset needs of the hosts.
+
+    Raises:
+        UserError: an unknown preset; fewer hosts than it needs.
+
+    """
+    needs = needs_of_preset(options.preset) if options.preset else Needs()
+    if len(cluster.hosts) < needs.hosts:
+        raise UserError(
+            f"preset {options.preset} needs {needs.hosts} hosts; {len(cluster.hosts)} named: name more, or choose a "
+            "smaller preset (clusterkit presets)"
+        )
+    return replace(needs, gpus_per_host=0) if options.gpus is False else needs
+
+
+def check_values(options: SetupOptions) -> None:
+    """Refuse values that no option takes.
+
+    Raises:
+        UserError: it names the option and what it takes.
+
+    """
+    for name, value, allowed in (
+        ("--docker-source", options.site.docker_source, ("auto", "docker", "distribution")),
+        ("--image-from", options.image_from, ("auto", "pull", "storage", "fanout")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{name} {value}: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
+    for name in (
+        "docker_url",
+        "nvidia_url",
+        "apt_mirror",
+        "pip_index_url",
+        "torch_index",
+        "hf_endpoint",
+        "http_proxy",
+        "https_proxy",
+    ):
+        value = getattr(options.site, name)
+        if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
+            raise UserError(f"--{name.replace('_', '-')} {value}: this is no URL; it begins with http:// or https://")
+    shm_bytes(options.site.shm)
+
+
+def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> Wish:
+    """What the steps are to make of the hosts.
+
+    Raises:
+        UserError: certificates that cannot be read.
+
+    """
+    from clusterkit.bundle import HOST_FOLDER  # noqa: PLC0415
+
+    return Wish(
+        cluster=cluster,
+        docker_source=options.site.docker_source,
+        docker_url=options.site.docker_url,
+        nvidia_url=options.site.nvidia_url,
+        apt_mirror=options.site.apt_mirror,
+        pip_index_url=options.site.pip_index_url,
+        pip_find_links=options.site.pip_find_links,
+        hf_endpoint=options.site.hf_endpoint,
+        ca_bundle=_certificates(options.site.ca_bundle),
+        http_proxy=options.site.http_proxy,
+        https_proxy=options.site.https_proxy,
+        no_proxy=options.site.no_proxy,
+        bundle=HOST_FOLDER if bundle else "",
+        force=options.force,
+        image=options.site.image,
+        gpus=options.gpus,
+    )
+
+
+def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
+    """Which runtime image, and how hosts get it.
+
+    Raises:
+        UserError: no image has such a name.
+
+    """
+    reference = options.site.image
+    if bundle is not None and not reference:
+        reference = next(iter(bundle.manifest.images), "")
+    return ImageWish(
+        reference=reference,
+        how=options.image_from,
+        refresh=options.image_refresh,
+        base=options.site.image_base,
+        torch=options.image_torch,
+        pip_find_links=options.site.pip_find_links,
+        torch_index=options.site.torch_index,
+        bundle=bundle,
+    )
+
+
+def check_refresh(wish: ImageWish, selection: Selection) -> None:
+    """Refuse --image-refresh where there is no tag to look at again, or no head to do it.
+
+    Raises:
+        UserError: it says which.
+
+    """
+    if not wish.refresh:
+        return
+    if not wish.reference or not is_tag(wish.reference):
+        kind = (
+            "an image that is built follows its recipe" if not wish.reference else f"{wish.reference} names one image"
+        )
+        raise UserError(f"--image-refresh asks a registry what a tag means now, and {kind}: add --image NAME:TAG")
+    head = selection.cluster.head_host.name
+    if head not in {host.name for host in selection.hosts}:
+        raise UserError(f"--image-refresh: all hosts follow the head {head}, which --limit or --exclude leaves out")
+
+
+def _certificates(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"--ca-bundle {path}: {error.strerror}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in data:
+        raise UserError(f"--ca-bundle {path}: no certificate in it; a PEM file with BEGIN CERTIFICATE is wanted")
+    return data
+
+
+def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, ...], Order | None]:
+    """What the preset needs on the storage, and the run to start; nothing without a preset.
+
+    Raises:
+        UserError: as `resolve`; options that belong to a preset without one; a preset that cannot be trained yet.
+
+    """
+    if not options.preset:
+        if options.model_path or options.dataset_path or options.task or options.settings:
+            raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
+        return (), None
+    from clusterkit.resolve import resolve  # noqa: PLC0415
+
+    wanted = resolve(options.preset, options.task, options.settings).config
+    try:
+        assets = needed(wanted, cluster, options.model_path, options.dataset_path)
+    except Refused as refusal:
+        raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+    if not options.train:
+        return assets, None
+    if missing := missing_parts(wanted):
+        raise UserError(
+            f"preset {options.preset} cannot be trained by this version: it asks for {'; '.join(missing)}.\nTo make "
+            "the hosts ready for it and fetch what it needs: add --no-train"
+        )
+    there = [*options.settings, *(asset.override for asset in assets)]
+    resolved = resolve(options.preset, options.task, there)
+    config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
+    return assets, Order(cluster, config, resolved.trial_is_named, once=True)
+
+
+def bundle_of(options: SetupOptions) -> Bundle | None:
+    """The bundle to install from, opened.
+
+    Raises:
+        UserError: it cannot be read, or is not whole.
+
+    """
+    if options.bundle is None:
+        return None
+    from clusterkit.bundle import load  # noqa: PLC0415
+
+    return load(options.bundle.expanduser(), state_folder() / "bundles")
+
+
+def hub_token(options: SetupOptions) -> str:
+    """The token for the hub's gated models; empty without one.
+
+    Raises:
+        UserError: its file cannot be read.
+
+    """
+    if options.hf_token_file is None:
+        return os.environ.get(HF_TOKEN, "")
+    try:
+        return options.hf_token_file.expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(f"--hf-token-file {options.hf_token_file}: {error.strerror}") from error
+
+
+def proxies_of(site: Site) -> dict[str, str]:
+    """Variables that name the site's proxies."""
+    pairs = {"http_proxy": site.http_proxy, "https_proxy": site.https_proxy, "no_proxy": site.no_proxy}
+    return {name: value for name, value in pairs.items() if value}
