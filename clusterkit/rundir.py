@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TRIAL_NAME = re.compile(r"^run(\d+)$")
+HOLDER_FILE = ".holder"
+"""In the copy of a run of other machines: who works on it there. Locks say nothing over here."""
 
 
 def user_name() -> str:
@@ -89,7 +91,10 @@ class RunDirectory:
             holder = lock_holder(self.logs / name)
             if holder:
                 return holder
-        return None
+        try:
+            return (self.logs / HOLDER_FILE).read_text(encoding="utf-8") or None
+        except OSError:
+            return None
 
 
 def runs(fileroot: Path, experiment: str | None = None, trial: str | None = None) -> list[RunDirectory]:

@@ -51,6 +51,11 @@ class Copy:
             self.history.add(record)
         return news
 
+    @property
+    def size(self) -> int:
+        """Bytes of metrics.jsonl that have been fetched."""
+        return self._offset
+
     async def finish(self, head: Head) -> None:
         """Fetch the closing table."""
         run = self.remote

@@ -125,7 +125,7 @@ class Watch:
             disk = await self._disk()
             if (found := await self._find()) is not None:
                 run_dir = str(found.logs)
-                job = _job_of(found, jobs)
+                job = job_of(found, jobs)
                 run = await self._run(found, job, known=not said)
         except (HostError, RunError) as error:
             unseen.append(str(error).splitlines()[0])
@@ -216,18 +216,18 @@ class Watch:
         await self._copy.refresh(reader)
         local = self._copy.local
         holder = f"job {job.submission_id}" if job is not None and job.alive else None
-        if not known and _still_open(local):
+        if not known and still_open(local):
             holder = "a job that Ray was not asked about"
         return observe_run(local, time.time(), self._copy.history, holder)
 
 
-def _job_of(run: RunDirectory, jobs: list[Job]) -> Job | None:
+def job_of(run: RunDirectory, jobs: list[Job]) -> Job | None:
     """The run's newest job."""
     mine = [job for job in jobs if job.metadata.get("kind") == _KIND and job.metadata.get("run_dir") == str(run.logs)]
     return mine[-1] if mine else None
 
 
-def _still_open(run: RunDirectory) -> bool:
+def still_open(run: RunDirectory) -> bool:
     """Whether the last attempt has left no mark of its end."""
     numbers = run.attempt_numbers()
     return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()

@@ -19,7 +19,7 @@ from trainer.config import RunConfig
 
 PACK_SECONDS = 120.0
 METRICS = "metrics.jsonl"
-RECORDS = ("config.yaml", METRICS, "summary.json")
+RECORDS = ("config.yaml", METRICS, "summary.json", "overrides.yaml")
 _MOST_RECORDS = 2 << 30
 
 

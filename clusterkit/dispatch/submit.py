@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterkit.diagnose.applied import with_applied
 from clusterkit.dispatch.jobs import DuplicateJobError, Job, RayJobs, jobs_of
 from clusterkit.dispatch.storage import cache_of, fetch_records, fileroot_of, put_code, put_config
 from clusterkit.hosts.model import Cluster
@@ -44,8 +45,7 @@ class Order:
     @property
     def fingerprint(self) -> str:
         """Hash of what defines the run, the same for the same command."""
-        values = self.config.model_dump(mode="json", exclude=None if self.named else {"trial_name"})
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint_of(self.config, self.named)
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ class Dispatched:
             return f"{name} is being trained already, as job {self.submission_id}"
         after = f", going on after step {self.resume_step}" if self.resume_step else ""
         return f"training {name}{after}, as job {self.submission_id}"
+
+
+def fingerprint_of(config: RunConfig, named: bool) -> str:
+    """Hash of a resolved configuration, without the trial's name where that is not the user's choice."""
+    values = config.model_dump(mode="json", exclude=None if named else {"trial_name"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) -> RunConfig:
@@ -133,11 +139,14 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
             return Dispatched("complete", _run_of(config, user, done.trial))
         try:
             trial = choose_trial(here, order.named)
+            if trial.course is Course.COMPLETE:
+                return Dispatched("complete", _run_of(config, user, trial.run.trial))
+            config, notes = with_applied(config, trial.run)
         except UserError as error:
             raise UserError(str(error).replace(folder, config.fileroot)) from None
+    for note in notes:
+        say(f"note: {note.replace(folder, config.fileroot)}")
     run = _run_of(config, user, trial.run.trial)
-    if trial.course is Course.COMPLETE:
-        return Dispatched("complete", run)
     say("sending code and configuration")
     code = await put_code(head, order.cluster)
     await put_config(head, run, config.model_copy(update={"trial_name": run.trial}))

@@ -43,6 +43,7 @@ class SshSession:
         self._root: Root | None = Root.DIRECT if endpoint.username == "root" else None
         self._becoming_root = asyncio.Lock()
         self._sudo_trouble: HostError | None = None
+        self._forwards: dict[tuple[str, int], int] = {}
 
     async def run(
         self,
@@ -135,19 +136,24 @@ class SshSession:
     async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int:
         """Listen on 127.0.0.1 and hand connections on to a port that the host can reach; lasts as long as the session.
 
-        Returns the local port (a free one for 0).
+        Returns the local port (a free one for 0, the same one every time: who asks again and again opens no more).
 
         Raises:
             HostError: LOST; the local port is taken.
 
         """
+        if not local_port and (remote_host, remote_port) in self._forwards:
+            return self._forwards[remote_host, remote_port]
         try:
             listener = await self._link.connection.forward_local_port("127.0.0.1", local_port, remote_host, remote_port)
         except (OSError, asyncssh.Error) as error:
             where = f"{remote_host}:{remote_port}"
             message = f"port {local_port or 'any'} of this machine cannot be forwarded to {where}: {error}"
             raise HostError(self.host.name, Trouble.LOST, message) from None
-        return int(listener.get_port())
+        port = int(listener.get_port())
+        if not local_port:
+            self._forwards[remote_host, remote_port] = port
+        return port
 
     async def close(self) -> None:
         """Close the connection, and the bastion with its last session."""
