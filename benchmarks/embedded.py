@@ -136,7 +136,7 @@ def measure(config: RunConfig, steps: int) -> dict[str, Any]:
             tasks = [source.train(step * config.rollout.batch_size + i) for i in range(config.rollout.batch_size)]
             groups = controller.run(tasks, SamplingPlan(f"bench-{step}", config.rollout.group_size))
         with timed("rows"):
-            batch = make_batch(groups, agent, config, step)
+            batch = make_batch(groups, config, step)
         rows = [row for minibatch in batch.minibatches for row in minibatch]
         for number, row in enumerate(rows):
             row.advantage = 1.0 if number % 2 else -1.0  # a full step: fresh weights earn no rewards

@@ -7,6 +7,7 @@ from typing import Any
 
 from clusterkit.fields import fields, sections
 from clusterkit.overrides import known_field
+from clusterkit.presets import Setting
 from clusterkit.resolve import resolve
 from trainer.config import flatten
 
@@ -61,11 +62,18 @@ def explain(
     if key is not None:
         keys = sections().get(key) or [known_field(key).key]
     elif not everything:
-        keys = [name for name in keys if name in resolved.settings]
+        keys = [name for name in keys if _setting(name, resolved.settings)]
     explanations = []
     for name in keys:
-        field, setting = fields()[name], resolved.settings.get(name)
+        field, setting = fields()[name], _setting(name, resolved.settings)
         origin, note = (setting.origin, setting.note) if setting else ("default", "")
         value = values[name] if setting else field.default
         explanations.append(Explanation(name, value, origin, field.default, field.allowed, field.help, note))
     return explanations
+
+
+def _setting(name: str, settings: dict[str, Setting]) -> Setting | None:
+    """What sets a field; for a mapping what sets the last of its entries."""
+    if fields()[name].kind != "mapping":
+        return settings.get(name)
+    return next((settings[key] for key in reversed(settings) if f"{key}.".startswith(f"{name}.")), None)

@@ -16,7 +16,9 @@ from trainer.config import RunConfig
 
 @dataclass(frozen=True)
 class Field:
-    """One leaf of RunConfig. `kind`: int, float, bool, str, choice or list. `item`: what a list holds."""
+    """One leaf of RunConfig. `kind`: int, float, bool, str, choice, list, mapping, or any for an entry of a mapping.
+    `item`: what a list holds.
+    """
 
     key: str
     help: str
@@ -32,6 +34,14 @@ class Field:
 def fields() -> dict[str, Field]:
     """Every leaf of RunConfig by its dotted key, in the order of the schema."""
     return {field.key: field for field in _walk(RunConfig, "")}
+
+
+def entry(key: str) -> Field | None:
+    """The field of an entry of a mapping, such as agent.options.depth; None for any other key."""
+    for name, field in fields().items():
+        if field.kind == "mapping" and key.startswith(f"{name}.") and all(key.removeprefix(f"{name}.").split(".")):
+            return Field(key, field.help, None, "any", optional=True, allowed="anything")
+    return None
 
 
 def sections() -> dict[str, list[str]]:
@@ -63,6 +73,8 @@ def _field(key: str, annotation: Any, metadata: list[Any], help_text: str, defau
     if origin is list:
         item = _field(key, get_args(annotation)[0], [], "", None)
         return Field(key, help_text, default, "list", optional, f"a list such as [4, 8]; each {item.allowed}", (), item)
+    if origin is dict:
+        return Field(key, help_text, default, "mapping", optional, f"a mapping; its entries: {key}.NAME=VALUE")
     kind = annotation.__name__ if isinstance(annotation, type) else "str"
     return Field(key, help_text, default, kind, optional, _or_null(_bounded(kind, metadata), optional))
 

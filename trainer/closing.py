@@ -54,8 +54,10 @@ def time_split(folder: Path) -> dict[str, float]:
 
 def lines(config: RunConfig) -> list[Line]:
     """The training mixture first, then the longer documents, then the mixture with the memory blanked."""
-    table = [TRAINING_MIXTURE, *(Line(chunks, False) for chunks in config.eval.final_chunks)]
-    return [*table, Line(0, True)] if config.eval.blank_memory else table
+    # A task of the user's own need not know lengths, nor an agent of theirs a memory.
+    lengths = [] if "task.name" in config.custom else config.eval.final_chunks
+    table = [TRAINING_MIXTURE, *(Line(chunks, False) for chunks in lengths)]
+    return [*table, Line(0, True)] if config.eval.blank_memory and "agent.name" not in config.custom else table
 
 
 def spec(line: Line, config: RunConfig, refusal_ids: tuple[int, ...]) -> EvalSpec:

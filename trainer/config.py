@@ -6,6 +6,8 @@ Every field has a default, a bound and a sentence; `clusterkit presets explain` 
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -14,11 +16,29 @@ from trainer.allocation import Allocation
 from trainer.allocation import parse as parse_allocation
 from trainer.config_checks import CHECKS
 
+CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""`module:Class`, with dots within the module's name."""
+
 
 class Section(BaseModel):
     """Base of every section: unknown keys are refused and defaults are validated too."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+def named_class(name: str, setting: str, known: tuple[str, ...]) -> str:
+    """The name of one of ours, or `module:Class`. Raises ValueError for anything else."""
+    if name in known or CLASS_NAME.fullmatch(name):
+        return name
+    raise ValueError(f"{setting}={name} is not known: choose {', '.join(known)}, or name a class of yours module:Class")
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON knows them, so that they survive every file they are written to. Raises ValueError."""
+    try:
+        return dict(json.loads(json.dumps(options, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"options must be numbers, texts, true, false, lists and mappings: {error}") from None
 
 
 class TinyModel(Section):
@@ -60,28 +80,41 @@ class ModelConfig(Section):
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
 
 
+TASKS = ("recall", "hotpotqa", "math", "sft")
+AGENTS = ("memagent", "single_turn")
+REWARDS = ("boxed",)
+
+
 class TaskConfig(Section):
     """What the policy learns on."""
 
-    name: Literal["recall", "hotpotqa", "math"] = "recall"
+    name: str = "recall"
     """recall: generated key-value facts spread over chunks. hotpotqa: real questions among real documents. math:
-    problems whose answer can be checked."""
+    problems whose answer can be checked. sft: examples with their answers, for trainer.type=sft. Or `module:Class` for
+    one of your own (docs/custom.md)."""
+    options: dict[str, Any] = {}
+    """Settings of a task of your own, as it wants them: task.options.NAME=VALUE."""
     path: str | None = None
     """hotpotqa: folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: looked for under /storage/datasets
-    and the asset cache. math: folder or hub repository of `dataset`."""
+    and the asset cache. math: folder or hub repository of `dataset`. sft: a JSON-lines file, or the folder of
+    `dataset`."""
     dataset: str = ""
-    """math: JSON-lines file within `path`, one problem a line: prompt, query_id, solutions."""
+    """math: JSON-lines file within `path`, one problem a line: prompt, query_id, solutions. sft: the same for examples,
+    where `path` is a folder."""
+    as_chat: bool = True
+    """sft: give prompt and answer the model's chat template; false: the text as it stands."""
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
     """math: the reward is (verdict - reward_bias) times this; the verdict is 1 for a right answer and -1 for a wrong
     one."""
     reward_bias: float = 0.0
     """math: subtracted from the verdict before it is scaled."""
     train_size: Annotated[int, Field(ge=1)] = 65536
-    """Tasks in one epoch. recall generates that many; hotpotqa and math use at most that many of theirs."""
+    """Tasks in one epoch. recall generates that many; hotpotqa, math and sft use at most that many of theirs."""
     num_documents: Annotated[int, Field(ge=2)] = 50
     """hotpotqa: documents in one context, the question's own ones included."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """hotpotqa: share of the questions (by hash of the id) that is held out, with its own pool of documents."""
+    """hotpotqa: share of the questions (by hash of the id) that is held out, with its own pool of documents. sft: share
+    of the examples (by hash of their text)."""
     compat_upstream: bool = False
     """hotpotqa: shuffle as MemAgent's released script does, the same slots in every item (a shortcut, to compare)."""
     min_chunks: Annotated[int, Field(ge=1)] = 2
@@ -97,6 +130,16 @@ class TaskConfig(Section):
     num_values: Annotated[int, Field(ge=96, le=128)] = 128
     """recall: distinct values; a blind guess is right once in so many. With fewer than 96 some keys would have no
     held-out value."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return named_class(name, "task.name", TASKS)
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return plain_options(options)
 
     @model_validator(mode="after")
     def _chunks_ordered(self) -> TaskConfig:
@@ -121,7 +164,9 @@ class AgentConfig(Section):
 
     name: str = "memagent"
     """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); or
-    `module:Class` for one of your own."""
+    `module:Class` for one of your own (docs/custom.md)."""
+    options: dict[str, Any] = {}
+    """Settings of an agent of your own, as it wants them: agent.options.NAME=VALUE."""
     template: Literal["memagent", "words"] = "memagent"
     """Prompt wording. words: a few single words, for models that are trained from nothing."""
     prompt_order: Literal["paper", "section_first"] = "paper"
@@ -143,16 +188,47 @@ class AgentConfig(Section):
     enable_thinking: bool = False
     """Let a chat template that knows the switch (Qwen3) turn thinking on."""
 
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return named_class(name, "agent.name", AGENTS)
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return plain_options(options)
+
+
+class RewardConfig(Section):
+    """How an answer is scored."""
+
+    name: str = "boxed"
+    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0; or `module:Class` for one of your own
+    (docs/custom.md)."""
+    options: dict[str, Any] = {}
+    """Settings of a reward of your own, as it wants them: reward.options.NAME=VALUE."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return named_class(name, "reward.name", REWARDS)
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return plain_options(options)
+
 
 class RolloutConfig(Section):
     """How trajectories are sampled."""
 
     batch_size: Annotated[int, Field(ge=1)] = 32
-    """Tasks per training step."""
+    """Tasks per training step; sft: examples per training step; trainer.type=null: tasks that are rolled out and
+    written together."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Trajectories per task; their mean reward is the baseline."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Sampling temperature. The trainer applies the same one to its log-probs."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Sampling temperature. The trainer applies the same one to its log-probs. 0, greedy, is for trainer.type=null."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Must be 1 in training: a cut distribution biases every importance ratio."""
     top_k: int = -1
@@ -219,6 +295,20 @@ class ControlConfig(Section):
     """Set every advantage to zero: nothing may change."""
 
 
+class TrainerConfig(Section):
+    """What a run does."""
+
+    type: Literal["grpo", "sft", "null"] = "grpo"
+    """grpo: reinforcement learning (ppo, AReaL's word, means the same). sft: supervised learning of the answers in a
+    file of examples. null: no training, only trajectories of eval.num_tasks tasks of eval.split with their rewards."""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        # Unquoted null in a YAML file is no text; AReaL's name of the training with a group's baseline is ppo.
+        return {None: "null", "ppo": "grpo"}.get(value, value)
+
+
 class TrainConfig(Section):
     """Optimisation."""
 
@@ -283,9 +373,10 @@ class EvalConfig(Section):
     every_steps: Annotated[int, Field(ge=0)] = 10
     """Evaluate every so many steps; 0: only before the first and after the last step."""
     num_tasks: Annotated[int, Field(ge=1)] = 128
-    """Held-out tasks per evaluation."""
-    split: Literal["dev", "test"] = "test"
-    """Which held-out tasks: dev is for choosing settings, test for reporting."""
+    """Held-out tasks per evaluation; with trainer.type=null: tasks in all."""
+    split: Literal["dev", "test", "train"] = "test"
+    """Which held-out tasks: dev is for choosing settings, test for reporting. train: the training tasks, only with
+    trainer.type=null."""
     final_chunks: list[Annotated[int, Field(ge=1)]] = []
     """recall: document lengths, in chunks, of the closing table."""
     blank_memory: bool = True
@@ -333,6 +424,9 @@ class RunConfig(Section):
     """Folder under which logs, checkpoints and recover checkpoints are written."""
     cache_dir: str = ""
     """Folder for warm-up weights and assets; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
+    code_dir: str = ""
+    """Folder that your own classes (agent.name=module:Class) are imported from, after PYTHONPATH; set by `clusterkit
+    train` to the folder it runs in."""
     mode: Literal["local", "ray"] = "local"
     """Where the ranks run. local: on one machine. ray: on the nodes of the Ray cluster that runs the trainer."""
     n_nodes: Annotated[int, Field(ge=1)] = 1
@@ -353,9 +447,11 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     agent: AgentConfig = AgentConfig()
+    reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     control: ControlConfig = ControlConfig()
+    trainer: TrainerConfig = TrainerConfig()
     train: TrainConfig = TrainConfig()
     warmup: WarmupConfig = WarmupConfig()
     eval: EvalConfig = EvalConfig()
@@ -384,6 +480,12 @@ class RunConfig(Section):
     def gpus(self) -> int:
         """GPUs that the run takes; 0 for none."""
         return self.n_nodes * self.n_gpus_per_node
+
+    @property
+    def custom(self) -> dict[str, str]:
+        """Setting -> `module:Class` of every class that is the user's own."""
+        named = {"task.name": self.task.name, "agent.name": self.agent.name, "reward.name": self.reward.name}
+        return {setting: name for setting, name in named.items() if ":" in name}
 
     @property
     def recall_chunk_tokens(self) -> int:

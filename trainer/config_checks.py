@@ -17,8 +17,26 @@ def check_sampling(c: RunConfig) -> None:
         )
 
 
+def check_type(c: RunConfig) -> None:
+    """Examples are for supervised learning, and it has no use for anything else."""
+    kind = c.trainer.type
+    if kind == "sft" and c.task.name != "sft":
+        raise ValueError(
+            f"trainer.type=sft learns from a file of examples, and task.name={c.task.name} is none: add --task sft "
+            "task.path=FILE.jsonl"
+        )
+    if kind != "sft" and c.task.name == "sft":
+        raise ValueError(f"task.name=sft has examples to learn from, and trainer.type is {kind}: set trainer.type=sft")
+    if kind != "null" and c.eval.split == "train":
+        raise ValueError("eval.split=train is for trainer.type=null: what is learned from is not held out")
+    if kind == "grpo" and not c.rollout.temperature:
+        raise ValueError("rollout.temperature=0 is for trainer.type=null: greedy trajectories are all the same")
+
+
 def check_batch(c: RunConfig) -> None:
     """A batch divides into minibatches and ranks, and an epoch has at least one."""
+    if c.trainer.type == "null":  # the last batch may be a part of one
+        return
     if c.rollout.batch_size % c.train.minibatches:
         raise ValueError(
             f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.minibatches={c.train.minibatches}: "
@@ -38,10 +56,10 @@ def check_batch(c: RunConfig) -> None:
 
 def check_warmup(c: RunConfig) -> None:
     """A model built from nothing learns recall in its own words, a pretrained one everything else."""
-    if c.model.path is None and c.task.name != "recall":
+    if c.model.path is None and c.task.name in ("hotpotqa", "math"):
         raise ValueError(
             f"task.name={c.task.name} needs a pretrained model: set model.path, or use --preset 135M_cpu "
-            "(a model built from nothing can only learn task.name=recall)"
+            "(a model built from nothing can only learn task.name=recall, examples, and tasks of your own)"
         )
     if c.model.path is not None and c.task.name == "recall" and c.agent.template == "words":
         raise ValueError(
@@ -62,6 +80,8 @@ def check_sections(c: RunConfig) -> None:
 
 def check_window(c: RunConfig) -> None:
     """The limits alone must fit into the context window; the prompt's own words are added once a tokenizer is there."""
+    if "agent.name" in c.custom or c.trainer.type == "sft":
+        return  # what they send is theirs; it is looked at when it is sent
     a, window, name = c.agent, c.model.context_window, "model.context_window"
     # A model built from nothing runs with template=words only.
     own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
@@ -106,4 +126,4 @@ def check_gpus(c: RunConfig) -> None:
     )
 
 
-CHECKS = (check_sampling, check_batch, check_warmup, check_sections, check_window, check_gpus)
+CHECKS = (check_type, check_sampling, check_batch, check_warmup, check_sections, check_window, check_gpus)

@@ -33,7 +33,7 @@ def identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("order", ["paper", "section_first"])
 def test_on_policy_every_ratio_is_one(temperature: str, order: str) -> None:
     parts = small_parts(f"rollout.temperature={temperature}", f"agent.prompt_order={order}")
-    batch = make_batch(parts.rollouts(), parts.agent, parts.config, step=1)
+    batch = make_batch(parts.rollouts(), parts.config, step=1)
     rows = batch.minibatches[0]
 
     values = learner(parts.lm, parts.config).step(rows).values
@@ -48,7 +48,7 @@ def test_on_policy_every_ratio_is_one(temperature: str, order: str) -> None:
 
 def test_recomputed_logprobs_are_the_engines() -> None:
     parts = small_parts("train.max_tokens_per_mb=200")
-    rows = make_batch(parts.rollouts(), parts.agent, parts.config, step=1).minibatches[0]
+    rows = make_batch(parts.rollouts(), parts.config, step=1).minibatches[0]
 
     found = learner(parts.lm, parts.config).logprobs(rows)
 
@@ -59,7 +59,7 @@ def test_recomputed_logprobs_are_the_engines() -> None:
 
 def test_the_second_minibatch_sees_moved_weights() -> None:
     parts = small_parts("train.minibatches=2", "train.learning_rate=0.01")
-    batch = make_batch(parts.rollouts(), parts.agent, parts.config, step=1)
+    batch = make_batch(parts.rollouts(), parts.config, step=1)
     one = learner(parts.lm, parts.config)
 
     first, second = (one.step(rows).values["behave_ratio_max_dev"] for rows in batch.minibatches)
@@ -98,7 +98,7 @@ def test_zero_advantages_change_not_one_bit() -> None:
 
 def test_the_control_of_zero_advantages_reaches_the_rows() -> None:
     parts = small_parts("control.zero_advantages=true", "train.learning_rate=0.01")
-    batch = make_batch(parts.rollouts(), parts.agent, parts.config, step=1)
+    batch = make_batch(parts.rollouts(), parts.config, step=1)
     one = learner(parts.lm, parts.config)
     before = state(one)
 

@@ -149,7 +149,7 @@ def test_ids_sent_are_ids_trained_on() -> None:
     """With the real engine: over a hundred sampled turns, what went in and out is exactly what the rows hold."""
     parts = small_parts("rollout.batch_size=8")
     engine = RecordingEngine(parts.engine())
-    batch = make_batch(parts.rollouts(engine=engine), parts.agent, parts.config, step=1)
+    batch = make_batch(parts.rollouts(engine=engine), parts.config, step=1)
 
     def key(prompt: list[int], response: list[int], logprobs: list[float]) -> tuple[tuple[float, ...], ...]:
         return tuple(prompt), tuple(response), tuple(logprobs)

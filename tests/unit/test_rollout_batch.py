@@ -22,7 +22,7 @@ GROUPS = PARTS.rollouts()
 def batch_rows(groups: list[Group] | None = None, *overrides: str, step: int = 1) -> list[Row]:
     return [
         row
-        for rows in make_batch(groups or GROUPS, PARTS.agent, small_config(*overrides), step).minibatches
+        for rows in make_batch(groups or GROUPS, small_config(*overrides), step).minibatches
         for row in rows
     ]
 
@@ -32,7 +32,7 @@ def rewards(groups: list[Group]) -> list[list[float]]:
 
 
 def test_every_turn_of_a_trajectory_has_its_advantage() -> None:
-    batch = make_batch(GROUPS, PARTS.agent, PARTS.config, step=1)
+    batch = make_batch(GROUPS, PARTS.config, step=1)
     flat = [t for group in GROUPS for t in group.trajectories]
     expected = [r - sum(group) / len(group) for group in rewards(GROUPS) for r in group]
 
@@ -53,7 +53,7 @@ def test_split_credit_reaches_the_rows() -> None:
 @pytest.mark.parametrize("norm", ["token", "trajectory_mean"])
 def test_weights_sum_to_one_in_every_minibatch(norm: str) -> None:
     config = small_config("train.minibatches=2", f"algorithm.loss_norm={norm}")
-    batch = make_batch(GROUPS, PARTS.agent, config, step=1)
+    batch = make_batch(GROUPS, config, step=1)
 
     assert len(batch.minibatches) == 2
     for rows in batch.minibatches:
@@ -85,7 +85,7 @@ def test_controls_change_rewards_as_they_say() -> None:
     true = [r for group in rewards(GROUPS) for r in group]
 
     def seen(control: str, step: int = 1) -> tuple[dict[str, float], list[float]]:
-        batch = make_batch(GROUPS, PARTS.agent, small_config(f"control.rewards={control}"), step)
+        batch = make_batch(GROUPS, small_config(f"control.rewards={control}"), step)
         return batch.stats, batch.advantages
 
     plain, flipped, shuffled = seen("true"), seen("flipped"), seen("shuffled")
@@ -100,7 +100,7 @@ def test_controls_change_rewards_as_they_say() -> None:
 
 
 def test_the_steps_numbers_are_counted_from_the_turns() -> None:
-    stats = make_batch(GROUPS, PARTS.agent, PARTS.config, step=1).stats
+    stats = make_batch(GROUPS, PARTS.config, step=1).stats
     turns = [turn for group in GROUPS for t in group.trajectories for turn in t.turns]
     prompt, sampled = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion.token_ids) for t in turns)
     cut = Counter((turn.kind, turn.completion.finish_reason) for turn in turns)
@@ -133,7 +133,7 @@ def test_a_lost_request_costs_one_trajectory_and_is_counted() -> None:
     failed = [i for i, t in enumerate(flat) if t.error]
     flat[failed[0]].reward = 0.0
 
-    batch = make_batch(groups, PARTS.agent, PARTS.config, step=1)
+    batch = make_batch(groups, PARTS.config, step=1)
 
     assert len(failed) == 1
     assert flat[failed[0]].error == "ConnectionError: the server is gone"
@@ -150,7 +150,7 @@ def test_a_step_in_which_everything_failed_has_no_rows() -> None:
     for trajectory in (t for group in groups for t in group.trajectories):
         trajectory.error, trajectory.turns = "lost", []
 
-    batch = make_batch(groups, PARTS.agent, PARTS.config, step=1)
+    batch = make_batch(groups, PARTS.config, step=1)
 
     assert batch.minibatches == [[]]
     assert set(batch.advantages) == {0.0}

@@ -89,7 +89,7 @@ def test_a_finished_step_is_told_in_areals_words(log: Path, tmp_path: Path) -> N
 
 def test_statistics_have_areals_form_and_all_of_its_names(log: Path, tmp_path: Path) -> None:
     parts = small_parts()
-    batch = make_batch(parts.rollouts(), parts.agent, parts.config, step=1)
+    batch = make_batch(parts.rollouts(), parts.config, step=1)
     ours = batch.stats | learner(parts.lm, parts.config).step(batch.minibatches[0]).values
     Monitor(tmp_path, attempt=1).info(stats_line(ours))
 

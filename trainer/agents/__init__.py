@@ -1,1 +1,22 @@
 """Agents: a task and an engine make a trajectory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer import custom
+from trainer.agents.base import AnyAgent
+from trainer.agents.memagent import MemAgent
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+
+def make_agent(config: RunConfig, tokenizer: Any) -> AnyAgent:
+    """The agent that a configuration names. Raises UserError for one that cannot be made."""
+    name = config.agent.name
+    if custom.is_custom(name):
+        agent: AnyAgent = custom.make("agent.name", name, config.code_dir, config.agent, tokenizer)
+        return agent
+    if name != "memagent":
+        raise UserError(f"agent.name={name} has no agent in this version: choose memagent, or module:Class")
+    return MemAgent(config.agent, tokenizer)

@@ -15,6 +15,7 @@ FREE = (
     "preset",
     "fileroot",
     "cache_dir",
+    "code_dir",
     "mode",
     "n_nodes",
     "n_gpus_per_node",

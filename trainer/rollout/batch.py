@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.agents.memagent import MemAgent
 from trainer.algorithms.advantages import group_advantages, turn_advantages, zero_variance_groups
 from trainer.algorithms.aggregation import token_weights
 from trainer.algorithms.table import resolve
-from trainer.config import RunConfig
+from trainer.config import AgentConfig, RunConfig
 from trainer.seeding import derive_seed
 from trainer.types import Group, Row, Trajectory
 
@@ -41,14 +40,13 @@ def control_rewards(rewards: list[float], control: str, *seed_parts: str | int) 
     return rewards
 
 
-def response_limit(agent: MemAgent, trajectories: list[Trajectory]) -> int:
+def response_limit(c: AgentConfig, trajectories: list[Trajectory]) -> int:
     """Most response tokens that any of these trajectories could have had."""
-    c = agent.config
     most_updates = max((sum(t.kind == "update" for t in one.turns) for one in trajectories), default=0)
     return most_updates * c.max_memory_tokens + c.max_final_tokens
 
 
-def make_batch(groups: list[Group], agent: MemAgent, config: RunConfig, step: int) -> TrainingBatch:
+def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBatch:
     """Rows for the optimizer steps of one training step.
 
     Tasks are split evenly over `train.minibatches`; token weights are normalised within each. Failed trajectories
@@ -66,7 +64,7 @@ def make_batch(groups: list[Group], agent: MemAgent, config: RunConfig, step: in
         advantages[ok] = 0.0 if config.control.zero_advantages else values
     flat = turn_rows(trajectories, advantages, config)
     per_batch = len(groups) // config.train.minibatches
-    limit = response_limit(agent, trajectories)
+    limit = response_limit(config.agent, trajectories)
     minibatches = []
     for number in range(config.train.minibatches):
         first, last = number * per_batch, (number + 1) * per_batch

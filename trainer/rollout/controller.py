@@ -7,15 +7,19 @@ weights and of what was asked for.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from trainer.agents.memagent import MemAgent, PreparedTask, RolloutOptions
+from trainer.agents.base import AnyAgent
+from trainer.agents.memagent import RolloutOptions
 from trainer.engines.base import Engine
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import UserError
-from trainer.rewards.boxed import boxed_reward
+from trainer.rewards import Boxed, Reward
 from trainer.seeding import derive_seed
 from trainer.types import Group, Task, Trajectory
 
@@ -38,12 +42,23 @@ class SamplingPlan:
 
 
 class RolloutController:
-    """Runs an agent on an engine. `stop_requested` is asked between turns; True cancels the batch."""
+    """Runs an agent on an engine. `stop_requested` is asked between turns; True cancels the batch.
+
+    reward: scores the trajectories. window: tokens that a conversation may have; 0: the agent sees to that.
+    """
 
     def __init__(
-        self, agent: MemAgent, engine: Engine, seed: int, stop_requested: Callable[[], bool] = lambda: False
+        self,
+        agent: AnyAgent,
+        engine: Engine,
+        seed: int,
+        stop_requested: Callable[[], bool] = lambda: False,
+        reward: Reward | None = None,
+        window: int = 0,
     ) -> None:
         self.agent = agent
+        self.reward = reward or Boxed()
+        self.window = window
         self.engine = engine
         self.seed = seed
         self.stop_requested = stop_requested
@@ -61,8 +76,8 @@ class RolloutController:
     async def _run(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         prepared = [self.agent.prepare(task) for task in tasks]
         jobs = [
-            asyncio.ensure_future(self._trajectory(one, sample, plan))
-            for one in prepared
+            asyncio.ensure_future(self._trajectory(task, one, sample, plan))
+            for task, one in zip(tasks, prepared, strict=True)
             for sample in range(plan.group_size)
         ]
         try:
@@ -75,9 +90,7 @@ class RolloutController:
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
 
-    async def _trajectory(self, prepared: PreparedTask, sample: int, plan: SamplingPlan) -> Trajectory:
-        task = prepared.task
-
+    async def _trajectory(self, task: Task, prepared: Any, sample: int, plan: SamplingPlan) -> Trajectory:
         def seed_of_turn(turn: int) -> int:
             if self.stop_requested():
                 raise RolloutInterruptedError
@@ -94,8 +107,35 @@ class RolloutController:
             # One lost request must not cost the step: the trajectory counts as failed, with reward 0.
             log.warning("trajectory %s/%d failed: %s: %s", task.id, sample, type(error).__name__, error)
             return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
-        trajectory.reward = boxed_reward(trajectory.answer_text, task.answers)
+        self._check_window(trajectory)
+        trajectory.reward = await self._score(task, trajectory)
         return trajectory
+
+    def _check_window(self, trajectory: Trajectory) -> None:
+        longest = max((len(t.prompt_ids) + len(t.completion.token_ids) for t in trajectory.turns), default=0)
+        if self.window and longest > self.window:
+            raise UserError(
+                f"task {trajectory.task_id}: the agent sent a conversation of {longest} tokens and {self.window} fit "
+                "into the model's context window and train.max_tokens_per_mb: let it send less at a time"
+            )
+
+    async def _score(self, task: Task, trajectory: Trajectory) -> float:
+        """The reward. One that fails ends the run: a reward of 0 in its place would be learned from."""
+        name = type(self.reward).__name__
+        try:
+            found = self.reward.score(task, trajectory)
+            value = float(await found if inspect.isawaitable(found) else found)
+        except (UserError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.exception("reward %s of task %s", name, task.id)
+            raise UserError(
+                f"the reward {name} failed on task {task.id}: {type(error).__name__}: {error}; main.log has the "
+                "traceback"
+            ) from error
+        if not math.isfinite(value):
+            raise UserError(f"the reward {name} of task {task.id} is {value}: return a finite number")
+        return value
 
 
 class RolloutInterruptedError(Exception):

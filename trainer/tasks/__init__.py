@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer import custom
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.tasks.base import TaskSource
@@ -9,6 +10,8 @@ from trainer.tasks.base import TaskSource
 
 def make_source(config: RunConfig) -> TaskSource:
     """The task source that a configuration names. Raises UserError for data that cannot be used."""
+    if custom.is_custom(config.task.name):
+        return _own(config)
     if config.task.name == "hotpotqa":
         from trainer.tasks.hotpotqa import HotpotQA  # noqa: PLC0415 (reads no data for other tasks)
 
@@ -18,3 +21,14 @@ def make_source(config: RunConfig) -> TaskSource:
     from trainer.tasks.recall import Recall  # noqa: PLC0415
 
     return Recall(config.task, config.seed)
+
+
+def _own(config: RunConfig) -> TaskSource:
+    source: TaskSource = custom.make("task.name", config.task.name, config.code_dir, config.task, config.seed)
+    size = getattr(source, "train_size", None)
+    if not isinstance(size, int) or size < 1:
+        raise UserError(
+            f"task.name={config.task.name}: train_size is {size!r}: set it to the number of training tasks, as in "
+            "docs/custom.md"
+        )
+    return source

@@ -26,7 +26,7 @@ from trainer.errors import RunError
 from trainer.evaluate import EvalSpec, evaluate
 from trainer.rollout.controller import RolloutController
 from trainer.staging import staged_folder
-from trainer.tasks import recall
+from trainer.tasks import make_source, recall
 from trainer.tasks.recall import Recall
 from trainer.train import attention, logprobs, packing
 from trainer.train.logprobs import PolicyModel, token_logprobs
@@ -51,17 +51,27 @@ class WarmupInterruptedError(Exception):
     """The warm-up was asked to stop; its state is on disk and the next call goes on from it."""
 
 
+def own_words(config: RunConfig) -> list[str]:
+    """Words that a task of the user's own needs beside those of recall: its `vocabulary()`, where it has one."""
+    if "task.name" not in config.custom:
+        return []
+    vocabulary = getattr(make_source(config), "vocabulary", None)
+    return [str(word) for word in vocabulary()] if vocabulary else []
+
+
 def content_key(config: RunConfig) -> str:
     """Hash of everything that the warmed-up weights depend on: settings, code, library versions, threads."""
     digest = hashlib.sha256()
     parts = {
         "model": config.model.model_dump(),
-        "task": config.task.model_dump(),
-        "agent": config.agent.model_dump(),
+        # A task or agent of the user's own is warmed up like ours: what it is called and told changes nothing here.
+        "task": {**config.task.model_dump(exclude={"options", "as_chat"}), "name": "recall"},
+        "agent": {**config.agent.model_dump(exclude={"options"}), "name": "memagent"},
         "warmup": config.warmup.model_dump(),
         "seed": config.seed,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        **({"words": words} if (words := own_words(config)) else {}),
     }
     digest.update(json.dumps(parts, sort_keys=True).encode())
     for module in SOURCES:
@@ -94,7 +104,7 @@ class Warmup:
             self.report({"phase": "gate", "cached": True, **json.loads((done / "warmup.json").read_text())})
             return done
         source = Recall(self.config.task, self.config.seed)
-        tokenizer = tiny.make_tokenizer(source.vocabulary())
+        tokenizer = tiny.make_tokenizer([*source.vocabulary(), *own_words(self.config)])
         check_window(MemAgent(self.config.agent, tokenizer), self.config.model.tiny.max_position_embeddings)
         scores: list[float] = []
         for attempt in range(self.config.warmup.retries + 1):
