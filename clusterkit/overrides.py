@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from clusterkit import aliases
 from clusterkit.fields import Field, fields, sections
 from clusterkit.suggest import nearest_keys
 from trainer.config import RunConfig
@@ -16,8 +17,14 @@ from trainer.errors import UserError
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Turn `train.total_steps=50 …` into dotted key -> value; every bad one is named in a single error."""
+    """Turn `train.total_steps=50 …` into dotted key -> value; every bad one is named in a single error.
+
+    Keys of AReaL, verl and vime are translated (clusterkit/aliases.py). The later of two words for one key counts, but
+    two old keys must not contradict each other.
+    """
     values: dict[str, Any] = {}
+    beside: dict[str, str] = {}
+    translated: dict[str, str] = {}
     problems: list[str] = []
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -28,12 +35,20 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             )
             continue
         try:
-            values[key] = parse_value(known_field(key), text)
+            meant = aliases.translate(key, text)
+            for ours, part in meant.settings.items():
+                value = parse_value(known_field(ours), part)
+                if meant.note and ours in translated and values[ours] != value:
+                    problems.append(f"{argument} and {translated[ours]} are both {ours} here: leave one of them out")
+                if meant.note:
+                    translated[ours] = argument
+                values[ours] = value
+            beside |= meant.beside
         except UserError as error:
             problems.append(str(error))
     if problems:
         raise UserError("\n".join(problems))
-    return values
+    return {**{key: parse_value(known_field(key), text) for key, text in beside.items()}, **values}
 
 
 def known_field(key: str) -> Field:
@@ -44,6 +59,8 @@ def known_field(key: str) -> Field:
     below = sections().get(key)
     if below:
         raise UserError(f"{key} is a section, not a value: set one of {', '.join(below)}")
+    if sentence := aliases.in_words(key):
+        raise UserError(sentence)
     matches = nearest_keys(key, fields())
     advice = f"did you mean {' or '.join(matches)}?" if matches else "see `clusterkit presets explain tiny --all`"
     raise UserError(f"unknown key {key}: {advice}")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 debug = False
@@ -31,6 +32,12 @@ def line_json(value: Any) -> None:
 def note(text: str) -> None:
     """Print progress or advice, which is no part of the result."""
     _write(sys.stderr, text)
+
+
+def notes(lines: Iterable[str]) -> None:
+    """Print what the user should know of how the command was understood."""
+    for line in lines:
+        note(f"note: {line}")
 
 
 def error(text: str) -> None:

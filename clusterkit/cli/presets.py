@@ -115,6 +115,7 @@ def plan(
 
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
     planned = plan_preset(name, task, overrides or (), nodes, gpus_per_node, memory)
+    output.notes(planned.resolved.notes)
     if as_json:
         output.result_json(planned.as_dict())
     else:

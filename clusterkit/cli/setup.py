@@ -79,6 +79,7 @@ def setup(
     certificates and --shm are kept with the cluster; `none` as the value forgets one. Exit code: 0 ready, 1 failed,
     2 bad usage, 3 some hosts failed, 130 interrupted.
     """
+    from clusterkit.aliases import notes_of  # noqa: PLC0415
     from clusterkit.provision.command import nothing_failed, only_failed, run_setup  # noqa: PLC0415
     from clusterkit.provision.options import SetupOptions  # noqa: PLC0415
     from clusterkit.provision.site import Site  # noqa: PLC0415
@@ -121,6 +122,7 @@ def setup(
         uploads=uploads,
         retries=retries,
     )
+    output.notes(notes_of(settings))
     selection: Selection | None = select(hosts)
     assert selection is not None
     cluster = selection.cluster

@@ -54,6 +54,7 @@ def train(
 
     typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
     resolved = resolve(preset, task, typed)
+    output.notes(resolved.notes)
     trial = choose_trial(resolved.config, resolved.trial_is_named)
     require_writable(trial.run)
     resolved = _with_applied(resolved, trial)

@@ -87,7 +87,7 @@ def test_override_values_are_read_as_their_field_wants_them(override: str, key: 
         ("train.learning_rat", "train.learning_rate"),
         ("train.lr", "train.learning_rate"),
         ("rollout.batchsize", "rollout.batch_size"),
-        ("group_size", "rollout.group_size"),
+        ("groupsize", "rollout.group_size"),
         ("trian.total_steps", "train.total_steps"),
         ("eval.total_steps", "train.total_steps"),
         ("ckpt_freq_sec", "checkpoint.ckpt_freq_secs"),

@@ -1,0 +1,290 @@
+"""Settings as AReaL, verl and vime spell them -> ours: a table, and its reading for one KEY=VALUE.
+
+What has a counterpart is translated, with a note; what holds here anyway is passed over, with a note; what matters and
+cannot be translated is refused with what to type instead. docs/coming-from-areal.md shows the table's use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """An old key that is one or more of ours. values: old value, in lower case -> ours; others stay as typed.
+
+    convert: text -> the text for each of `keys`. beside: what has to be set for it to count, unless typed.
+    """
+
+    keys: tuple[str, ...]
+    values: Mapping[str, str] = field(default_factory=dict)
+    convert: Callable[[str], tuple[str, ...]] | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """An old key that is passed over. values: with which it holds here anyway, in lower case; empty: with any."""
+
+    because: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An old key that cannot be translated. instead: what to do."""
+
+    instead: str
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What one KEY=VALUE means: our keys with their texts, what to set beside them, a note where it was translated."""
+
+    settings: Mapping[str, str]
+    beside: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def translate(key: str, text: str) -> Meant:
+    """Our settings for KEY=VALUE as it was typed; a key that is no alias comes back unchanged.
+
+    Raises:
+        UserError: an old key without a counterpart, or with a value that has none.
+
+    """
+    old = key.lstrip("+") if key.startswith("+") else key  # Hydra's sign for a key that its schema lacks
+    alias = ALIASES.get(old)
+    if alias is None:
+        return Meant({key: text})
+    if isinstance(alias, Refused):
+        raise UserError(f"{key}: {alias.instead}")
+    if isinstance(alias, Unneeded):
+        if alias.values and text.lower() not in alias.values:
+            raise UserError(f"{key}={text}: only {' or '.join(alias.values)} is possible here: {alias.because}")
+        return Meant({}, note=f"{key}={text} is not needed here: {alias.because}")
+    value = alias.values.get(text.lower(), text)
+    texts = alias.convert(value) if alias.convert else (value,) * len(alias.keys)
+    settings = {ours: part for ours, part in zip(alias.keys, texts, strict=True) if part}
+    if settings == {key: text}:
+        return Meant(settings)
+    said = " ".join(f"{ours}={part}" for ours, part in (settings | dict(alias.beside)).items())
+    return Meant(settings, alias.beside, f"{key}={text} is {said} here")
+
+
+def notes_of(arguments: Iterable[str]) -> tuple[str, ...]:
+    """One line for every argument that is translated or passed over; one that is refused has none."""
+    notes = []
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        with suppress(UserError):
+            notes.append(translate(key, text).note if equals else "")
+    return tuple(note for note in notes if note)
+
+
+def in_words(key: str) -> str:
+    """What an old key is here, as a sentence; empty for a key that is no alias."""
+    match ALIASES.get(key):
+        case Renamed(keys):
+            return f"{key} is {' and '.join(keys)} here"
+        case Unneeded(because):
+            return f"{key} is not needed here: {because}"
+        case Refused(instead):
+            return f"{key}: {instead}"
+    return ""
+
+
+def _file_or_folder(text: str) -> tuple[str, str]:
+    """A data set's path as folder and file; a folder or a repository has no file."""
+    folder, _, name = text.rpartition("/")
+    return (folder or ".", name) if name.endswith((".jsonl", ".json")) else (text, "")
+
+
+def _as_name(text: str) -> tuple[str]:
+    """A name that is a folder's here: verl allows slashes in it."""
+    return (text.replace("/", "-"),)
+
+
+_NEVER = {"null": "0", "none": "0", "-1": "0"}
+"""How others say that something is not done at intervals."""
+_DATA_SET = Renamed(("task.path", "task.dataset"), convert=_file_or_folder)
+_MICRO_BATCH = Renamed(("train.max_tokens_per_mb",))
+_EPOCHS = Renamed(("train.total_epochs",), beside={"train.total_steps": "0"})
+_HELD_OUT = Refused("the held-out part is taken from the data of task.path: task.eval_fraction and eval.split")
+_OWN_FILES = Refused(
+    "MemAgent's parquet files and vime's JSON lines are not read: clusterkit assets get hotpotqa, then task.path=FOLDER"
+)
+_GREEDY = Unneeded("the held-out evaluation is greedy, and once at temperature 1 at the end")
+_IN_ALLOCATION = "write it into allocation_mode, such as sglang:d4t2|fsdp:d8; clusterkit presets plan checks it"
+_ONE_LIMIT = Unneeded("train.max_tokens_per_mb bounds every pass over the tokens")
+_FROM_AGENT = Unneeded(
+    "the lengths are agent.chunk_tokens, agent.max_question_tokens, agent.max_memory_tokens and agent.max_final_tokens"
+)
+_NO_CRITIC = Refused("no critic is trained here: leave it out")
+_JUDGE = Refused("Mem-alpha's judge is not there yet: leave it out")
+
+_EXPERIMENT = {  # AReaL of all versions: the run, its hosts, when it is saved and brought back
+    "mode": Renamed(("mode",), {"torchrun": "local"}),
+    "cluster.n_nodes": Renamed(("n_nodes",)),
+    "cluster.n_gpus_per_node": Renamed(("n_gpus_per_node",)),
+    "cluster.fileroot": Renamed(("fileroot",)),
+    "external_configs.cluster_config.fileroot": Renamed(("fileroot",)),
+    "external_configs.cluster_config": Refused("set fileroot=FOLDER; hosts are named with clusterkit init or setup"),
+    "trainer.type": Renamed(("trainer.type",), {"ppo": "grpo"}),
+    "trainer.ppo.async_training": Unneeded("sampling and training take turns", ("false",)),
+    "trainer.sft.model.path": Renamed(("model.path",)),
+    "shutdown_server_on_exit": Refused("there are no engine servers apart from the trainer yet: leave it out"),
+    "min_required_servers": Refused("there are no engine servers apart from the trainer yet: leave it out"),
+    "exp_ctrl.total_train_epochs": _EPOCHS,
+    "total_train_epochs": _EPOCHS,
+    "exp_ctrl.save_freq_epochs": Renamed(("checkpoint.save_freq_epochs",), _NEVER),
+    "exp_ctrl.save_freq_steps": Renamed(("checkpoint.save_freq_steps",), _NEVER),
+    "exp_ctrl.save_freq_secs": Renamed(("checkpoint.save_freq_secs",), _NEVER),
+    "exp_ctrl.ckpt_freq_epochs": Unneeded("checkpoint.ckpt_freq_steps and checkpoint.ckpt_freq_secs decide", ("null",)),
+    "exp_ctrl.ckpt_freq_steps": Renamed(("checkpoint.ckpt_freq_steps",), _NEVER),
+    "exp_ctrl.ckpt_freq_secs": Renamed(("checkpoint.ckpt_freq_secs",)),
+    "saver.freq_epochs": Renamed(("checkpoint.save_freq_epochs",), _NEVER),
+    "saver.freq_steps": Renamed(("checkpoint.save_freq_steps",), _NEVER),
+    "saver.freq_secs": Renamed(("checkpoint.save_freq_secs",), _NEVER),
+    "recover.mode": Renamed(("recover_mode",), {"on": "auto"}),
+    "recover.retries": Renamed(("recover_retries",)),
+    "recover.freq_steps": Renamed(("checkpoint.ckpt_freq_steps",), _NEVER),
+    "recover.freq_secs": Renamed(("checkpoint.ckpt_freq_secs",)),
+    "evaluator.freq_steps": Renamed(("eval.every_steps",), _NEVER),
+    "wandb.mode": Renamed(("monitor.wandb",)),
+    "stats_logger.wandb.mode": Renamed(("monitor.wandb",)),
+}
+_LEARNING = {  # AReaL of all versions: model, data, sampling, loss
+    "actor.path": Renamed(("model.path",)),
+    "ref.path": Renamed(("model.path",)),
+    "critic.path": _NO_CRITIC,
+    "dataset.path": _DATA_SET,
+    "train_dataset.path": _DATA_SET,
+    "valid_dataset.path": _HELD_OUT,
+    "dataset.train_bs_n_seqs": Renamed(("rollout.batch_size",)),
+    "train_dataset.batch_size": Renamed(("rollout.batch_size",)),
+    "dataset.max_prompt_len": Renamed(("agent.max_question_tokens",)),
+    "group_size": Renamed(("rollout.group_size",)),
+    "gconfig.n_samples": Renamed(("rollout.group_size",)),
+    "ppo.gen.max_new_tokens": Renamed(("agent.max_final_tokens",)),
+    "gconfig.max_new_tokens": Renamed(("agent.max_final_tokens",)),
+    "ppo.gen.min_new_tokens": Unneeded("a response ends where the model ends it", ("0",)),
+    "ppo.gen.temperature": Renamed(("rollout.temperature",)),
+    "gconfig.temperature": Renamed(("rollout.temperature",)),
+    "gconfig.agent.adv_estimator": Renamed(("algorithm.name",)),
+    "ppo.ppo_n_minibatches": Renamed(("train.minibatches",)),
+    "actor.ppo_n_minibatches": Renamed(("train.minibatches",)),
+    "ppo.kl_ctl": Renamed(("algorithm.kl_coef",)),
+    "actor.kl_ctl": Renamed(("algorithm.kl_coef",)),
+    "ppo.eps_clip": Renamed(("algorithm.clip_low", "algorithm.clip_high")),
+    "actor.eps_clip": Renamed(("algorithm.clip_low", "algorithm.clip_high")),
+    "actor_train.mb_spec.max_tokens_per_mb": _MICRO_BATCH,
+    "ref_inf.mb_spec.max_tokens_per_mb": _MICRO_BATCH,
+    "actor.mb_spec.max_tokens_per_mb": _MICRO_BATCH,
+    "actor.optimizer.lr": Renamed(("train.learning_rate",)),
+    "actor.sglang.mem_fraction_static": Renamed(("rollout.gpu_memory_fraction",)),
+    "sglang.mem_fraction_static": Renamed(("rollout.gpu_memory_fraction",)),
+    "actor.vllm.max_num_seqs": Renamed(("rollout.max_running",)),
+    "actor.vllm.swap_space": Refused("no engine here swaps its KV cache to the CPU: lower rollout.max_running"),
+    "rollout.backend": Refused("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
+    "actor.backend": Refused("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
+    "external_engine.experiment_name": _JUDGE,
+}
+_VIME = {  # variables of vime's scripts, typed behind the command instead of before it
+    "NUM_ROLLOUT": Renamed(("train.total_steps",)),
+    "ROLLOUT_BATCH_SIZE": Renamed(("rollout.batch_size",)),
+    "N_SAMPLES_PER_PROMPT": Renamed(("rollout.group_size",)),
+    "SAVE_INTERVAL": Renamed(("checkpoint.save_freq_steps",)),
+    "MEM_CHUNK_TOKENS": Renamed(("agent.chunk_tokens",)),
+    "MEM_MAX_MEMORY": Renamed(("agent.max_memory_tokens",)),
+    "MEM_MAX_FINAL": Renamed(("agent.max_final_tokens",)),
+    "MEM_MAX_CHUNKS": Renamed(("agent.max_chunks",)),
+    "HF_CKPT": Renamed(("model.path",)),
+    "TORCH_DIST": Unneeded("the checkpoint is read as the Hugging Face hub has it"),
+    "TRAIN_DATA": _OWN_FILES,
+    "SAVE_PATH": Renamed(("fileroot",)),
+}
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_VERL = {  # verl's configuration, as MemAgent's scripts use it
+    "recurrent.enable": Renamed(("agent.name",), {"memory": "memagent"}),
+    "recurrent.memory.config.chunk_size": Renamed(("agent.chunk_tokens",)),
+    "recurrent.memory.config.max_chunks": Renamed(("agent.max_chunks",)),
+    "recurrent.memory.config.max_prompt_length": Renamed(("agent.max_question_tokens",)),
+    "recurrent.memory.config.max_memorization_length": Renamed(("agent.max_memory_tokens",)),
+    "recurrent.memory.config.max_final_response_length": Renamed(("agent.max_final_tokens",)),
+    "algorithm.adv_estimator": Renamed(("algorithm.name",)),
+    "algorithm.grpo_use_adv": Renamed(("algorithm.advantage",), {"false": "mean", "true": "mean_std"}),
+    "algorithm.kl_ctrl.kl_coef": Unneeded("the KL is a part of the loss, algorithm.kl_coef, not of the reward"),
+    "data.train_files": _OWN_FILES,
+    "data.val_files": _HELD_OUT,
+    "data.shuffle": Unneeded("the order of the tasks follows from seed"),
+    "data.filter_overlong_prompts": Unneeded(
+        "a longer question than agent.max_question_tokens is never cut", ("true",)
+    ),
+    "data.train_batch_size": Renamed(("rollout.batch_size",)),
+    "data.truncation": Renamed(("agent.overflow",)),
+    "data.context_key": Unneeded("every task knows its own files"),
+    "data.max_prompt_length": _FROM_AGENT,
+    "data.max_response_length": _FROM_AGENT,
+    "reward_model.reward_manager": Unneeded("an answer is scored in the process that sampled it"),
+    "actor_rollout_ref.model.path": Renamed(("model.path",)),
+    "actor_rollout_ref.model.use_remove_padding": Unneeded("rows are packed without padding", ("true",)),
+    "actor_rollout_ref.model.enable_gradient_checkpointing": Renamed(("model.gradient_checkpointing",)),
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _ONE_LIMIT,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": Unneeded("train.offload says it for all weights"),
+    f"{_ACTOR}.optim.lr": Renamed(("train.learning_rate",)),
+    f"{_ACTOR}.optim.lr_warmup_steps": Renamed(("train.warmup_steps",)),
+    f"{_ACTOR}.clip_ratio_low": Renamed(("algorithm.clip_low",)),
+    f"{_ACTOR}.clip_ratio_high": Renamed(("algorithm.clip_high",)),
+    f"{_ACTOR}.clip_ratio_c": Renamed(("algorithm.dual_clip",)),
+    f"{_ACTOR}.entropy_coeff": Unneeded("the loss has no entropy term", ("0", "0.0", "0.00", "0.000")),
+    f"{_ACTOR}.ppo_mini_batch_size": Refused(
+        "set train.minibatches, the number of optimizer steps: data.train_batch_size divided by ppo_mini_batch_size"
+    ),
+    f"{_ACTOR}.use_dynamic_bsz": Unneeded("micro-batches are filled up to train.max_tokens_per_mb", ("true",)),
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": _MICRO_BATCH,
+    f"{_ACTOR}.ulysses_sequence_parallel_size": Unneeded("a row is not split over ranks", ("1",)),
+    f"{_ACTOR}.use_kl_loss": Unneeded("algorithm.kl_coef above 0 turns it on, 0 off", ("true",)),
+    f"{_ACTOR}.kl_loss_coef": Renamed(("algorithm.kl_coef",)),
+    f"{_ACTOR}.kl_loss_type": Unneeded("it is this one", ("low_var_kl", "k3")),
+    f"{_ACTOR}.fsdp_config.param_offload": Renamed(("train.offload",)),
+    f"{_ACTOR}.fsdp_config.optimizer_offload": Renamed(("train.offload",)),
+    f"{_ACTOR}.fsdp_config.fsdp_size": Unneeded("the weights are sharded over all training ranks"),
+    f"{_ROLLOUT}.n": Renamed(("rollout.group_size",)),
+    f"{_ROLLOUT}.name": Refused(_IN_ALLOCATION),
+    f"{_ROLLOUT}.tensor_model_parallel_size": Refused(f"the t of the engine: {_IN_ALLOCATION}"),
+    f"{_ROLLOUT}.temperature": Renamed(("rollout.temperature",)),
+    f"{_ROLLOUT}.top_p": Renamed(("rollout.top_p",)),
+    f"{_ROLLOUT}.gpu_memory_utilization": Renamed(("rollout.gpu_memory_fraction",)),
+    f"{_ROLLOUT}.max_num_batched_tokens": Renamed(("rollout.max_batch_tokens",)),
+    f"{_ROLLOUT}.dtype": Renamed(("model.dtype",)),
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _ONE_LIMIT,
+    f"{_ROLLOUT}.enforce_eager": Unneeded("it is for vLLM's own engine"),
+    f"{_ROLLOUT}.free_cache_engine": Unneeded("it is for vLLM's own engine"),
+    f"{_ROLLOUT}.val_kwargs.n": _GREEDY,
+    f"{_ROLLOUT}.val_kwargs.do_sample": _GREEDY,
+    f"{_ROLLOUT}.val_kwargs.temperature": _GREEDY,
+    f"{_ROLLOUT}.val_kwargs.top_p": _GREEDY,
+    "trainer.critic_warmup": Unneeded("no critic is trained", ("0",)),
+    "trainer.default_hdfs_dir": Unneeded("runs lie under fileroot", ("null",)),
+    "trainer.default_local_dir": Renamed(("fileroot",)),
+    "trainer.experiment_name": Renamed(("experiment_name",), convert=_as_name),
+    "trainer.logger": Unneeded(
+        "numbers go to main.log, metrics.jsonl and TensorBoard; to Weights & Biases with monitor.wandb=online"
+    ),
+    "trainer.n_gpus_per_node": Renamed(("n_gpus_per_node",)),
+    "trainer.nnodes": Renamed(("n_nodes",)),
+    "trainer.project_name": Renamed(("monitor.wandb_project",)),
+    "trainer.save_freq": Renamed(("checkpoint.save_freq_steps",), _NEVER),
+    "trainer.test_freq": Renamed(("eval.every_steps",), _NEVER),
+    "trainer.total_epochs": _EPOCHS,
+    "trainer.total_training_steps": Renamed(("train.total_steps",)),
+    "trainer.val_before_train": Unneeded("the model is scored before the first step and after the last one", ("true",)),
+}
+
+ALIASES: dict[str, Renamed | Unneeded | Refused] = {**_EXPERIMENT, **_LEARNING, **_VIME, **_VERL}
+"""Every old key that is understood."""
