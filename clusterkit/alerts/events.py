@@ -6,9 +6,9 @@ import json
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from clusterkit.rundir import RunDirectory
 from clusterkit.status import Status, iso_time
 from clusterkit.textplot import duration
 from trainer.files import write_atomic
@@ -72,13 +72,13 @@ def _headline(status: Status, event: str, message: str) -> str:
 
 
 class Delivered:
-    """Which alerts went to a receiver, kept beside the run so that a later watcher does not repeat them.
+    """Which alerts went to a receiver, kept in a file so that a later watcher does not repeat them.
 
     receiver: a name that tells receivers apart and holds no secret.
     """
 
-    def __init__(self, run: RunDirectory, receiver: str) -> None:
-        self._path = run.logs / "alerts.json"
+    def __init__(self, path: Path, receiver: str) -> None:
+        self._path = path
         self._receiver = receiver
         self._ours: set[str] = set()
 
@@ -91,6 +91,7 @@ class Delivered:
         kept = self._read()
         kept[self._receiver] = [*kept.get(self._receiver, []), alert.identity][-KEPT_DELIVERIES:]
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self._path, json.dumps(kept, indent=1))
         except OSError:
             return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
 from clusterkit.alerts.delivery import WAITS, Receiver, UndeliveredError, deliver
 from clusterkit.alerts.events import Alert, Delivered, alert_of
@@ -11,10 +13,25 @@ from clusterkit.diagnose.view import explain_status
 from clusterkit.rundir import RunDirectory
 from clusterkit.runlog.metrics import History, MetricsTail
 from clusterkit.status import observe
+from trainer.errors import RunError
+
+
+class Elsewhere(Protocol):
+    """Where the run really is, when its directory here is a copy."""
+
+    def fetch(self, run: RunDirectory, *, logs: bool) -> None:
+        """Bring the copy up to date."""
+
+    def told(self, value: dict[str, Any]) -> dict[str, Any]:
+        """An alert with the real places in it."""
 
 
 class Watcher:
-    """Watches one run for one receiver. say: gets a sentence for every alert, delivered or not."""
+    """Watches one run for one receiver.
+
+    say: gets a sentence for every alert, delivered or not. elsewhere: brings the run's copy up to date before every
+    look. kept: file of what was delivered; beside the run where it is left out.
+    """
 
     def __init__(
         self,
@@ -22,36 +39,54 @@ class Watcher:
         receiver: Receiver,
         say: Callable[[str], None],
         waits: tuple[float, ...] = WAITS,
+        *,
+        elsewhere: Elsewhere | None = None,
+        kept: Path | None = None,
     ) -> None:
         self.run, self.receiver, self.say, self.waits = run, receiver, say, waits
-        self.delivered = Delivered(run, receiver.name)
+        self._elsewhere, self._kept = elsewhere, kept or run.logs / "alerts.json"
+        self.delivered = Delivered(self._kept, receiver.name)
         self._tail, self._history = MetricsTail(run.metrics), History()
 
     def look(self) -> tuple[str, bool]:
-        """One look: the run's state, and whether everything there was to send has been delivered."""
+        """One look: the run's state, and whether everything there was to send has been delivered.
+
+        Raises:
+            RunError: the run is elsewhere and cannot be seen.
+
+        """
+        if self._elsewhere is not None:
+            self._elsewhere.fetch(self.run, logs=False)
         for record in self._tail.read():
             self._history.add(record)
         status = observe(self.run, time.time(), self._history)
         alert = alert_of(status, ())
         if alert is None or alert in self.delivered:
             return status.state, True
+        if self._elsewhere is not None:
+            self._elsewhere.fetch(self.run, logs=True)
         return status.state, self._send(alert_of(status, explain_status(status)) or alert)
 
     def watch(self, every: float, sleep: Callable[[float], None] = time.sleep) -> bool:
         """Look every so many seconds until the run is complete and that is delivered."""
         while True:
-            state, sent = self.look()
-            if state == "finished" and sent:
-                return True
+            try:
+                state, sent = self.look()
+            except RunError as error:
+                self.say(f"cannot see the run for now ({str(error).splitlines()[0]}); trying again")
+            else:
+                if state == "finished" and sent:
+                    return True
             sleep(every)
 
     def _send(self, alert: Alert) -> bool:
         what = f"{alert.body['event']}, step {alert.body['global_step']}"
         try:
-            deliver(self.receiver, alert.body, self.waits)
+            body = self._elsewhere.told(alert.body) if self._elsewhere else alert.body
+            deliver(self.receiver, body, self.waits)
         except UndeliveredError as error:
             self.say(f"not delivered ({what}): {error}")
             return False
         kept = self.delivered.add(alert)
-        self.say(f"delivered: {what}" + ("" if kept else f" (could not be noted in {self.run.logs})"))
+        self.say(f"delivered: {what}" + ("" if kept else f" (could not be noted in {self._kept.parent})"))
         return True

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from clusterkit.cli import output
+
+if TYPE_CHECKING:
+    from clusterkit.alerts.watch import Watcher
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -16,6 +20,9 @@ def alerts(
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
+    ),
     webhook: str | None = typer.Option(
         None,
         "--webhook",
@@ -28,8 +35,8 @@ def alerts(
 ) -> None:
     """Watch a run; send a failure, a stall, a stop and the end, each once, as JSON.
 
-    Goes on until the run is complete or Ctrl-C. What was delivered is noted beside the run: a second watcher does not
-    repeat it.
+    Goes on until the run is complete or Ctrl-C. What was delivered is noted beside the run (for one of a cluster, in
+    the configuration folder of this machine): a second watcher does not repeat it.
     """
     from clusterkit.alerts.delivery import command_from, webhook_from  # noqa: PLC0415
     from clusterkit.alerts.watch import Watcher  # noqa: PLC0415
@@ -39,12 +46,24 @@ def alerts(
     if command is not None and webhook is not None:
         raise UserError("--webhook and --command are two receivers: give one, and start a second watcher for the other")
     receiver = command_from(command) if command is not None else webhook_from(webhook)
-    run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
-    watcher = Watcher(run, receiver, output.note)
+    if cluster is None:
+        run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
+        _watch(Watcher(run, receiver, output.note), every, once)
+        return
+    from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+    from clusterkit.hosts.folders import config_folder  # noqa: PLC0415
+
+    with mirror_of(cluster, fileroot) as mirror:
+        run = mirror.find(experiment, trial)
+        kept = config_folder() / "clusters" / cluster / "alerts" / run.experiment / f"{run.trial}.json"
+        _watch(Watcher(run, receiver, output.note, elsewhere=mirror, kept=kept), every, once)
+
+
+def _watch(watcher: Watcher, every: float, once: bool) -> None:
     if once:
         _, sent = watcher.look()
         raise typer.Exit(0 if sent else 1)
-    output.note(f"watching {run.experiment}/{run.trial} every {every:g} s; Ctrl-C ends it")
+    output.note(f"watching {watcher.run.experiment}/{watcher.run.trial} every {every:g} s; Ctrl-C ends it")
     try:
         watcher.watch(every)
     except KeyboardInterrupt:

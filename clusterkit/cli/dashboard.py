@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import ExitStack
 from pathlib import Path
 
 import typer
@@ -24,12 +25,23 @@ def dashboard(
     ),
     port: int = typer.Option(DEFAULT_PORT, "--port", help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
+    ),
 ) -> None:
     """Serve the runs as a live page to browsers on this machine, until Ctrl-C. It changes nothing."""
     from clusterkit.report.dashboard import Dashboard, Views  # noqa: PLC0415
 
-    views = Views(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
-    with Dashboard(port, views) as server:
+    with ExitStack() as stack:
+        if cluster is None:
+            views = Views(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
+        else:
+            from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+
+            mirror = stack.enter_context(mirror_of(cluster, fileroot))
+            mirror.choose(experiment, trial, compare)  # what is wrong is told here, not to the browser
+            views = Views(mirror.folder, experiment, trial, compare, mirror)
+        server = stack.enter_context(Dashboard(port, views))
         output.result(server.url)
         if os.environ.get("SSH_CONNECTION"):
             tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"

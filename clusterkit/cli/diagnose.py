@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from clusterkit.cli import output
 
 if TYPE_CHECKING:
     from clusterkit.diagnose.run import Diagnosis
+    from clusterkit.dispatch.mirrored import Mirror
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -20,6 +21,9 @@ def diagnose(
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
+    ),
     log: str | None = typer.Option(None, "--log", help="Any log by itself: of AReaL, SGLang, vLLM or Ray."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     apply: bool = typer.Option(
@@ -31,50 +35,66 @@ def diagnose(
     Changes nothing unless --apply is given.
     """
     from clusterkit.diagnose.run import diagnose_log, diagnose_run  # noqa: PLC0415
-    from clusterkit.diagnose.view import diagnosis_lines  # noqa: PLC0415
     from clusterkit.status import find_run  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     if log is not None:
-        if apply or experiment or trial:
-            raise UserError("--log FILE is diagnosed by itself: leave out --apply, --experiment and --trial")
-        diagnosis = diagnose_log(Path(log).expanduser())
+        if apply or experiment or trial or cluster:
+            raise UserError("--log FILE is diagnosed by itself: leave out --apply, --experiment, --trial and --cluster")
+        _show(diagnose_log(Path(log).expanduser()), apply, as_json)
+    elif cluster is None:
+        _show(diagnose_run(find_run(Path(fileroot).expanduser().absolute(), experiment, trial)), apply, as_json)
     else:
-        diagnosis = diagnose_run(find_run(Path(fileroot).expanduser().absolute(), experiment, trial))
-    if apply:
-        _apply(diagnosis, as_json)
-    elif as_json:
-        output.result_json(diagnosis.as_dict())
-    else:
-        output.result("\n".join(diagnosis_lines(diagnosis)))
+        from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+
+        with mirror_of(cluster, fileroot) as mirror:
+            _show(diagnose_run(mirror.find(experiment, trial, logs=True)), apply, as_json, mirror)
 
 
-def _apply(diagnosis: Diagnosis, as_json: bool) -> None:
+def _show(diagnosis: Diagnosis, apply: bool, as_json: bool, mirror: Mirror | None = None) -> None:
+    """Print it, or apply it. mirror: where the run really is."""
+    from clusterkit.diagnose.view import diagnosis_lines  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    try:
+        shown = _apply(diagnosis, mirror) if apply else (diagnosis.as_dict(), diagnosis_lines(diagnosis))
+    except UserError as error:
+        if mirror is None:
+            raise
+        raise type(error)(mirror.told(str(error))) from None
+    facts, lines = mirror.told(shown) if mirror else shown
+    if as_json:
+        output.result_json(facts)
+    else:
+        output.result("\n".join(lines))
+
+
+def _apply(diagnosis: Diagnosis, mirror: Mirror | None) -> tuple[dict[str, Any], list[str]]:
+    """Write the changed settings beside the run; what to print of it."""
     from clusterkit.diagnose.applied import apply_changes, overrides_file  # noqa: PLC0415
     from clusterkit.diagnose.run import train_command  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
 
     run = diagnosis.run
-    if run is None:
-        return
+    assert run is not None  # a log by itself is refused before
     if diagnosis.state in ("running", "stalled"):
         raise RunError(
             f"{run.experiment}/{run.trial} is {diagnosis.state}: a trainer takes settings at its start only. "
-            "Stop it first (Ctrl-C, or kill PID), then repeat this command"
+            f"Stop it first (clusterkit stop{f' --cluster {mirror.cluster.name}' if mirror else ', or Ctrl-C'}), "
+            "then repeat this command"
         )
     if not diagnosis.applicable:
         new = ", ".join(f"{change.key}={change.proposed}" for change in diagnosis.for_new_trial)
         reason = f"{new} needs a new trial" if new else "nothing that was found is mended by a setting"
         raise RunError(f"there is nothing to apply: {reason}. What was found: leave out --apply")
     applied = apply_changes(run, diagnosis.applicable)
+    if mirror is not None:
+        mirror.put(run, overrides_file(run).name, overrides_file(run).read_text(encoding="utf-8"))
     command = train_command(run, diagnosis.config, [])
-    if as_json:
-        written = [{"key": item.key, "was": item.was, "now": item.now, "because": item.because} for item in applied]
-        output.result_json({"file": str(overrides_file(run)), "overrides": written, "command": command or None})
-        return
+    written = [{"key": item.key, "was": item.was, "now": item.now, "because": item.because} for item in applied]
     lines = [
         f"{overrides_file(run)} now says",
         *(f"  {item.key}: {item.was} → {item.now} ({item.because})" for item in applied),
     ]
     lines.append(f"Go on with: {command or 'the same `clusterkit train` command as before'}")
-    output.result("\n".join(lines))
+    return {"file": str(overrides_file(run)), "overrides": written, "command": command or None}, lines

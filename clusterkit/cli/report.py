@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from clusterkit.cli import output
+
+if TYPE_CHECKING:
+    from clusterkit.rundir import RunDirectory
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -23,24 +27,42 @@ def report(
         None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
     ),
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
     """Write a run's rewards, lengths, times, checkpoints and restarts as one web page that needs nothing else."""
     from clusterkit.report.choose import choose_runs  # noqa: PLC0415
-    from clusterkit.report.page import content, document  # noqa: PLC0415
-    from clusterkit.report.source import RunReader  # noqa: PLC0415
     from clusterkit.report.write import write_page  # noqa: PLC0415
 
-    directories = choose_runs(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
-    runs = [RunReader(directory).read() for directory in directories]
-    page = document(" against ".join(run.name for run in runs), content(runs, time.time()))
+    if cluster is not None:
+        from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+
+        with mirror_of(cluster, fileroot) as mirror:
+            directories = mirror.choose(experiment, trial, compare)
+            page, runs = _page(directories)
+            page = mirror.told(page)
+    else:
+        directories = choose_runs(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
+        page, runs = _page(directories)
     if out == "-":
         output.result(page)
         return
     name = "-".join([directories[0].experiment, *(directory.trial for directory in directories)])
     path = write_page(page, Path(out).expanduser() if out else Path(f"{name}.html"))
     if as_json:
-        output.result_json({"path": str(path), "bytes": path.stat().st_size, "runs": [run.name for run in runs]})
+        output.result_json({"path": str(path), "bytes": path.stat().st_size, "runs": runs})
     else:
         output.result(str(path))
         output.note("Open it with a web browser; it can be sent or kept as it is.")
+
+
+def _page(directories: list[RunDirectory]) -> tuple[str, list[str]]:
+    """The page, and the names of the runs on it."""
+    from clusterkit.report.page import content, document  # noqa: PLC0415
+    from clusterkit.report.source import RunReader  # noqa: PLC0415
+
+    runs = [RunReader(directory).read() for directory in directories]
+    names = [run.name for run in runs]
+    return document(" against ".join(names), content(runs, time.time())), names

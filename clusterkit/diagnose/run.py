@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,8 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
     values = {**flatten(config), **applied, "trial_name": trial or run.trial}
     values.update((change.key, change.proposed) for change in changes)
     own = ("preset", "task.name", "fileroot", "experiment_name")
+    if config.mode == "ray":  # dispatch chose these
+        own += ("mode", "cache_dir")
     typed = [f"{key}={_text(value)}" for key, value in values.items() if key not in own and plain[key] != value]
     if run.experiment != plain["experiment_name"]:
         typed.append(f"experiment_name={run.experiment}")
@@ -204,7 +208,10 @@ def _began(history: History, folder: Path | None) -> float | None:
     own = [
         number(record, "time") for record in history.attempts[-1:] if f"attempt_{record.get('attempt')}" == folder.name
     ]
-    return min([made, *(moment for moment in own if moment is not None)])
+    marked = None
+    with suppress(OSError, ValueError, AttributeError):  # a dispatched attempt: its folder was written to at its end
+        marked = number(json.loads((folder / "exit.json").read_text(encoding="utf-8")), "began")
+    return min(moment for moment in (made, marked, *own) if moment is not None)
 
 
 def _present(scans: list[Scan]) -> Present:

@@ -52,6 +52,19 @@ class Mirror:
         self.fetch(run, logs=logs)
         return run
 
+    def choose(self, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
+        """The copies of the run that is meant and of the one beside it, up to date; see `report.choose`."""
+        from clusterkit.report.choose import choose_runs  # noqa: PLC0415
+
+        self.index()
+        try:
+            chosen = choose_runs(self.folder, experiment, trial, compare)
+        except RunError as error:
+            raise RunError(self.told(str(error))) from None
+        for run in chosen:
+            self.fetch(run)
+        return chosen
+
     def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
         """Bring the copy of a run up to date; with its logs, where they are wanted."""
         self._do(self._copies.fetch(run, logs=logs))

@@ -10,6 +10,7 @@ import traceback
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from clusterkit.report.choose import choose_runs
@@ -32,11 +33,35 @@ LOCAL_NAMES = {"127.0.0.1", "localhost", "[::1]"}
 """What a browser on this machine calls us, or one at the other end of an SSH tunnel: the port may be another there."""
 
 
-class Views:
-    """Pages of the runs under a folder; what was read and drawn is kept for the next look. Safe for threads."""
+class Elsewhere(Protocol):
+    """Where the runs really are, when the folder holds a copy of them."""
 
-    def __init__(self, fileroot: Path, experiment: str | None, trial: str | None, compare: str | None) -> None:
+    def index(self) -> None:
+        """Have a folder for every run."""
+
+    def fetch(self, run: RunDirectory) -> None:
+        """Bring the copy of a run up to date."""
+
+    def told(self, value: str) -> str:
+        """A text with the real places in it."""
+
+
+class Views:
+    """Pages of the runs under a folder; what was read and drawn is kept for the next look. Safe for threads.
+
+    elsewhere: brings the copy in the folder up to date before every look.
+    """
+
+    def __init__(
+        self,
+        fileroot: Path,
+        experiment: str | None,
+        trial: str | None,
+        compare: str | None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self.fileroot = fileroot
+        self._elsewhere = elsewhere
         self._preset = (experiment, trial, compare)
         self._lock = threading.Lock()
         self._readers: dict[RunDirectory, RunReader] = {}
@@ -55,15 +80,26 @@ class Views:
 
         """
         try:
-            directories = self._choose(run, compare)
+            directories = self._up_to_date(run, compare)
             with self._lock:
                 found = [self._reader(directory).read() for directory in directories]
                 key = [(one, one.records) for one in found]
                 if self._drawn is None or not _same(self._drawn[0], key):
                     self._drawn = (key, plots(found))
-                return content(found, time.time(), self._drawn[1], known)
+                shown = content(found, time.time(), self._drawn[1], known)
+                return Html(self._elsewhere.told(shown)) if self._elsewhere else shown
         except RunError as error:  # there is no such run, yet, or it cannot be read now
-            return tag("p", str(error), cls="empty")
+            said = self._elsewhere.told(str(error)) if self._elsewhere else str(error)
+            return tag("p", said, cls="empty")
+
+    def _up_to_date(self, run: str, compare: str) -> list[RunDirectory]:
+        if self._elsewhere is None:
+            return self._choose(run, compare)
+        self._elsewhere.index()
+        directories = self._choose(run, compare)
+        for directory in directories:
+            self._elsewhere.fetch(directory)
+        return directories
 
     def _choose(self, run: str, compare: str) -> list[RunDirectory]:
         if run or compare:

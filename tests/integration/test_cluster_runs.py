@@ -1,0 +1,196 @@
+"""Commands that read runs, on runs of a cluster: a real SSH host without Docker or Ray has them on its disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from run_writer import RunWriter
+from sshd import Ssh, Sshd
+
+from clusterkit.cli.hostoptions import HostOptions, select
+from clusterkit.dispatch.mirrored import Mirror
+
+pytest_plugins = ["sshd_fixture"]
+pytestmark = pytest.mark.timeout(120)
+
+CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
+OUT_OF_MEMORY = """\
+Traceback (most recent call last):
+  File "/codes/trainer/train/learner.py", line 80, in step
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB
+error: CUDA out of memory
+"""
+
+
+@dataclass
+class World:
+    """A cluster of one or more hosts over one disk, and this machine's commands."""
+
+    hosts: list[Sshd]
+    root: Path
+
+    def __call__(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [CLUSTERKIT, *words], check=False, capture_output=True, text=True, cwd=self.root.parents[2], timeout=60
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "clusterkit-" not in done.stdout + done.stderr, "the copy's folder is nobody's business"
+        return done
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self(*words, "--json", code=code).stdout)
+
+
+@pytest.fixture
+def world(ssh: Ssh) -> World:
+    hosts = [ssh.servers(), ssh.servers()]
+    storage = ssh.folder / "storage"
+    entries = [{"name": f"h{n}", "address": host.address, "port": host.port} for n, host in enumerate(hosts, 1)]
+    values = {"hosts": entries, "storage": str(storage), "login": {"identity_files": [str(ssh.key)]}}
+    folder = ssh.folder / "config" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "c.yaml").write_text(yaml.safe_dump(values))
+    return World(hosts, storage / "ray" / "experiments")
+
+
+def failed(world: World, trial: str = "run1") -> RunWriter:
+    """A run that ran out of memory in its third step; its job has left its mark."""
+    place = f"fileroot={world.root}"
+    writer = (
+        RunWriter(world.root, trial=trial).config(place, "mode=ray", "cache_dir=/c").attempt().steps(1, 3).recover(2)
+    )
+    (writer.run.logs / "main.log").write_text("log\n")
+    writer.run.console(1).write_text(OUT_OF_MEMORY)
+    (writer.run.logs / "attempt_1" / "exit.json").write_text(json.dumps({"code": 1, "began": writer.clock - 100}))
+    return writer.finish("failed", 3, "CUDA out of memory")
+
+
+def test_diagnosis_of_a_run_of_a_cluster_and_what_is_applied_lies_beside_it(world: World) -> None:
+    writer = failed(world)
+    facts = world.json("diagnose", "--cluster", "c")
+    (finding,) = [finding for finding in facts["findings"] if finding["id"] == "gpu-memory"]
+    assert (facts["state"], finding["phase"]) == ("failed", "train")
+    assert finding["evidence"][0]["source"] == str(writer.run.console(1))
+    assert (
+        "diagnose --experiment tiny-recall --trial run1 --cluster c --apply"
+        in world("diagnose", "--cluster", "c").stdout
+    )
+
+    applied = world.json("diagnose", "--cluster", "c", "--apply")
+    file = writer.run.logs / "overrides.yaml"
+    assert applied["file"] == str(file)
+    assert applied["command"] == "clusterkit train --preset tiny --task recall --cluster c"
+    assert yaml.safe_load(file.read_text())["train.max_tokens_per_mb"]["now"] == 8192
+    assert "is applied already" in world("diagnose", "--cluster", "c").stdout
+
+
+def test_report_of_runs_of_a_cluster(world: World, tmp_path: Path) -> None:
+    failed(world, "run1")
+    RunWriter(world.root, trial="run2").config().attempt().steps(1, 5).finish("completed", 5)
+    page = tmp_path / "page.html"
+    done = world.json("report", "--cluster", "c", "--trial", "run2", "--compare", "run1", "--out", str(page))
+    assert done["runs"] == ["tiny-recall/run2", "tiny-recall/run1"]
+    assert "CUDA out of memory" in page.read_text()
+    assert "clusterkit-" not in page.read_text()
+
+
+def test_alerts_of_a_run_of_a_cluster_are_sent_once(world: World, tmp_path: Path) -> None:
+    writer = failed(world)
+    sent = tmp_path / "sent"
+    command = ("alerts", "--cluster", "c", "--once", "--command", f"tee -a {sent}")
+    assert "delivered: failed, step 3" in world(*command).stderr
+    body = json.loads(sent.read_text())
+    assert body["run_dir"] == str(writer.run.logs)
+    assert any("GPU memory ran out" in line for line in body["diagnosis"])
+    assert any("--cluster c" in line for line in body["diagnosis"])
+    world(*command)
+    assert len(sent.read_text().splitlines()) == 1
+    assert not (writer.run.logs / "alerts.json").exists()
+
+
+def test_dashboard_shows_what_the_run_writes_meanwhile(world: World) -> None:
+    writer = RunWriter(world.root).config().attempt().steps(1, 5)
+    process = subprocess.Popen(
+        [CLUSTERKIT, "dashboard", "--cluster", "c", "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+
+        def page() -> str:
+            with urllib.request.urlopen(f"{url}page", timeout=30) as answer:
+                return str(answer.read().decode())
+
+        assert "5 of 30" in page()
+        writer.steps(6, 9)
+        assert "9 of 30" in page()
+        assert "clusterkit-" not in page()
+        world.hosts[0].kill_connections()
+        world.hosts[0].stop()
+        writer.steps(10, 10)
+        assert "10 of 30" in page(), "another host shows the same storage"
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(world: World, tmp_path: Path) -> None:
+    writer = failed(world)
+    mirror = Mirror(select(HostOptions(cluster="c")), tmp_path / "copy", str(world.root))
+    try:
+        run = mirror.find(None, None, logs=True)
+        before = {path: path.stat().st_ino for path in run.logs.rglob("*") if path.is_file()}
+        writer.attempt(resume_step=2).steps(3, 4)
+        mirror.fetch(run, logs=True)
+        assert run.metrics.read_bytes() == writer.run.metrics.read_bytes()
+        assert run.metrics.stat().st_ino == before[run.metrics]
+        assert run.holder() == "a job that Ray was not asked about"
+        assert run.has_recover_checkpoint
+
+        writer.run.metrics.write_text("")
+        writer.number = 0
+        writer.record("attempt", resume_step=0, total_steps=7)
+        (writer.run.logs / "attempt_2").rmdir()
+        mirror.fetch(run)
+        assert run.metrics.read_bytes() == writer.run.metrics.read_bytes()
+        assert run.attempt_numbers() == [1]
+        assert run.holder() is None
+    finally:
+        mirror.close()
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["report", "--out", "-"], ["alerts", "--command", "true", "--once"]])
+def test_unknown_runs_and_clusters_are_one_clear_error(world: World, command: list[str]) -> None:
+    none = world(*command, "--cluster", "c", code=1)
+    assert "cluster c has no run of" in none.stderr
+    assert "clusterkit train --cluster c" in none.stderr
+    failed(world)
+    other = world(*command, "--cluster", "c", "--trial", "nope", code=1)
+    assert "no run */nope" in other.stderr
+    assert "tiny-recall/run1" in other.stderr
+    elsewhere = world(*command, "--cluster", "d", code=2)
+    assert "there is no cluster 'd'" in elsewhere.stderr
+    for said in (none, other, elsewhere):
+        assert said.stderr.count("error: ") == 1
+        assert "Traceback" not in said.stderr
+
+
+def test_no_host_answers(world: World) -> None:
+    for host in world.hosts:
+        host.stop()
+    began = time.monotonic()
+    said = world("diagnose", "--cluster", "c", code=1).stderr
+    assert "h1" in said
+    assert "h2" in said
+    assert time.monotonic() - began < 60
