@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -65,17 +66,34 @@ def test_job_keeps_the_trainers_words_and_exit_code(tmp_path: Path) -> None:
         assert (config.parent / f"attempt_{attempt}" / "console.log").read_text() == said
 
 
-def test_job_that_is_stopped_lets_the_trainer_stop_in_its_own_way(tmp_path: Path) -> None:
+def begun(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A job whose trainer is at work, and its metrics."""
     values = resolve("tiny", None, ["warmup.recall_steps=100000"]).config.model_dump(exclude={"fileroot", "cache_dir"})
-    config = write_config(tmp_path, **values)
-    running = job(config)
-    log = tmp_path / "runs"
+    running = job(write_config(tmp_path, **values))
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in log.rglob("metrics.jsonl")):
+    while not (found := [path for path in (tmp_path / "runs").rglob("metrics.jsonl") if path.stat().st_size]):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return running, found[0]
+
+
+def test_job_that_is_stopped_lets_the_trainer_stop_in_its_own_way(tmp_path: Path) -> None:
+    running, _ = begun(tmp_path)
     os.kill(running.pid, signal.SIGTERM)
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 130, said
     assert "interrupted by SIGTERM" in said
+    mark = json.loads((tmp_path / "logs" / "attempt_1" / "exit.json").read_text())
+    assert mark["code"] == 130
+
+
+def test_trainer_stops_when_the_job_is_killed(tmp_path: Path) -> None:
+    running, metrics = begun(tmp_path)
+    running.kill()
+    deadline = time.monotonic() + 60
+    while '"kind": "finish"' not in metrics.read_text():
+        assert time.monotonic() < deadline, metrics.read_text()
+        time.sleep(0.05)
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    assert (last["status"], "SIGTERM" in last["message"]) == ("interrupted", True)

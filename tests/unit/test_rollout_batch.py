@@ -20,11 +20,7 @@ GROUPS = PARTS.rollouts()
 
 
 def batch_rows(groups: list[Group] | None = None, *overrides: str, step: int = 1) -> list[Row]:
-    return [
-        row
-        for rows in make_batch(groups or GROUPS, small_config(*overrides), step).minibatches
-        for row in rows
-    ]
+    return [row for rows in make_batch(groups or GROUPS, small_config(*overrides), step).minibatches for row in rows]
 
 
 def rewards(groups: list[Group]) -> list[list[float]]:

@@ -6,6 +6,7 @@ attempt ended is kept in attempt_N/exit.json: Ray's word on a job is lost with R
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -13,11 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from trainer.__main__ import load_config
+from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.launch.retries import Ended, judge
@@ -25,6 +28,8 @@ from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TAIL = 256 * 1024
+_SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Job:
@@ -32,7 +37,10 @@ class Job:
 
     def __init__(self, config: Path) -> None:
         self._config, self._logs = config, config.parent
-        self._settings = load_config(config)
+        try:
+            self._settings = load_config(config)
+        except UserError:
+            self._settings = RunConfig()  # the trainer refuses it in its own words, in the run's own files
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
 
@@ -60,7 +68,13 @@ class Job:
         environment = {**os.environ, "CLUSTERKIT_ATTEMPT": str(number)}
         command = [sys.executable, "-m", "trainer", str(self._config)]
         with (folder / "console.log").open("ab", buffering=0) as console:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+            self._process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 (this process has one thread)
+            )
             if self._stopped.is_set():  # the signal came while there was nobody to hand it on to
                 self._process.terminate()
             assert self._process.stdout is not None
@@ -78,6 +92,12 @@ class Job:
         self._stopped.set()
         if self._process is not None:
             self._process.send_signal(number)
+
+
+def _end_with_parent() -> None:
+    """A trainer whose keeper is killed stops as if it were asked to: nobody would start or stop it any more."""
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
@@ -131,9 +151,6 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         return Job(Path(arguments[0])).run()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
