@@ -142,6 +142,7 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
             if trial.course is Course.COMPLETE:
                 return Dispatched("complete", _run_of(config, user, trial.run.trial))
             config, notes = with_applied(config, trial.run)
+            resume_step = trial.resume_step  # as long as the copy is there to look at
         except UserError as error:
             raise UserError(str(error).replace(folder, config.fileroot)) from None
     for note in notes:
@@ -176,7 +177,7 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
     )
     say("waiting for the trainer to begin")
     await _begun(head, jobs, submission_id, run)
-    return Dispatched("started", run, submission_id, trial.resume_step)
+    return Dispatched("started", run, submission_id, resume_step)
 
 
 def _belongs(job: Job, user: str, experiment: str) -> bool:
