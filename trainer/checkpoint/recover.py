@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,73 +27,22 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sha256, sync_folder, sync_tree, tree_bytes, write_atomic
 from trainer.train.distributed import World
 from trainer.train.learner import Learner
 
-SLOTS = ("slot-a", "slot-b")
-STATE, MANIFEST, LATEST = "state.json", "MANIFEST.json", "LATEST"
+__all__ = ["RecoverStore", "RunState", "Slot"]
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """Where a run stands at the end of a step: plain numbers, beside the tensors.
-
-    global_step: steps done. next_task: number of the next training task. optimizer_steps: for the schedule.
-    version: weight version. seconds: run time so far, over all attempts. seconds_saved: run time at the last persistent
-    save. eval_due: an interruption came before this step's evaluation.
-    """
-
-    global_step: int
-    next_task: int
-    optimizer_steps: int
-    version: int
-    seconds: float
-    seconds_saved: float = 0.0
-    eval_due: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A complete recover checkpoint that was found. serial: it is the so manieth that the run has written."""
-
-    name: str
-    path: Path
-    state: RunState
-    fingerprint: dict[str, Any]
-    serial: int
-
-
-class RecoverStore:
+class RecoverStore(Slots):
     """The two slots of one run. `folder` is made when the first checkpoint is written."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._kept = ""  # the slot that holds the present run's last checkpoint
         self._kept_step = 0
-
-    def newest(self) -> tuple[Slot | None, list[str]]:
-        """The newest slot whose files are whole, and a sentence for everything that is not as it should be."""
-        present = [name for name in SLOTS if (self.folder / name).is_dir()]
-        latest, problems = self._pointer(present)
-        found: list[Slot] = []
-        for name in present:
-            path = self.folder / name
-            if problem := damage(path):
-                problems.append(f"recover checkpoint {path} is damaged: {problem}")
-                continue
-            try:
-                found.append(_read(path))
-            except (KeyError, TypeError, ValueError):
-                problems.append(f"recover checkpoint {path} was written by another version of the trainer")
-        if not found:
-            return None, problems
-        return max(found, key=lambda slot: (slot.serial, slot.name == latest)), problems
-
-    def occupied(self) -> bool:
-        """Whether there is any slot, whole or not."""
-        return any((self.folder / name).is_dir() for name in SLOTS)
 
     def save(self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World) -> dict[str, Any]:
         """Write the older slot and make it the latest. Collective: every rank calls it. Returns a metrics record.
@@ -150,23 +99,9 @@ class RecoverStore:
         learner.optimizer_steps = slot.state.optimizer_steps
         self._kept, self._kept_step = slot.name, slot.state.global_step
 
-    def _pointer(self, present: list[str]) -> tuple[str, list[str]]:
-        """What LATEST says, and what is wrong with that."""
-        try:
-            latest = (self.folder / LATEST).read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            return "", [f"{self.folder / LATEST} is missing"] if present else []
-        except (OSError, ValueError) as error:
-            return "", [f"{self.folder / LATEST} cannot be read ({error})"]
-        if latest not in SLOTS:
-            return "", [f"{self.folder / LATEST} names no slot ({latest[:40]!r})"]
-        if latest not in present:
-            return latest, [f"recover checkpoint {self.folder / latest} is missing, though LATEST names it"]
-        return latest, []
-
     def _turn(self) -> tuple[str, int]:
         """The slot to write now (never the one to go on from), and its serial number."""
-        serials = {name: _serial(self.folder / name) for name in SLOTS}
+        serials = {name: serial_of(self.folder / name) for name in SLOTS}
         kept = self._kept or max(SLOTS, key=lambda name: serials[name])
         fresh = max(serials.values()) < 0
         return SLOTS[0] if fresh or kept == SLOTS[1] else SLOTS[1], max(serials.values()) + 1
@@ -198,43 +133,6 @@ class RecoverStore:
             f"cannot write a recover checkpoint under {self.folder}: {error.strerror or error} ({kept}): make the "
             "folder writable, then start the same command again to go on"
         )
-
-
-def damage(path: Path) -> str:
-    """What is wrong with a slot's files; empty when all are as the manifest says."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        expected = {str(name): (int(facts["bytes"]), str(facts["sha256"])) for name, facts in manifest.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its {MANIFEST} cannot be read ({error})"
-    if missing := {STATE, ".metadata"} - expected.keys():
-        return f"its {MANIFEST} does not list {min(missing)}"
-    problems = (_file_damage(path / name, name, *facts) for name, facts in expected.items())
-    return next(filter(None, problems), "")
-
-
-def _file_damage(file: Path, name: str, size: int, digest: str) -> str:
-    try:
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        return "" if sha256(file) == digest else f"{name} has other bytes than were written"
-    except FileNotFoundError:
-        return f"{name} is missing"
-    except OSError as error:
-        return f"{name} cannot be read ({error.strerror})"
-
-
-def _read(path: Path) -> Slot:
-    saved = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return Slot(path.name, path, RunState(**saved["state"]), saved["fingerprint"], int(saved["serial"]))
-
-
-def _serial(path: Path) -> int:
-    """Number of the checkpoint in a slot, be its tensors whole or not; -1 where it cannot be told."""
-    try:
-        return int(json.loads((path / STATE).read_text(encoding="utf-8"))["serial"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
 
 
 def _reason(error: BaseException) -> str:
