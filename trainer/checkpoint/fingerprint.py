@@ -54,14 +54,17 @@ def is_free(name: str) -> bool:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line per setting that differs: `name: saved -> now`.
+    """One line per setting that differs: `name: saved -> now`."""
+    return [f"{name}: {was} -> {new}" for name, was, new in changes(saved, now)]
+
+
+def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Name, saved and present value of every setting that differs; `(not set)` where there is none.
 
     A field that did not exist when the checkpoint was written had its default.
     """
     saved = {**{name: value for name, value in flatten(RunConfig()).items() if name in now}, **saved}
-    names = sorted(saved.keys() | now.keys())
-    return [
-        f"{name}: {saved.get(name, '(not set)')} -> {now.get(name, '(not set)')}"
-        for name in names
-        if saved.get(name) != now.get(name)
+    pairs = [
+        (name, saved.get(name, "(not set)"), now.get(name, "(not set)")) for name in sorted(saved.keys() | now.keys())
     ]
+    return [(name, was, new) for name, was, new in pairs if was != new]
