@@ -35,6 +35,7 @@ COMMANDS = {
     "diagnose": Command(
         "clusterkit.cli.diagnose", "Say why a run failed or stands still, and which setting to change."
     ),
+    "recover": Command("clusterkit.cli.recover", "Check what a run would go on from, and whether it fits."),
     "alerts": Command("clusterkit.cli.alerts", "Send failures, stalls and the end of a run to a webhook or command."),
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
