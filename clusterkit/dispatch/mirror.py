@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -14,16 +15,18 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterkit.dispatch.follow import Copy
 from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.jobs import Job
 from clusterkit.dispatch.status import job_of, still_open
 from clusterkit.dispatch.storage import METRICS, fetch_records, read_from
+from clusterkit.raycluster.model import LABEL_CLUSTER
 from clusterkit.raycluster.token import read_token
 from clusterkit.rundir import HOLDER_FILE, RunDirectory, user_name
 from clusterkit.ssh.api import HostError, Session, Trouble
+from trainer.checkpoint import slots
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 LOG_BYTES = 8 << 20
 """Of a longer log only the end is fetched."""
 LOOK_SECONDS = 60.0
+HASH_SECONDS = 3600.0
+"""For reading every byte of two checkpoints."""
 SILENT_SECONDS = 60.0
 """A host that did not answer is asked last for so long."""
 UNASKED = "a job that Ray was not asked about"
@@ -112,6 +117,25 @@ class Copies:
 
         """
         await self._through(lambda head: head.session.put(text.encode(), str(self.there(run).logs / name), root=True))
+
+    async def look(self, run: RunDirectory) -> dict[str, Any]:
+        """What there is to go on from, found by a script in a container of the cluster (or on its host without one).
+
+        Raises:
+            RunError: no host shows it.
+
+        """
+        folder = shlex.quote(str(self.there(run).recover))
+        script = (
+            f"id=$(docker ps --quiet --filter label={LABEL_CLUSTER}={self.selection.cluster.name} 2>/dev/null"
+            " | head -n 1)\n"
+            f'[ -z "$id" ] || exec docker exec --interactive "$id" python3 - {folder}\n'
+            f"exec python3 - {folder}\n"
+        )
+        source = Path(slots.__file__).read_bytes()
+        text = await self._through(lambda head: _said(head, script, source, HASH_SECONDS))
+        found: dict[str, Any] = json.loads(text)
+        return found
 
     async def close(self) -> None:
         """Close all connections."""
@@ -236,8 +260,8 @@ async def _listing(head: Head, run: RunDirectory) -> Facts:
     return facts
 
 
-async def _said(head: Head, script: str) -> str:
-    result = await head.session.run(script, root=True, timeout=LOOK_SECONDS)
+async def _said(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
+    result = await head.session.run(script, root=True, stdin=stdin, timeout=seconds)
     if not result.ok:
         reason = " ".join(result.stderr.split()[-20:]) or f"exit code {result.exit_code}"
         raise HostError(head.session.host.name, Trouble.WRITE, f"the runs cannot be looked at: {reason}")

@@ -73,6 +73,11 @@ class Mirror:
         """Write a file beside the run on the cluster."""
         self._do(self._copies.put(run, name, text))
 
+    def look(self, run: RunDirectory) -> dict[str, Any]:
+        """What `trainer.checkpoint.slots.look` finds of a run; every file is read there, not brought here."""
+        found: dict[str, Any] = self._do(self._copies.look(run))
+        return found
+
     def told(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the cluster instead of those of the copy."""
         return told(value, self.folder, self.fileroot, self.cluster.name)

@@ -1,0 +1,109 @@
+"""`clusterkit recover`: what a run would go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterkit.cli import output
+
+if TYPE_CHECKING:
+    from clusterkit.recovery import Check
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _recover() -> None:
+    """Look at what runs would go on from."""
+
+
+@app.command()
+def check(
+    *,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings that the run would be started with, as for train."),
+    ] = None,
+    preset: str | None = typer.Option(
+        None, "--preset", help="Preset of the command that it would be started with; as last time when left out."
+    ),
+    task: str | None = typer.Option(None, "--task", help="Task of that command."),
+    experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
+    trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
+    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="A run of that cluster; its files are read there."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Say what a run would go on from, whether that is whole, and whether it fits; changes nothing.
+
+    Every byte is compared with what was written, as the trainer does at its start. Exit codes: 0 a start would go on
+    from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage.
+    """
+    typed = list(overrides or [])
+    found = (
+        _on_cluster(cluster, preset, task, typed, experiment, trial, fileroot)
+        if cluster is not None
+        else _here(preset, task, typed, experiment, trial, fileroot)
+    )
+    if as_json:
+        output.result_json(found.as_dict())
+    else:
+        output.result("\n".join(found.lines()))
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _here(
+    preset: str | None, task: str | None, typed: list[str], experiment: str | None, trial: str | None, fileroot: str
+) -> Check:
+    from clusterkit.recovery import Check, own_config  # noqa: PLC0415
+    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.status import find_run  # noqa: PLC0415
+    from trainer.checkpoint.slots import look  # noqa: PLC0415
+
+    root = Path(fileroot).expanduser().absolute()
+    if preset is None:
+        run = find_run(root, experiment, trial)
+        config = own_config(run, typed)
+    else:
+        resolved = resolve(preset, task, typed)
+        config = resolved.config
+        root = Path(config.fileroot) if "fileroot" in resolved.settings else root
+        named = trial or (config.trial_name if resolved.trial_is_named else None)
+        run = find_run(root, experiment or config.experiment_name, named)
+    return Check(run, look(run.recover), config, run.holder())
+
+
+def _on_cluster(
+    cluster: str,
+    preset: str | None,
+    task: str | None,
+    typed: list[str],
+    experiment: str | None,
+    trial: str | None,
+    fileroot: str,
+) -> Check:
+    from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+    from clusterkit.dispatch.train import order_of  # noqa: PLC0415
+    from clusterkit.recovery import Check, own_config  # noqa: PLC0415
+
+    with mirror_of(cluster, fileroot) as mirror:
+        if preset is None:
+            run = mirror.find(experiment, trial)
+            config = own_config(run, typed)
+        else:
+            order, _, _ = order_of(mirror.cluster, preset, task, typed)
+            config = order.config
+            named = trial or (config.trial_name if order.named else None)
+            run = mirror.find(experiment or config.experiment_name, named)
+        return Check(run, mirror.look(run), config, run.holder())
