@@ -41,6 +41,9 @@ class Refused:
     instead: str
 
 
+Alias = Renamed | Unneeded | Refused
+
+
 @dataclass(frozen=True)
 class Meant:
     """What one KEY=VALUE means: our keys with their texts, what to set beside them, a note where it was translated."""
@@ -127,7 +130,7 @@ _FROM_AGENT = Unneeded(
 _NO_CRITIC = Refused("no critic is trained here: leave it out")
 _JUDGE = Refused("Mem-alpha's judge is not there yet: leave it out")
 
-_EXPERIMENT = {  # AReaL of all versions: the run, its hosts, when it is saved and brought back
+_EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, when it is saved and brought back
     "mode": Renamed(("mode",), {"torchrun": "local"}),
     "cluster.n_nodes": Renamed(("n_nodes",)),
     "cluster.n_gpus_per_node": Renamed(("n_gpus_per_node",)),
@@ -158,7 +161,7 @@ _EXPERIMENT = {  # AReaL of all versions: the run, its hosts, when it is saved a
     "wandb.mode": Renamed(("monitor.wandb",)),
     "stats_logger.wandb.mode": Renamed(("monitor.wandb",)),
 }
-_LEARNING = {  # AReaL of all versions: model, data, sampling, loss
+_LEARNING: dict[str, Alias] = {  # AReaL of all versions: model, data, sampling, loss
     "actor.path": Renamed(("model.path",)),
     "ref.path": Renamed(("model.path",)),
     "critic.path": _NO_CRITIC,
@@ -194,7 +197,7 @@ _LEARNING = {  # AReaL of all versions: model, data, sampling, loss
     "actor.backend": Refused("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
     "external_engine.experiment_name": _JUDGE,
 }
-_VIME = {  # variables of vime's scripts, typed behind the command instead of before it
+_VIME: dict[str, Alias] = {  # variables of vime's scripts, typed behind the command instead of before it
     "NUM_ROLLOUT": Renamed(("train.total_steps",)),
     "ROLLOUT_BATCH_SIZE": Renamed(("rollout.batch_size",)),
     "N_SAMPLES_PER_PROMPT": Renamed(("rollout.group_size",)),
@@ -209,7 +212,7 @@ _VIME = {  # variables of vime's scripts, typed behind the command instead of be
     "SAVE_PATH": Renamed(("fileroot",)),
 }
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_VERL = {  # verl's configuration, as MemAgent's scripts use it
+_VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use it
     "recurrent.enable": Renamed(("agent.name",), {"memory": "memagent"}),
     "recurrent.memory.config.chunk_size": Renamed(("agent.chunk_tokens",)),
     "recurrent.memory.config.max_chunks": Renamed(("agent.max_chunks",)),
@@ -286,5 +289,5 @@ _VERL = {  # verl's configuration, as MemAgent's scripts use it
     "trainer.val_before_train": Unneeded("the model is scored before the first step and after the last one", ("true",)),
 }
 
-ALIASES: dict[str, Renamed | Unneeded | Refused] = {**_EXPERIMENT, **_LEARNING, **_VIME, **_VERL}
+ALIASES: dict[str, Alias] = {**_EXPERIMENT, **_LEARNING, **_VIME, **_VERL}
 """Every old key that is understood."""

@@ -111,9 +111,17 @@ def test_what_is_named_here_exists(line: Line, group: Any) -> None:
 
 
 @pytest.mark.parametrize("line", LINES, ids=str)
-def test_commands_in_remarks_and_in_the_text_exist(line: Line, group: Any) -> None:
+def test_commands_in_remarks_exist(line: Line, group: Any) -> None:
     for word in re.findall(r"`(clusterkit [^`]+)`", line.cells[2]):
         try_command(word, group)
+
+
+def test_commands_around_the_tables_exist(group: Any) -> None:
+    text = "\n".join(line for line in PAGE.read_text(encoding="utf-8").splitlines() if not line.startswith("|"))
+    commands = [word for word in re.findall(r"`(clusterkit [^`]+)`", text) if "NAME" not in word]
+    assert len(commands) > 2
+    for command in commands:
+        try_command(command, group)
 
 
 def try_command(text: str, group: Any) -> None:
