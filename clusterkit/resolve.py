@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterkit import presets
-from clusterkit.aliases import notes_of
 from clusterkit.overrides import parse_overrides, to_config
 from clusterkit.presets import Setting, SizePreset
 from trainer.config import RunConfig
@@ -16,17 +15,13 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Resolved:
-    """A validated configuration and where it came from. `overrides` are the arguments as typed.
-
-    notes: what was translated or passed over of them, a line each.
-    """
+    """A validated configuration and where it came from. `overrides` are the arguments as typed."""
 
     config: RunConfig
     size: SizePreset
     task: str
     settings: dict[str, Setting]
     overrides: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def trial_is_named(self) -> bool:
@@ -57,4 +52,4 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
             )
     # Absolute, so that `python -m trainer RUN/config.yaml` means the same run from every folder.
     config = config.model_copy(update={"fileroot": str(Path(config.fileroot).expanduser().absolute())})
-    return Resolved(config, size, chosen, settings, tuple(overrides), notes_of(overrides))
+    return Resolved(config, size, chosen, settings, tuple(overrides))

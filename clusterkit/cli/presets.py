@@ -110,12 +110,13 @@ def plan(
 
     Exit code: 0 it fits, 1 it does not, 2 bad usage.
     """
+    from clusterkit.aliases import notes_of  # noqa: PLC0415
     from clusterkit.planning.preset_plan import gibibytes, plan_preset  # noqa: PLC0415
     from clusterkit.planning.view import lines_of  # noqa: PLC0415
 
+    output.notes(notes_of(overrides or ()))
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
     planned = plan_preset(name, task, overrides or (), nodes, gpus_per_node, memory)
-    output.notes(planned.resolved.notes)
     if as_json:
         output.result_json(planned.as_dict())
     else:

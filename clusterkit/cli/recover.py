@@ -49,7 +49,10 @@ def check(
     Every byte is compared with what was written, as the trainer does at its start. Exit codes: 0 a start would go on
     from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage.
     """
+    from clusterkit.aliases import notes_of  # noqa: PLC0415
+
     typed = list(overrides or [])
+    output.notes(notes_of(typed))
     found = (
         _on_cluster(cluster, preset, task, typed, experiment, trial, fileroot)
         if cluster is not None

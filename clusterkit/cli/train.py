@@ -41,6 +41,9 @@ def train(
     Here, Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped. On a cluster the run goes
     on without us: the same command attaches to it, clusterkit stop ends it.
     """
+    from clusterkit.aliases import notes_of  # noqa: PLC0415
+
+    output.notes(notes_of(overrides or []))
     if cluster is not None:
         from clusterkit.cli.train_cluster import train_on  # noqa: PLC0415
 
@@ -54,7 +57,6 @@ def train(
 
     typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
     resolved = resolve(preset, task, typed)
-    output.notes(resolved.notes)
     trial = choose_trial(resolved.config, resolved.trial_is_named)
     require_writable(trial.run)
     resolved = _with_applied(resolved, trial)

@@ -40,7 +40,6 @@ def train_on(
     """
     selection = select(HostOptions(cluster=cluster))
     order, assets, resolved = order_of(selection.cluster, preset, task, overrides)
-    output.notes(resolved.notes)
     if dry_run:
         _print_plan(order, as_json)
         return
