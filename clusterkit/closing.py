@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from clusterkit.rundir import RunDirectory
@@ -30,6 +31,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         # Steps alone where the split is unknown, else everything that the split accounts for, the warm-up first.
         total = sum(split.values()) or float(summary["seconds"])
         lines.append(f"time        {duration(total)}" + (f": {spent}" if spent else ""))
+    if summary.get("rollouts_table"):
+        lines.append(f"table       {summary['rollouts_table']}")
     if summary.get("checkpoint"):
         lines.append(f"checkpoint  {summary['checkpoint']}")
     return lines
@@ -37,6 +40,10 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
 
 def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Label, value before and value after of every row of the closing table, its heading first."""
+    if isinstance(totals := summary.get("rollouts"), dict):
+        return _rollout_rows(totals)
+    if isinstance(losses := summary.get("heldout_loss"), dict):
+        return _loss_rows(losses, summary.get("num_tasks"))
     rows = [row for row in summary.get("table") or [] if isinstance(row, dict)]
     trained = [number for number in summary.get("trained_chunks") or [] if isinstance(number, int)]
     tasks = summary.get("num_tasks")
@@ -49,6 +56,29 @@ def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     if summary.get("chance") is not None:
         found.append(("a blind guess", _percent(summary["chance"]), _percent(summary["chance"])))
     return found
+
+
+def _rollout_rows(totals: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What trajectories came to: means over tasks; the second column is the best of a task's trajectories."""
+    found = [(f"{totals.get('tasks', '?')} tasks, {totals.get('trajectories', '?')} trajectories", "mean", "best")]
+    found.append(("reward", _plain(totals.get("mean_reward")), _plain(totals.get("best_reward"))))
+    found += [(name, _percent(value), "-") for name, value in (totals.get("metrics") or {}).items()]
+    found.append(("response tokens", _plain(totals.get("mean_response_tokens"), 1), "-"))
+    found.append(("turns", _plain(totals.get("mean_turns"), 1), "-"))
+    for name in ("failed", "truncated"):
+        if totals.get(name):
+            found.append((f"{name} trajectories: {totals[name]}", "-", "-"))
+    return found
+
+
+def _loss_rows(losses: dict[str, Any], count: Any) -> list[tuple[str, str, str]]:
+    before, after = losses.get("before"), losses.get("after")
+    rows = [(f"held-out examples ({count})", "before", "after"), ("loss per token", _plain(before), _plain(after))]
+    return [*rows, ("perplexity", *(_plain(math.exp(min(x, 700))) if _is_number(x) else "-" for x in (before, after)))]
+
+
+def _plain(value: Any, digits: int = 3) -> str:
+    return f"{value:.{digits}f}" if _is_number(value) else "-"
 
 
 def _label(row: dict[str, Any], trained: list[int]) -> str:

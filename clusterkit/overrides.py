@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from clusterkit import aliases
-from clusterkit.fields import Field, fields, sections
+from clusterkit.fields import Field, entry, fields, sections
 from clusterkit.suggest import nearest_keys
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -53,7 +53,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 def known_field(key: str) -> Field:
     """The field of that dotted key, or an error with the nearest ones."""
-    field = fields().get(key)
+    field = fields().get(key) or entry(key)
     if field is not None:
         return field
     below = sections().get(key)
@@ -82,6 +82,8 @@ def parse_value(field: Field, text: str) -> Any:
         return value
     if field.kind == "list":
         return _parse_list(field, value)
+    if field.kind == "mapping" and not isinstance(value, dict):
+        raise bad_value(field, text)
     if field.kind in ("int", "float"):
         return _parse_number(field, value, text)
     return value

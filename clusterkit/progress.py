@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from clusterkit.runlog.metrics import History, Record, number
-from clusterkit.status_view import warmup_text
+from clusterkit.status_view import measured_text, warmup_text
 from clusterkit.textplot import count, duration, shares, size, sparkline
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def event_line(record: Record, history: History) -> str | None:
         case "step":
             line = _step_line(record, history)
         case "eval" if record.get("name") == "heldout":
-            line = f"held-out accuracy {_percent(record)} ({record.get('num_tasks', '?')} tasks) after step {step}"
+            line = f"held-out {measured_text(record)} ({record.get('num_tasks', '?')} tasks) after step {step}"
         case "eval":
-            line = f"{record.get('name', 'held-out')}: accuracy {_percent(record)} {_measured(record)}"
+            line = f"{record.get('name', 'held-out')}: {measured_text(record)}{_measured(record)}"
         case "recover":
             line = f"recover checkpoint after step {step} ({size(number(record, 'bytes'))})"
         case "save":
@@ -85,10 +85,12 @@ def event_line(record: Record, history: History) -> str | None:
 
 
 def _step_line(record: Record, history: History) -> str:
-    reward = number(record.get("stats") or {}, "task_reward")
+    stats = record.get("stats") or {}
+    name = "loss" if "loss" in stats else "task_reward"
+    value = number(stats, name)
     return (
         f"step {record.get('global_step', '?')}/{history.total_steps or '?'}  "
-        f"task_reward {'?' if reward is None else f'{reward:.3f}'}  "
+        f"{name} {'?' if value is None else f'{value:.3f}'}  "
         f"{count(number(record, 'tokens_per_s'))} tokens/s  {duration(number(record, 'step_time_s'))}  "
         f"ETA {duration(history.eta())}"
     )
@@ -101,11 +103,15 @@ def live_lines(history: History, now: float) -> list[str]:
             return [f"warm-up      {warmup_text(history.warmup)}"]
         doing = "measuring held-out accuracy before the first step" if history.attempts else "loading the trainer"
         return [f"starting     {doing}"]
-    last, rewards = history.steps[-1], history.stat("task_reward")
-    lines = []
-    if rewards:
-        lines.append(f"task_reward  {rewards[-1]:.3f}  {sparkline(rewards)}")
-    heldout = [_percent(record) for record in history.evals if record.get("name") == "heldout"]
+    last = history.steps[-1]
+    lines = [
+        f"{name:<11}  {values[-1]:.3f}  {sparkline(values)}"
+        for name in ("task_reward", "loss")
+        if (values := history.stat(name))
+    ]
+    heldout = [
+        measured_text(record).removeprefix("accuracy ") for record in history.evals if record.get("name") == "heldout"
+    ]
     if heldout:
         lines.append(f"held-out     {' → '.join(heldout[-5:])}")
     speed = f"{count(number(last, 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
@@ -186,10 +192,7 @@ def showing(name: str, wanted: bool = True) -> Iterator[Progress]:
 
 
 def _measured(record: Record) -> str:
-    where = f"at {record['chunks']} chunks" if record.get("chunks") else "as trained"
+    if "loss" in record:
+        return f" ({record.get('num_tasks', '?')} tasks)"
+    where = f" at {record['chunks']} chunks" if record.get("chunks") else " as trained"
     return f"{where}, memory blanked" if record.get("blank_memory") else where
-
-
-def _percent(record: Record) -> str:
-    accuracy = number(record, "accuracy")
-    return "?" if accuracy is None else f"{accuracy:.1%}"

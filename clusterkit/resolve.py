@@ -10,6 +10,7 @@ from clusterkit import presets
 from clusterkit.overrides import parse_overrides, to_config
 from clusterkit.presets import Setting, SizePreset
 from trainer.config import RunConfig
+from trainer.custom import is_custom
 from trainer.errors import UserError
 
 
@@ -37,9 +38,12 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
             "What each is for: clusterkit presets"
         )
     size = presets.load_size(preset)
-    chosen = presets.choose_task(size, task)
     values = parse_overrides(overrides)
-    if values.get("task.name") not in (None, presets.config_task(chosen)):
+    if task is None and values.get("trainer.type") == "sft":
+        task = "sft"  # the one task with examples; what else it needs comes with it
+    chosen = presets.choose_task(size, task)
+    own = is_custom(str(values.get("task.name", "")))
+    if not own and values.get("task.name") not in (None, presets.config_task(chosen)):
         raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
@@ -50,6 +54,17 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
             raise UserError(
                 f"{key}={getattr(config, key)} becomes the name of a folder: begin it with a letter or digit"
             )
-    # Absolute, so that `python -m trainer RUN/config.yaml` means the same run from every folder.
-    config = config.model_copy(update={"fileroot": str(Path(config.fileroot).expanduser().absolute())})
-    return Resolved(config, size, chosen, settings, tuple(overrides))
+    return Resolved(_anchored(config), size, chosen, settings, tuple(overrides))
+
+
+def _anchored(config: RunConfig) -> RunConfig:
+    """Paths made absolute, so that `python -m trainer RUN/config.yaml` means the same run from every folder."""
+    places = {"fileroot": str(Path(config.fileroot).expanduser().absolute())}
+    if config.custom:
+        places["code_dir"] = str(Path(config.code_dir or ".").expanduser().absolute())
+    anchored = config.model_copy(update=places)
+    path = Path(config.task.path or "").expanduser()
+    if config.task.path and (config.task.name == "sft" or "task.name" in config.custom) and path.exists():
+        task = config.task.model_copy(update={"path": str(path.absolute())})
+        anchored = anchored.model_copy(update={"task": task})
+    return anchored

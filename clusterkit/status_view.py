@@ -18,9 +18,9 @@ def status_lines(status: Status) -> list[str]:
     rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
         rows.append(("warm-up", warmup_text(history.warmup)))
-    rewards = history.stat("task_reward")
-    if rewards:
-        rows.append(("task_reward", f"{rewards[-1]:.3f}  {sparkline(rewards)}  (first {rewards[0]:.3f})"))
+    for name in ("task_reward", "loss"):
+        if values := history.stat(name):
+            rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
     if history.evals:
         rows.append(("held-out", _evaluation(history.evals[-1])))
     if history.steps:
@@ -28,8 +28,9 @@ def status_lines(status: Status) -> list[str]:
         rows.append(("speed", speed))
         rows.append(("time", shares(history.time_split())))
     facts = status.as_dict()
-    rows.append(("recover", _checkpoint(facts["recover"])))
-    rows.append(("saved", _checkpoint(facts["save"])))
+    if history.learns:
+        rows.append(("recover", _checkpoint(facts["recover"])))
+        rows.append(("saved", _checkpoint(facts["save"])))
     rows.append(("attempts", str(facts["attempts"])))
     if status.silence is not None:
         rows.append(("last record", f"{duration(status.silence)} ago"))
@@ -58,6 +59,14 @@ def warmup_text(record: Record) -> str:
     return ", ".join(parts)
 
 
+def measured_text(record: Record) -> str:
+    """What an evaluation found: the accuracy, or the loss where answers were given to learn."""
+    loss, accuracy = number(record, "loss"), number(record, "accuracy")
+    if loss is not None:
+        return f"loss {loss:.3f}"
+    return "accuracy ?" if accuracy is None else f"accuracy {accuracy:.1%}"
+
+
 def _state(status: Status) -> str:
     holder = f" ({status.holder})" if status.holder else ""
     message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" says it already
@@ -77,8 +86,7 @@ def _step(status: Status) -> str:
 
 
 def _evaluation(record: Record) -> str:
-    accuracy = number(record, "accuracy")
-    shown = "unknown" if accuracy is None else f"{accuracy:.1%}"
+    shown = measured_text(record).removeprefix("accuracy ")
     return f"{shown} of {record.get('num_tasks', '?')} tasks after step {record.get('global_step', '?')}"
 
 

@@ -37,6 +37,8 @@ class Trial:
     @property
     def resume_step(self) -> int:
         """Step after which the run goes on, as far as its records tell; 0: from the start."""
+        if self.course is Course.RESUME and not self.history.learns:
+            return self.history.global_step
         if self.course is not Course.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
             return 0
         return int(self.history.recovers[-1].get("global_step") or 0)
@@ -134,12 +136,15 @@ def is_complete(history: History, wanted: RunConfig | None = None) -> bool:
 
 
 def _target(wanted: RunConfig, history: History) -> int:
+    if wanted.trainer.type == "null":
+        return -(-wanted.eval.num_tasks // wanted.rollout.batch_size)
     per_epoch = int(history.steps[-1].get("steps_per_epoch") or 0) if history.steps else 0
     return wanted.train.total_steps or wanted.train.total_epochs * per_epoch
 
 
 def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
-    if config.recover_mode == "resume" and not trial.run.has_recover_checkpoint:
+    rolled = trial.course is Course.RESUME and not trial.history.learns
+    if config.recover_mode == "resume" and not rolled and not trial.run.has_recover_checkpoint:
         raise UserError(
             f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "
             f"{trial.run.recover}: leave recover_mode out to start, or name the trial with trial_name="

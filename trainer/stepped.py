@@ -159,6 +159,7 @@ class SteppedRun(ABC):
         self.monitor.record(
             "attempt",
             pid=os.getpid(),
+            type=self.config.trainer.type,
             ranks=self.world.size,
             threads=torch.get_num_threads(),
             resume_step=step,

@@ -135,6 +135,11 @@ class History:
             records[:] = [old for old in records if whole(old, "global_step") <= resume_step]
 
     @property
+    def learns(self) -> bool:
+        """Whether the run changes weights; not with trainer.type=null."""
+        return not self.attempts or self.attempts[-1].get("type") != "null"
+
+    @property
     def global_step(self) -> int:
         """Training steps that count, 0 before the first."""
         return whole(self.steps[-1], "global_step") if self.steps else 0

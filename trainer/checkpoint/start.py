@@ -15,15 +15,21 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """slot: what to go on from, None at the beginning. notes: what a person should read about that choice."""
+    """slot: what to go on from, None at the beginning. notes: what a person should read about that choice.
+
+    done, next_task: steps whose trajectories are written, and the first task after them, where nothing is learned
+    (trainer.type=null).
+    """
 
     slot: Slot | None
     notes: tuple[str, ...] = ()
+    done: int = 0
+    next_task: int = 0
 
     @property
     def global_step(self) -> int:
         """Steps that are already done."""
-        return self.slot.state.global_step if self.slot else 0
+        return self.slot.state.global_step if self.slot else self.done
 
 
 def find_start(config: RunConfig, recover: Path) -> Start:

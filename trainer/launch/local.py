@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import TextIO
 
 from trainer.assets import resolve_model
-from trainer.checkpoint.start import Start, completed_step, find_start
+from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.ray import RayRun
-from trainer.loop import TrainingRun
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
-from trainer.schedule import Course
+from trainer.runs import AnyRun, begin, is_complete, make_run
+from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
-from trainer.tasks import make_source
 from trainer.train.distributed import single_world
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
 
@@ -44,11 +43,13 @@ def train(config: RunConfig, stop: StopFlag | None = None) -> None:
     stop = stop or StopFlag().install()
     paths = RunPaths.of(config)
     with _open_run(paths, config), _in_plain_words(config):
-        start = find_start(config, paths.recover)
-        if _is_complete(config, paths, start):
+        start = begin(config, paths)
+        if is_complete(config, paths, start):
             message = f"{config.experiment_name}/{config.trial_name} is complete ({start.global_step} steps)"
             log.info(message)
-            print(f"{message}: nothing is left to train. A larger train.total_steps trains on.")
+            rollouts = "nothing is left to roll out. A larger eval.num_tasks goes on."
+            training = "nothing is left to train. A larger train.total_steps trains on."
+            print(f"{message}: {rollouts if config.trainer.type == 'null' else training}")
             return
         _attempt(config, paths, start, stop)
 
@@ -61,9 +62,9 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     status, message, step = "failed", "", start.global_step
     try:
         folder = model_folder(config, monitor, stop)
-        run: TrainingRun | RankedRun | RayRun
+        run: AnyRun | RankedRun | RayRun
         if config.train.ranks == 1:
-            run = TrainingRun(config, folder, single_world(), monitor, stop, start)
+            run = make_run(config, folder, single_world(), monitor, stop, start)
         elif config.mode == "ray":
             run = RayRun(config, folder, number, stop, start)
         else:
@@ -85,19 +86,12 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         monitor.close()
 
 
-def _is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
-    """Whether the run has reached its end before and nothing more is asked for."""
-    done = start.global_step
-    if not done or completed_step(paths.logs) != done:
-        return False
-    total = config.train.total_steps or Course.of(config, make_source(config).train_size).total_steps
-    return done >= total
-
-
 def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
-    """The checkpoint to start from: the one that is named, or the warmed-up tiny model."""
+    """The checkpoint to start from: the one that is named, or the warmed-up tiny model, untrained for examples."""
     if config.model.path:
         return resolve_model(config.model.path, config.cache_dir)
+    if config.trainer.type == "sft":
+        return untrained_model(config)
 
     def report(record: dict[str, object]) -> None:
         monitor.record("warmup", **record)

@@ -15,9 +15,9 @@ import torch
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.loop import TrainingRun
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
+from trainer.runs import AnyRun, make_run
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
 
@@ -55,11 +55,11 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         open_log(logs / "main.log")
     monitor = Monitor(logs if main else None, job.attempt, make_sinks(config, logs) if main else [])
     world: World | None = None
-    run: TrainingRun | None = None
+    run: AnyRun | None = None
     code, message = 0, ""
     try:
         world = join_world(rank, config.train.ranks, job.rendezvous, job.gpu)
-        run = TrainingRun(config, job.model_folder, world, monitor, stop, job.start)
+        run = make_run(config, job.model_folder, world, monitor, stop, job.start)
         run.run()
     except UserError as error:
         code, message = error.exit_code, str(error)

@@ -19,9 +19,6 @@ from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.packing import PackedBatch, group_identical, pack, share_out
 from trainer.types import Row
 
-# Sums over the trained tokens of a step, in this order in one tensor, so that one all-reduce carries them all.
-SUMS = ("loss", "kl", "clipped", "ratio", "neg_log_ratio", "entropy", "advantage", "mismatch", "kept", "tokens")
-
 
 @dataclass(slots=True)
 class StepStats:
@@ -57,6 +54,11 @@ class Learner:
         config: the run. total_optimizer_steps: for the learning-rate schedule.
 
     """
+
+    # Sums over the trained tokens of a step, in this order in one tensor, so that one all-reduce carries them all.
+    SUMS: tuple[str, ...] = (
+        "loss", "kl", "clipped", "ratio", "neg_log_ratio", "entropy", "advantage", "mismatch", "kept", "tokens",
+    )  # fmt: skip
 
     def __init__(self, lm: Any, config: RunConfig, world: World, total_optimizer_steps: int) -> None:
         self.config = config
@@ -109,7 +111,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         plan = self._plan(active)[self.world.rank]
-        sums = torch.zeros(len(SUMS), dtype=torch.float64)
+        sums = torch.zeros(len(self.SUMS), dtype=torch.float64)
         largest_deviation = 0.0
         for number, members in enumerate(plan):
             if abandon():
@@ -129,9 +131,9 @@ class Learner:
             self.optimizer.step()
             self.optimizer_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
-        total = dict(zip(SUMS, self.world.sum(sums).tolist(), strict=True))
+        total = dict(zip(self.SUMS, self.world.sum(sums).tolist(), strict=True))
         return StepStats(
-            _means(total)
+            self._means(total)
             | {
                 "grad_norm": float(norm),
                 "lr": rate,
@@ -161,7 +163,7 @@ class Learner:
         return token_logprobs(model, batch, self.config.rollout.temperature, self.config.train.logprob_chunk)
 
     def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, float]:
-        """Weighted loss of one micro-batch (scalar), its sums [len(SUMS)] float64, largest |ratio - 1|."""
+        """Weighted loss of one micro-batch (scalar), its sums [len(self.SUMS)] float64, largest |ratio - 1|."""
         a = self.config.algorithm
         logp, entropy = self._forward(batch, self.policy)
         old, behave = batch.old_logprobs, batch.behave_logprobs
@@ -190,18 +192,17 @@ class Learner:
             deviation = float(((log_ratio.exp() - 1).abs() * real).max())
         return loss, part, deviation
 
-
-def _means(total: dict[str, float]) -> dict[str, float]:
-    tokens = max(total["tokens"], 1.0)
-    return {
-        "actor_loss": total["loss"],
-        "kl_reward": -total["kl"] / tokens,
-        "actor_clip_ratio": total["clipped"] / tokens,
-        "importance_weight": total["ratio"] / tokens,
-        "ppo_approx_kl": total["neg_log_ratio"] / tokens,
-        "entropy": total["entropy"] / tokens,
-        "advantage": total["advantage"] / tokens,
-        "mismatch_kl": total["mismatch"] / tokens,
-        "masked_tokens": total["tokens"] - total["kept"],
-        "trained_tokens": total["tokens"],
-    }
+    def _means(self, total: dict[str, float]) -> dict[str, float]:
+        tokens = max(total["tokens"], 1.0)
+        return {
+            "actor_loss": total["loss"],
+            "kl_reward": -total["kl"] / tokens,
+            "actor_clip_ratio": total["clipped"] / tokens,
+            "importance_weight": total["ratio"] / tokens,
+            "ppo_approx_kl": total["neg_log_ratio"] / tokens,
+            "entropy": total["entropy"] / tokens,
+            "advantage": total["advantage"] / tokens,
+            "mismatch_kl": total["mismatch"] / tokens,
+            "masked_tokens": total["tokens"] - total["kept"],
+            "trained_tokens": total["tokens"],
+        }

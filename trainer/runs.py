@@ -1,0 +1,55 @@
+"""What a run does, by `trainer.type`: its loop, where it starts, how far it is to go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer import custom
+from trainer.checkpoint.start import Start, completed_step, find_start
+from trainer.config import RunConfig
+from trainer.loop import TrainingRun
+from trainer.metrics import Monitor
+from trainer.paths import RunPaths
+from trainer.rollout.only import RolloutRun, find_rollouts, number_of_tasks
+from trainer.schedule import Course
+from trainer.sft.examples import load_examples
+from trainer.sft.loop import SftRun
+from trainer.tasks import make_source
+from trainer.train.distributed import World
+
+AnyRun = TrainingRun | SftRun | RolloutRun
+_TYPES: dict[str, type[AnyRun]] = {"grpo": TrainingRun, "sft": SftRun, "null": RolloutRun}
+
+
+def make_run(
+    config: RunConfig, model_folder: Path, world: World, monitor: Monitor, stop: Callable[[], bool], start: Start
+) -> AnyRun:
+    """One rank's attempt at the run. Raises UserError for settings, classes or data that cannot be used."""
+    return _TYPES[config.trainer.type](config, model_folder, world, monitor, stop, start)
+
+
+def begin(config: RunConfig, paths: RunPaths) -> Start:
+    """What the run goes on from; nothing on disk is changed.
+
+    Raises:
+        UserError: a class of the user's cannot be used, or what is there does not fit the settings.
+
+    """
+    custom.check(config)
+    return find_rollouts(config, paths) if config.trainer.type == "null" else find_start(config, paths.recover)
+
+
+def is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
+    """Whether the run has reached its end before and nothing more is asked for."""
+    done = start.global_step
+    if not done or completed_step(paths.logs) != done:
+        return False
+    if config.trainer.type == "null":
+        return start.next_task >= number_of_tasks(config, make_source(config))
+    return done >= (config.train.total_steps or Course.of(config, train_size(config)).total_steps)
+
+
+def train_size(config: RunConfig) -> int:
+    """Tasks or examples of one epoch."""
+    return len(load_examples(config.task).train) if config.trainer.type == "sft" else make_source(config).train_size

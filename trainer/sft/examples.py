@@ -1,0 +1,108 @@
+"""Examples of a JSON-lines file: prompt and answer, or the messages of a chat; which of them are held out.
+
+{"prompt": "Where do herons nest?", "answer": "In trees near the water."}
+{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import TaskConfig
+from trainer.errors import UserError
+from trainer.seeding import derive_seed, unit_interval
+from trainer.tasks.jsonl import Row as Line
+from trainer.tasks.jsonl import kind, read_rows
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One line. messages: (role, content) in order; `plain` where it was a prompt and an answer."""
+
+    id: str
+    messages: tuple[tuple[str, str], ...]
+    plain: bool
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The two sides of a file, each in the file's order. path: of the file."""
+
+    path: Path
+    train: Sequence[Example]
+    heldout: Sequence[Example]
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        """Numbers of the training examples in the order of an epoch."""
+        numbers = list(range(len(self.train)))
+        random.Random(derive_seed("sft-epoch", seed, epoch)).shuffle(numbers)
+        return numbers
+
+
+def load_examples(config: TaskConfig) -> Examples:
+    """Read the file that `task.path` (and `task.dataset`) name and hold out a share of it by the hash of the text.
+
+    Raises:
+        UserError: there is no such file, a line is no example, or too few are left to train on.
+
+    """
+    path = examples_file(config)
+    found = [_example(line) for line in read_rows(path)]
+    shares = {example.id: unit_interval("sft-split", example.id) for example in found}
+    # At least one: the smallest share of a short file.
+    bound = max(config.eval_fraction, min(shares.values()))
+    heldout = [e for e in found if shares[e.id] < config.eval_fraction] or [e for e in found if shares[e.id] <= bound]
+    out = {example.id for example in heldout}
+    train = [example for example in found if example.id not in out]
+    if not train:
+        raise UserError(
+            f"{path}: all {len(found)} examples are held out: give it more, or lower task.eval_fraction="
+            f"{config.eval_fraction}"
+        )
+    return Examples(path, train[: config.train_size], heldout)
+
+
+def examples_file(config: TaskConfig) -> Path:
+    """Where the examples are. Raises UserError where the settings do not say."""
+    if not config.path:
+        raise UserError(
+            "task.path is empty: name a JSON-lines file of examples, each with prompt and answer or with messages: "
+            "task.path=FILE.jsonl"
+        )
+    path = Path(config.path).expanduser()
+    if config.dataset:
+        return path / config.dataset
+    if path.is_dir():
+        raise UserError(f"task.path={config.path} is a folder: name the file within it with task.dataset=FILE.jsonl")
+    return path
+
+
+def _example(line: Line) -> Example:
+    if "messages" in line.fields:
+        messages, plain = _messages(line), False
+    else:
+        messages, plain = (("user", line.text("prompt")), (ASSISTANT, line.text("answer"))), True
+    digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
+    return Example(digest, messages, plain)
+
+
+def _messages(line: Line) -> tuple[tuple[str, str], ...]:
+    value = line.fields["messages"]
+    if not isinstance(value, list) or not value:
+        raise line.error(f"column 'messages' must be a list of messages, not {kind(value)}")
+    found = []
+    for number, message in enumerate(value, start=1):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise line.error(f"message {number} must have a role and a content, both texts")
+        found.append((role, content))
+    if not any(role == ASSISTANT and content.strip() for role, content in found[1:]):
+        raise line.error("no message with role assistant answers another: there is nothing to learn")
+    return tuple(found)

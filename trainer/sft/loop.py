@@ -1,0 +1,182 @@
+"""The supervised loop: a batch of examples, an optimizer step, held-out loss, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.start import Start
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.files import write_atomic
+from trainer.metrics import Monitor
+from trainer.rollout.batch import set_weights
+from trainer.schedule import Course
+from trainer.sft.encoding import Encoder
+from trainer.sft.examples import Example, load_examples
+from trainer.sft.learner import SftLearner
+from trainer.stepped import RECENT_STEPS, Clock, SteppedRun
+from trainer.train.distributed import World
+from trainer.train.learner import StepAbandonedError
+from trainer.train.model import context_window, load_lm, load_tokenizer
+from trainer.types import Row
+
+BEFORE = "before.json"
+
+
+class SftRun(SteppedRun):
+    """One attempt at supervised fine-tuning; arguments as `trainer.loop.TrainingRun`."""
+
+    learner: SftLearner
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model_folder: Path,
+        world: World,
+        monitor: Monitor,
+        stop: Callable[[], bool],
+        start: Start,
+    ) -> None:
+        super().__init__(config, world, monitor, stop, start)
+        self.examples = load_examples(config.task)
+        self.tokenizer = load_tokenizer(model_folder)
+        self.encoder = Encoder(config, self.tokenizer)
+        lm = load_lm(model_folder, config.model).to(world.device)
+        self.longest = min(context_window(lm, config.model), config.train.max_tokens_per_mb)
+        self.course = Course.of(config, len(self.examples.train))
+        self.learner = SftLearner(lm, config, world, self.course.total_steps * config.train.minibatches)
+        self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))
+        self._told = False
+
+    def run(self) -> None:
+        """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
+        self._recover()
+        self._announce()
+        e = self.examples
+        self.monitor.info(f"{e.path}: {len(e.train)} examples to learn from, {len(e.heldout)} held out.")
+        try:
+            if self.state.global_step == 0:
+                before = self._measure("before")
+                if self.world.is_main:
+                    write_atomic(self.paths.logs / BEFORE, json.dumps(before))
+            while self.state.global_step < self.course.total_steps:
+                self._step(self.state.global_step + 1)
+            self._finish()
+        except StepAbandonedError:
+            self._interrupt()
+
+    def _publish(self, version: int) -> None:
+        """Nobody samples from these weights."""
+
+    def _step(self, number: int) -> None:
+        began = time.perf_counter()
+        self.clock = Clock()
+        with self.clock.phase("other"):
+            examples = self._batch(number)
+            minibatches, left_out = self._minibatches(examples)
+        with self.clock.phase("train"):
+            stats = self._optimize(minibatches, number)
+        self.state = replace(
+            self.state,
+            global_step=number,
+            next_task=self.course.first_task(number + 1),
+            optimizer_steps=self.learner.optimizer_steps,
+            version=number,
+        )
+        every = self.config.eval.every_steps
+        if every and number % every == 0 and number < self.course.total_steps:
+            with self.clock.phase("eval"):
+                self._measure("heldout")
+        seconds = time.perf_counter() - began
+        self.state = replace(self.state, seconds=self.state.seconds + seconds)
+        self.recent = [*self.recent[-(RECENT_STEPS - 1) :], seconds]
+        rows = [row for minibatch in minibatches for row in minibatch]
+        tokens = float(sum(row.num_tokens for row in rows))
+        counts = {
+            "n_seqs": float(len(rows)),
+            "n_tokens": tokens,
+            "prompt_tokens": float(sum(len(row.prompt_ids) for row in rows)),
+            "avg_seq_len": tokens / max(len(rows), 1),
+            "too_long": float(left_out),
+        }
+        self._report_step(
+            number, dict(sorted((counts | stats.values).items())), tokens, seconds, [e.id for e in examples]
+        )
+        with self.clock.phase("checkpoint"):
+            self._checkpoint(number)
+        self._agree_to_go_on()
+
+    def _batch(self, number: int) -> list[Example]:
+        first = self.course.first_task(number)
+        size = len(self.examples.train)
+        places = (divmod(index, size) for index in range(first, first + self.course.batch_size))
+        return [self.examples.train[self._order(epoch)[place]] for epoch, place in places]
+
+    def _minibatches(self, examples: Sequence[Example]) -> tuple[list[list[Row]], int]:
+        """Rows of every optimizer step, with their weights, and how many answers were left out as too long."""
+        per_batch = len(examples) // self.config.train.minibatches
+        minibatches, left_out = [], 0
+        for first in range(0, len(examples), per_batch):
+            rows, dropped = self._rows(examples[first : first + per_batch])
+            set_weights(rows, "token", 0)
+            minibatches.append(rows)
+            left_out += dropped
+        return minibatches, left_out
+
+    def _rows(self, examples: Sequence[Example]) -> tuple[list[Row], int]:
+        rows = [row for number, example in enumerate(examples) for row in self.encoder.rows(example, number)]
+        kept = [row for row in rows if row.num_tokens <= self.longest]
+        if len(kept) < len(rows) and not self._told:
+            self._told = True
+            longest = max(row.num_tokens for row in rows)
+            self.monitor.warn(
+                f"{self.examples.path}: answers that need more than {self.longest} tokens with what comes before them "
+                f"are left out (one has {longest}): the smaller of train.max_tokens_per_mb and the model's context"
+            )
+        return kept, len(rows) - len(kept)
+
+    def _measure(self, name: str) -> dict[str, Any]:
+        """Held-out loss per answer token, recorded; the same on all ranks."""
+        began = time.perf_counter()
+        examples = self.examples.heldout[: self.config.eval.num_tasks]
+        rows, _ = self._rows(examples)
+        if not rows:
+            raise UserError(
+                f"{self.examples.path}: every held-out answer needs more than {self.longest} tokens: raise "
+                "train.max_tokens_per_mb, or use a model with more context"
+            )
+        values = [value for logprobs in self.learner.logprobs(rows) for value in logprobs]
+        loss = -sum(values) / len(values)
+        number = self.state.global_step
+        result = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "num_tasks": len(examples)}
+        self.monitor.record(
+            "eval",
+            global_step=number,
+            name=name,
+            chunks=0,
+            blank_memory=False,
+            **result,
+            tokens=len(values),
+            seconds=round(time.perf_counter() - began, 3),
+        )
+        self.monitor.info(f"Evaluation {name}: loss {loss:.4f} per answer token on {len(examples)} examples.")
+        self.monitor.scalars({"eval/loss": loss}, number)
+        return result
+
+    def _finish(self) -> None:
+        after = self._measure("after")
+        try:
+            before = json.loads((self.paths.logs / BEFORE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = {}
+        self._close(
+            num_tasks=after["num_tasks"],
+            heldout_loss={"before": before.get("loss"), "after": after["loss"]},
+        )
