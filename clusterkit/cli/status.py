@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.rundir import RunDirectory
+    from clusterkit.status import Status
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -40,8 +41,8 @@ def status(
 ) -> None:
     """Show how a run is doing: step, reward trend, ETA, checkpoints, and whether it is alive.
 
-    With --cluster, exit codes for scripts: 0 all is well, 1 the run failed, was killed or stands still, 3 something
-    could not be seen or is missing.
+    Exit codes for scripts: 0 all is well, 1 the run failed, was killed or stands still (or there is none); with
+    --cluster also 3, something could not be seen or is missing.
     """
     if log is not None:
         if experiment or trial:
@@ -51,18 +52,27 @@ def status(
     if cluster is not None:
         _cluster_status(cluster, experiment, trial, as_json, watch)
         return
+    from clusterkit.diagnose.view import BAD  # noqa: PLC0415
     from clusterkit.status import find_run, observe  # noqa: PLC0415
     from clusterkit.status_view import status_lines  # noqa: PLC0415
 
     run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
     if watch:
-        _watch(run, as_json)
-        return
-    observed = observe(run, time.time())
-    if as_json:
-        output.result_json(observed.as_dict())
+        observed = _watch(run, as_json)
     else:
-        output.result("\n".join(status_lines(observed)))
+        observed = observe(run, time.time())
+        if as_json:
+            output.result_json(_facts(observed))
+        else:
+            output.result("\n".join(status_lines(observed)))
+    if observed.state in BAD:
+        raise typer.Exit(1)
+
+
+def _facts(observed: Status) -> dict[str, Any]:
+    from clusterkit.diagnose.view import findings_of  # noqa: PLC0415
+
+    return {**observed.as_dict(), "diagnosis": findings_of(observed)}
 
 
 def _log_status(path: Path, as_json: bool, watch: bool) -> None:
@@ -91,7 +101,8 @@ def _log_status(path: Path, as_json: bool, watch: bool) -> None:
                     raise
 
 
-def _watch(run: RunDirectory, as_json: bool) -> None:
+def _watch(run: RunDirectory, as_json: bool) -> Status:
+    """Show it until it ends; how it was then."""
     from clusterkit.status import observe  # noqa: PLC0415
     from clusterkit.status_view import status_lines  # noqa: PLC0415
 
@@ -100,11 +111,11 @@ def _watch(run: RunDirectory, as_json: bool) -> None:
         while True:
             observed = observe(run, time.time())
             if as_json:
-                output.line_json(observed.as_dict())
+                output.line_json(_facts(observed))
             else:
                 show("\n".join(status_lines(observed)))
             if not observed.alive:
-                return
+                return observed
             time.sleep(WATCH_SECONDS)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from clusterkit.diagnose.model import PHASE_NAMES, Change, Evidence, Finding
 from clusterkit.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
 from clusterkit.rundir import RunDirectory
 from clusterkit.status import Status
 
+BAD = ("failed", "killed", "stalled")
+"""States in which there is something to explain."""
 _TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
 
 
@@ -40,13 +44,23 @@ def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
 
 def explain_status(status: Status) -> list[str]:
     """The short form for a run that failed, was killed or is stalled; none for one that is well. Never raises."""
-    if status.state not in ("failed", "killed", "stalled"):
+    if status.state not in BAD:
         return []
     try:
         diagnosis = diagnose_run(status.run, status)
     except Exception:
         return []
     return _short_lines(diagnosis, list(diagnosis.findings))
+
+
+def findings_of(status: Status) -> list[dict[str, Any]]:
+    """For --json: what `clusterkit diagnose` finds in a run that failed, was killed or is stalled. Never raises."""
+    if status.state not in BAD:
+        return []
+    try:
+        return [finding.as_dict() for finding in diagnose_run(status.run, status).findings]
+    except Exception:
+        return []
 
 
 def change_text(change: Change) -> str:

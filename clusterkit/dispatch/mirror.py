@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterkit.dispatch.files import LOOK_SECONDS, Facts, fetch_logs, listing, said
 from clusterkit.dispatch.follow import Copy
 from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.jobs import Job
 from clusterkit.dispatch.status import job_of, still_open
-from clusterkit.dispatch.storage import METRICS, fetch_records, read_from
+from clusterkit.dispatch.storage import METRICS, fetch_records
 from clusterkit.raycluster.model import LABEL_CLUSTER
 from clusterkit.raycluster.token import read_token
 from clusterkit.rundir import HOLDER_FILE, RunDirectory, user_name
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from clusterkit.cli.hostoptions import Selection
     from clusterkit.hosts.model import Host
 
-LOG_BYTES = 8 << 20
-"""Of a longer log only the end is fetched."""
-LOOK_SECONDS = 60.0
 HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""
 SILENT_SECONDS = 60.0
@@ -43,8 +41,6 @@ SILENT_SECONDS = 60.0
 UNASKED = "a job that Ray was not asked about"
 
 T = TypeVar("T")
-Facts = dict[str, tuple[int, float]]
-"""Files of a run by name below its folder: bytes, and the time of the last change."""
 
 
 @dataclass
@@ -84,7 +80,7 @@ class Copies:
             "-printf '%T@ %P\\n'\n"
         )
         newest: dict[tuple[str, str], float] = {}
-        for line in (await self._through(lambda head: _said(head, script))).splitlines():
+        for line in (await self._through(lambda head: said(head, script))).splitlines():
             moment, _, path = line.partition(" ")
             parts = path.split("/")
             if len(parts) == 3 and ".." not in parts:
@@ -133,7 +129,7 @@ class Copies:
             f"exec python3 - {folder}\n"
         )
         source = Path(slots.__file__).read_bytes()
-        text = await self._through(lambda head: _said(head, script, source, HASH_SECONDS))
+        text = await self._through(lambda head: said(head, script, source, HASH_SECONDS))
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -147,7 +143,7 @@ class Copies:
 
     async def _fetch(self, head: Head, run: RunDirectory, logs: bool) -> None:
         there = self.there(run)
-        facts = await _listing(head, there)
+        facts = await listing(head, there)
         known = self._known.get(run)
         if known is None or facts.get(METRICS, (0, 0.0))[0] < known.copy.size:  # another run has the name now
             shutil.rmtree(run.logs, ignore_errors=True)
@@ -163,24 +159,9 @@ class Copies:
             known.records = records
         await known.copy.refresh(head)
         if logs:
-            await self._fetch_logs(head, run, known, facts)
+            await fetch_logs(head, there, run, facts, known.logs)
         self._note_holder(run, await self._holder(head, there, run))
         _date(run, max((moment for _, moment in facts.values()), default=0.0))
-
-    async def _fetch_logs(self, head: Head, run: RunDirectory, known: _Known, facts: Facts) -> None:
-        """main.log, and what the last attempt printed: the ends of long ones."""
-        newest = f"attempt_{(run.attempt_numbers() or [0])[-1]}/"
-        for name, fact in facts.items():
-            if not name.endswith(".log") or ("/" in name and not name.startswith(newest)):
-                continue
-            if known.logs.get(name) == fact:
-                continue
-            skipped = max(fact[0] - LOG_BYTES, 0)
-            data = await read_from(head.session, self.there(run).logs / name, skipped, LOG_BYTES)
-            path = run.logs / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(data.partition(b"\n")[2] if skipped else data)
-            known.logs[name] = fact
 
     async def _holder(self, head: Head, there: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
@@ -208,7 +189,7 @@ class Copies:
             RunError: none does, with the reason of each.
 
         """
-        cluster, said = self.selection.cluster, []
+        cluster, problems = self.selection.cluster, []
         hosts = dict.fromkeys([cluster.head_host, *cluster.hosts])
         for host in sorted(hosts, key=lambda host: self._silent.get(host.name, 0.0) > time.monotonic()):
             for kept in (True, False) if host.name in self._sessions else (False,):
@@ -219,8 +200,8 @@ class Copies:
                         raise RunError(str(error)) from error
                     await self._lose(host)
                     if not kept:
-                        said.append(str(error))
-        raise RunError("\n".join(dict.fromkeys(said)))
+                        problems.append(str(error))
+        raise RunError("\n".join(dict.fromkeys(problems)))
 
     async def _session(self, host: Host, kept: bool) -> Session:
         if kept:
@@ -241,31 +222,6 @@ class Copies:
         if session is not None:
             with contextlib.suppress(Exception):
                 await session.close()
-
-
-async def _listing(head: Head, run: RunDirectory) -> Facts:
-    """The files that tell about a run, and whether it has a recover checkpoint (`LATEST`)."""
-    named = " -o ".join(f"-name {name}" for name in ("config.yaml", METRICS, "summary.json", "overrides.yaml"))
-    script = (
-        f"cd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
-        f"find . -maxdepth 2 -type f \\( {named} -o -name exit.json -o -name '*.log' \\) -printf '%s %T@ %P\\n'\n"
-        "find . -maxdepth 1 -type d -name 'attempt_*' -printf '0 0 %P/\\n'\n"
-        f"find {shlex.quote(str(run.recover))} -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n' 2>/dev/null\nexit 0\n"
-    )
-    facts: Facts = {}
-    for line in (await _said(head, script)).splitlines():
-        size, moment, name = line.split(" ", 2)
-        if name and ".." not in Path(name).parts:
-            facts[name] = (int(size), float(moment))
-    return facts
-
-
-async def _said(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
-    result = await head.session.run(script, root=True, stdin=stdin, timeout=seconds)
-    if not result.ok:
-        reason = " ".join(result.stderr.split()[-20:]) or f"exit code {result.exit_code}"
-        raise HostError(head.session.host.name, Trouble.WRITE, f"the runs cannot be looked at: {reason}")
-    return result.stdout
 
 
 def _date(run: RunDirectory, moment: float) -> None:

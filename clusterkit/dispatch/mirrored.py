@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import shutil
 import tempfile
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterkit.dispatch.files import told
 from clusterkit.dispatch.mirror import Copies
 from clusterkit.dispatch.storage import fileroot_of
 from clusterkit.rundir import RunDirectory
@@ -119,18 +119,3 @@ def mirror_of(cluster: str, fileroot: str = HERE) -> Iterator[Mirror]:
         yield mirror
     finally:
         mirror.close()
-
-
-def told(value: T, folder: Path, fileroot: str, cluster: str) -> T:
-    """See `Mirror.told`."""
-
-    def one(item: Any) -> Any:
-        if isinstance(item, str):
-            named = item.replace(f"--fileroot {shlex.quote(str(folder))}", f"--cluster {cluster}")
-            return named.replace(str(folder), fileroot)
-        if isinstance(item, dict):
-            return {key: one(part) for key, part in item.items()}
-        return [one(part) for part in item] if isinstance(item, list | tuple) else item
-
-    result: T = one(value)
-    return result

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterkit.diagnose.view import BAD, findings_of
+from clusterkit.dispatch.files import Facts, fetch_logs, listing, told
 from clusterkit.dispatch.follow import Copy
 from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.jobs import Job
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 60.0
 _KIND = "clusterkit-train"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,17 @@ class ClusterStatus:
             return 1
         return 3 if self.unseen or not self.nodes.ready else 0
 
+    def told(self, value: T) -> T:
+        """Text, or what holds text, with the places and commands of the cluster instead of those of the copy here."""
+        if self.run is None:
+            return value
+        return told(value, self.run.run.fileroot, str(Path(self.run_dir).parents[3]), self.cluster)
+
     def as_dict(self) -> dict[str, Any]:
         """For --json: the shape of a run's status, with the cluster around it."""
         job = self.job
         return {
-            **({} if self.run is None else self.run.as_dict()),
+            **({} if self.run is None else self.told({**self.run.as_dict(), "diagnosis": findings_of(self.run)})),
             **({"run_dir": self.run_dir} if self.run_dir else {}),
             "cluster": self.nodes.as_dict(),
             "storage": None
@@ -106,6 +116,7 @@ class Watch:
     folder: Path
     sessions: dict[str, Session] = field(default_factory=dict)
     _copy: Copy | None = None
+    _logs: Facts = field(default_factory=dict)
     _silent: dict[str, HostError] = field(default_factory=dict)
 
     async def look(self) -> ClusterStatus:
@@ -203,7 +214,7 @@ class Watch:
         assert reader is not None
         if self._copy is None or self._copy.remote != found:
             shutil.rmtree(self.folder / "logs", ignore_errors=True)
-            self._copy = Copy(found, self.folder)
+            self._copy, self._logs = Copy(found, self.folder), {}
         await fetch_records(
             reader.session,
             str(found.fileroot),
@@ -218,7 +229,11 @@ class Watch:
         holder = f"job {job.submission_id}" if job is not None and job.alive else None
         if not known and still_open(local):
             holder = "a job that Ray was not asked about"
-        return observe_run(local, time.time(), self._copy.history, holder)
+        status = observe_run(local, time.time(), self._copy.history, holder)
+        if status.state in BAD:
+            with contextlib.suppress(HostError):  # the run is told all the same
+                await fetch_logs(reader, found, local, await listing(reader, found), self._logs)
+        return status
 
 
 def job_of(run: RunDirectory, jobs: list[Job]) -> Job | None:

@@ -192,6 +192,28 @@ def test_status_finds_the_newest_run_below_the_current_folder(tmp_path: Path) ->
     assert (facts["state"], facts["progress"]["global_step"]) == ("finished", 30)
 
 
+@pytest.mark.parametrize(
+    ("ending", "state", "code"),
+    [("failed", "failed", 1), (None, "killed", 1), ("interrupted", "interrupted", 0), ("completed", "finished", 0)],
+)
+def test_status_has_exit_codes_and_the_diagnosis_for_scripts(
+    tmp_path: Path, ending: str | None, state: str, code: int
+) -> None:
+    writer = RunWriter(tmp_path / "runs").config().attempt().steps(1, 2)
+    writer.run.console(1).write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    if ending:
+        writer.finish(ending, 2)
+
+    plain = _run(tmp_path, "status")
+    as_json = _run(tmp_path, "status", "--json")
+    watched = _run(tmp_path, "status", "--watch")
+
+    facts = json.loads(as_json.stdout)
+    assert [done.returncode for done in (plain, as_json, watched)] == [code] * 3
+    assert facts["state"] == state
+    assert ("gpu-memory" in [finding["id"] for finding in facts["diagnosis"]]) == (code == 1)
+
+
 def test_status_without_runs_fails_with_what_to_type(tmp_path: Path) -> None:
     result = _run(tmp_path, "status")
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import yaml
 from run_writer import RunWriter
+from slot_writer import write_slot
 from sshd import Ssh, Sshd
 
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.dispatch.mirrored import Mirror
+from clusterkit.resolve import resolve
 
 pytest_plugins = ["sshd_fixture"]
 pytestmark = pytest.mark.timeout(120)
@@ -168,6 +170,33 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
     finally:
         mirror.close()
     assert not (tmp_path / "copy").exists()
+
+
+def test_status_of_a_cluster_says_why_its_run_failed(world: World) -> None:
+    writer = failed(world)
+    (writer.run.logs / "attempt_1" / "rank_1.log").write_text("Fatal: NCCL error in x.cpp:1, invalid argument\n")
+    facts = world.json("status", "--cluster", "c", code=1)
+    assert (facts["state"], facts["run_dir"]) == ("failed", str(writer.run.logs))
+    assert "gpu-memory" in [finding["id"] for finding in facts["diagnosis"]]
+    assert any(item["source"].startswith(str(writer.run.logs)) for item in facts["diagnosis"][0]["evidence"])
+    assert (
+        "more: clusterkit diagnose --experiment tiny-recall --trial run1 --cluster c"
+        in world("status", "--cluster", "c", code=1).stdout
+    )
+
+
+def test_what_a_run_of_a_cluster_would_go_on_from_is_looked_at_there(world: World) -> None:
+    writer = failed(world)
+    config = resolve("tiny").config
+    write_slot(writer.run.recover, "slot-a", 1, 2, config)
+    slot = write_slot(writer.run.recover, "slot-b", 2, 3, config)
+    found = world.json("recover", "check", "--cluster", "c")
+    assert (found["resume"]["slot"], found["resume"]["global_step"]) == ("slot-b", 3)
+    assert found["folder"] == str(writer.run.recover)
+    differing = world.json("recover", "check", "--cluster", "c", "--preset", "tiny", "seed=9", code=1)
+    assert differing["differences"] == [{"key": "seed", "was": 1, "now": 9}]
+    (slot / "__0_0.distcp").unlink()
+    assert world.json("recover", "check", "--cluster", "c", "--preset", "tiny")["resume"]["slot"] == "slot-a"
 
 
 @pytest.mark.parametrize("command", [["diagnose"], ["report", "--out", "-"], ["alerts", "--command", "true", "--once"]])
