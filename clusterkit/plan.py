@@ -13,6 +13,7 @@ from trainer.config import RunConfig
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
 """Tokens of the prompt's own wording, chat template included; rounded up."""
 QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30, "math": 120}
+"""Of a task; of any other, the longest question that is allowed."""
 DOCUMENT_TOKENS = 150
 """Average tokens of a HotpotQA paragraph with its title."""
 LATE_CHECKPOINT_HOURS = 2.0
@@ -57,12 +58,16 @@ class Plan:
         """Prompt and response tokens of one step's rollout, about."""
         config, agent = self.config, self.config.agent
         if agent.name == "single_turn":
-            longest = QUESTION_TOKENS[config.task.name] + agent.max_final_tokens
+            longest = self._question_tokens + agent.max_final_tokens
             return self.trajectories_per_step * longest
         chunk = config.recall_chunk_tokens if config.task.name == "recall" else agent.chunk_tokens
-        fixed = TEMPLATE_TOKENS[agent.template] + QUESTION_TOKENS[config.task.name] + agent.max_memory_tokens
+        fixed = TEMPLATE_TOKENS[agent.template] + self._question_tokens + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
         return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
+
+    @property
+    def _question_tokens(self) -> int:
+        return QUESTION_TOKENS.get(self.config.task.name, self.config.agent.max_question_tokens)
 
     @property
     def step_time(self) -> float | None:
@@ -121,6 +126,8 @@ class Plan:
     def lines(self) -> list[str]:
         """For people."""
         config, run = self.config, self.trial.run
+        if config.trainer.type == "null":
+            return self._rollout_lines()
         bound = "at most " if config.task.name != "recall" and not config.train.total_steps else ""
         rows = [
             ("run", self.course),
@@ -139,6 +146,19 @@ class Plan:
         rows += [("warning", warning) for warning in self.warnings]
         return [f"{label:<11} {text}" for label, text in rows]
 
+    def _rollout_lines(self) -> list[str]:
+        """Of a run that learns nothing."""
+        config, run = self.config, self.trial.run
+        tasks = config.eval.num_tasks
+        rows = [
+            ("run", self.course),
+            ("tasks", f"at most {tasks} of {config.eval.split}, in {self.steps} steps; nothing is learned"),
+            ("one step", self._one_step()),
+            ("warm-up", self._warmup()),
+            ("logs", f"{run.logs}, trajectories in rollouts/"),
+        ]
+        return [f"{label:<11} {text}" for label, text in rows]
+
     def _beginning(self) -> str:
         busy = self.trial.run.holder()
         if busy:
@@ -153,6 +173,11 @@ class Plan:
 
     def _one_step(self) -> str:
         rollout = self.config.rollout
+        if self.config.trainer.type == "sft":
+            return f"{rollout.batch_size} examples of {self.config.task.path or 'task.path'}"
+        if self.config.custom:
+            made = self.trajectories_per_step
+            return f"{rollout.batch_size} tasks x {rollout.group_size} = {made} trajectories of your own classes"
         each = f"of about {self.chunks:g} chunks, about" if self.chunks else "of one response, at most"
         return (
             f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories {each} "
@@ -160,8 +185,12 @@ class Plan:
         )
 
     def _warmup_steps(self) -> int:
-        # A pretrained model is not warmed up.
-        return 0 if self.config.model.path else self.config.warmup.recall_steps + self.config.warmup.steps
+        # A pretrained model is not warmed up, nor is one that learns from examples.
+        return (
+            0
+            if self.config.model.path or self.config.trainer.type == "sft"
+            else self.config.warmup.recall_steps + self.config.warmup.steps
+        )
 
     def _warmup(self) -> str:
         if not self._warmup_steps():

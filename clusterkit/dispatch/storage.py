@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -42,14 +43,16 @@ def cache_of(cluster: Cluster) -> str:
     return f"{cluster.storage}/ray/cache"
 
 
-async def put_code(head: Session, cluster: Cluster) -> str:
+async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, bytes]] = ()) -> str:
     """Have the node side on the storage, once for every content; return its folder.
+
+    own: the user's files beside it, path and content.
 
     Raises:
         HostError: the head was lost, or cannot write there.
 
     """
-    files = node_files()
+    files = sorted([*node_files(), *own])
     folder = f"{cluster.storage}/codes/{content_of(files)[:16]}"
     script = f"""set -eu
 umask 022

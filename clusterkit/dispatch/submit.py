@@ -16,6 +16,7 @@ from clusterkit.diagnose.applied import with_applied
 from clusterkit.dispatch.jobs import DuplicateJobError, Job, RayJobs, jobs_of
 from clusterkit.dispatch.storage import cache_of, fetch_records, fileroot_of, put_code, put_config
 from clusterkit.hosts.model import Cluster
+from clusterkit.nodecode import content_of
 from clusterkit.raycluster.ports import Ports
 from clusterkit.rundir import RunDirectory, user_name
 from clusterkit.ssh.api import Session
@@ -34,18 +35,20 @@ class Order:
     """What to run where.
 
     config: resolved, with the paths of the cluster. named: the user chose the trial's name. once: do not start a new
-    trial where the same run is complete.
+    trial where the same run is complete. own_code: files of the user's own classes, path and content.
     """
 
     cluster: Cluster
     config: RunConfig
     named: bool = False
     once: bool = False
+    own_code: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Hash of what defines the run, the same for the same command."""
-        return fingerprint_of(self.config, self.named)
+        plain = fingerprint_of(self.config, self.named)
+        return content_of(self.own_code, plain)[:16] if self.own_code else plain  # other code is another run
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) 
     if Path(cluster.storage) not in Path(fileroot).parents:
         raise UserError(f"fileroot={fileroot} is not below {cluster.storage}, which is all that the hosts share")
     places = {"mode": "ray", "fileroot": fileroot, "cache_dir": config.cache_dir or cache_of(cluster)}
+    places["code_dir"] = ""  # the user's files are packed beside ours, where PYTHONPATH leads
     return config.model_copy(update=places)
 
 
@@ -149,7 +153,7 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
         say(f"note: {note.replace(folder, config.fileroot)}")
     run = _run_of(config, user, trial.run.trial)
     say("sending code and configuration")
-    code = await put_code(head, order.cluster)
+    code = await put_code(head, order.cluster, order.own_code)
     await put_config(head, run, config.model_copy(update={"trial_name": run.trial}))
     prefix = f"{user}-{run.experiment}-{run.trial}-"
     numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]

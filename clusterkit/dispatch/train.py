@@ -10,6 +10,7 @@ from clusterkit.dispatch.submit import Dispatched, Order, dispatch, on_cluster
 from clusterkit.hosts.model import Cluster
 from clusterkit.node_assets.model import NodeAsset, needed
 from clusterkit.node_assets.view import look, wrong
+from clusterkit.owncode import own_files
 from clusterkit.resolve import Resolved, resolve
 from clusterkit.steps.api import Refused
 from trainer.errors import UserError
@@ -39,7 +40,7 @@ def order_of(
             f"preset {preset} takes {config.n_nodes} hosts, and cluster {cluster.name} has {len(cluster.hosts)}: "
             f"clusterkit presets plan {preset} --nodes {len(cluster.hosts)} says how it would fit"
         )
-    return Order(cluster, config, resolved.trial_is_named), assets, wanted
+    return Order(cluster, config, resolved.trial_is_named, own_code=own_files(resolved.config)), assets, wanted
 
 
 async def train(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from clusterkit.owncode import require_own
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.sft.examples import examples_file
 
 
 def require_runnable(config: RunConfig) -> None:
-    """Refuse what the trainer has no engine, agent or task for.
+    """Refuse what the trainer has no engine, agent or task for, and classes of the user's own that cannot be used.
 
     Raises:
-        UserError: it names all that is missing.
+        UserError: it names all that is missing, or what is wrong with a class.
 
     """
     if missing := missing_parts(config):
@@ -20,6 +22,9 @@ def require_runnable(config: RunConfig) -> None:
             f"What works today: clusterkit presets plan {preset}, clusterkit train --preset {preset} --dry-run, and "
             "training with the embedded engine (--preset tiny)"
         )
+    if config.trainer.type == "sft":
+        examples_file(config.task)
+    require_own(config)
 
 
 def missing_parts(config: RunConfig) -> list[str]:

@@ -24,7 +24,9 @@ def steps_per_epoch(config: RunConfig) -> int:
 
 
 def total_steps(config: RunConfig) -> int:
-    """Training steps in all."""
+    """Training steps in all; batches of tasks where nothing is learned."""
+    if config.trainer.type == "null":
+        return -(-config.eval.num_tasks // config.rollout.batch_size)
     return config.train.total_steps or config.train.total_epochs * steps_per_epoch(config)
 
 

@@ -192,6 +192,7 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
         if options.model_path or options.dataset_path or options.task or options.settings:
             raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
         return (), None
+    from clusterkit.owncode import own_files  # noqa: PLC0415
     from clusterkit.resolve import resolve  # noqa: PLC0415
 
     wanted = resolve(options.preset, options.task, options.settings).config
@@ -209,7 +210,8 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
     there = [*options.settings, *(asset.override for asset in assets)]
     resolved = resolve(options.preset, options.task, there)
     config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
-    return assets, Order(cluster, config, resolved.trial_is_named, once=True)
+    own_code = own_files(resolved.config)
+    return assets, Order(cluster, config, resolved.trial_is_named, once=True, own_code=own_code)
 
 
 def bundle_of(options: SetupOptions) -> Bundle | None:

@@ -173,7 +173,7 @@ def test_an_unknown_preset_is_answered_with_the_nearest_and_the_list() -> None:
 
 
 def test_a_task_that_the_preset_does_not_allow_is_refused_with_a_preset_that_does() -> None:
-    with pytest.raises(UserError, match=r"preset tiny trains on recall, not on hotpotqa.*--preset 135M_cpu"):
+    with pytest.raises(UserError, match=r"preset tiny trains on recall or sft, not on hotpotqa.*--preset 135M_cpu"):
         resolve("tiny", "hotpotqa")
     with pytest.raises(UserError, match="Did you mean hotpotqa"):
         resolve("tiny", "hotpot")
