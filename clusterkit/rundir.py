@@ -91,6 +91,10 @@ class RunDirectory:
             holder = lock_holder(self.logs / name)
             if holder:
                 return holder
+        from clusterkit.slurm.queue import holder_of  # noqa: PLC0415 (which knows runs by this class)
+
+        if job := holder_of(self):
+            return job
         try:
             return (self.logs / HOLDER_FILE).read_text(encoding="utf-8") or None
         except OSError:

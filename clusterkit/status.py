@@ -10,6 +10,7 @@ from typing import Any
 from clusterkit.rundir import RunDirectory, runs
 from clusterkit.runlog.console import failure_message
 from clusterkit.runlog.metrics import History, Record, number, read_history
+from clusterkit.slurm.look import judged
 from trainer.errors import RunError
 
 STALLED_AFTER_SECONDS = 60.0
@@ -22,8 +23,8 @@ STALLED_BEFORE_FIRST_STEP_SECONDS = 600.0
 class Status:
     """One observation of a run.
 
-    state: new, running, stalled, finished, interrupted, failed or killed. message: why, where there is something to
-    say. total_steps: what the run means to make, 0 when unknown.
+    state: new, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed. message: why,
+    where there is something to say. total_steps: what the run means to make, 0 when unknown.
     """
 
     run: RunDirectory
@@ -36,8 +37,8 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """Whether a process is working on the run."""
-        return self.state in ("running", "stalled")
+        """Whether a process is working on the run, or waits for nodes to."""
+        return self.state in ("pending", "running", "stalled")
 
     @property
     def silence(self) -> float | None:
@@ -123,7 +124,7 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     """
     history = read_history(run.metrics) if history is None else history
     holder = holder or run.holder()
-    state, message = _judge(run, history, holder, now)
+    state, message = judged(run, *_judge(run, history, holder, now))
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
 
 

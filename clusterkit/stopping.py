@@ -1,4 +1,4 @@
-"""End a training of this machine."""
+"""End a training of this machine, or one whose folder is here and whose job is in Slurm's queue."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterkit.rundir import RunDirectory, lock_holder, runs
+from clusterkit.slurm.commands import has_slurm
+from clusterkit.slurm.queue import is_slurms, job_of
+from clusterkit.slurm.stop import stop_job
 from trainer.errors import RunError, UserError
 
 POLL_SECONDS = 0.2
@@ -42,6 +45,8 @@ def stop_here(
         names = ", ".join(f"{run.experiment}/{run.trial}" for run in alive)
         raise UserError(f"several runs are alive: {names}. Name one with --experiment and --trial")
     (run,) = alive
+    if is_slurms(run) and has_slurm() and (job := job_of(run)) is not None:
+        return stop_job(run, job, deadline=deadline, force=force, say=say)
     name = f"{run.experiment}/{run.trial}"
     if not force:
         _signal(run, signal.SIGTERM)

@@ -427,8 +427,9 @@ class RunConfig(Section):
     code_dir: str = ""
     """Folder that your own classes (agent.name=module:Class) are imported from, after PYTHONPATH; set by `clusterkit
     train` to the folder it runs in."""
-    mode: Literal["local", "ray"] = "local"
-    """Where the ranks run. local: on one machine. ray: on the nodes of the Ray cluster that runs the trainer."""
+    mode: Literal["local", "ray", "slurm"] = "local"
+    """Where the ranks run. local: on one machine. ray: on the nodes of the Ray cluster that runs the trainer. slurm: in
+    a batch job, which `clusterkit train` submits and in which it is ray."""
     n_nodes: Annotated[int, Field(ge=1)] = 1
     """Hosts that the run is spread over."""
     n_gpus_per_node: Annotated[int, Field(ge=0)] = 0

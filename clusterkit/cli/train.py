@@ -30,9 +30,33 @@ def train(
     cluster: str | None = typer.Option(
         None, "--cluster", metavar="NAME", help="Train on the cluster that clusterkit setup made, not here."
     ),
-    detach: bool = typer.Option(
-        False, "--detach/--follow", help="With --cluster: come back once it trains, or show it to its end."
+    slurm: bool = typer.Option(
+        False, "--slurm", help="Submit it to Slurm, from a login node; also mode=slurm (docs/slurm.md)."
     ),
+    detach: bool = typer.Option(
+        False,
+        "--detach/--follow",
+        help="With --cluster: come back once it trains, with --slurm once it is submitted; or show it to its end.",
+    ),
+    partition: str = typer.Option("", "--partition", help="With --slurm: partition; sbatch's own default."),
+    account: str = typer.Option("", "--account", help="With --slurm: account."),
+    time: str = typer.Option("", "--time", help="With --slurm: time limit, as sbatch takes it (1-12:00:00)."),
+    sbatch_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION", help="With --slurm: a further option of sbatch, such as --sbatch-option=--mem=0."
+        ),
+    ] = None,
+    requeue: bool = typer.Option(
+        False, "--requeue", help="With --slurm: back into the queue at the time limit or when a node fails."
+    ),
+    container_image: str = typer.Option(
+        "", "--container-image", metavar="REF", help="With --slurm: image for pyxis or apptainer; else this Python."
+    ),
+    container_mount: Annotated[
+        list[str] | None,
+        typer.Option(metavar="/SRC[:/DST]", help="With --container-image: a folder that it sees besides the run's."),
+    ] = None,
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
@@ -49,6 +73,23 @@ def train(
 
         typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
         train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=not no_progress)
+        return
+    if slurm or "mode=slurm" in (overrides or []):
+        from clusterkit.cli.train_slurm import train_on_slurm  # noqa: PLC0415
+        from clusterkit.slurm.script import Wishes  # noqa: PLC0415
+
+        train_on_slurm(
+            preset,
+            task,
+            [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])],
+            Wishes(partition, account, time, tuple(sbatch_option or ()), requeue),
+            image=container_image,
+            mounts=container_mount or (),
+            dry_run=dry_run,
+            detach=detach,
+            as_json=as_json,
+            shown=not no_progress,
+        )
         return
     from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
     from clusterkit.planning.runnable import require_runnable  # noqa: PLC0415

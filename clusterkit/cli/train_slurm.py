@@ -1,0 +1,113 @@
+"""`clusterkit train --slurm`: submit the run, or attach to it, and follow it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import typer
+import yaml
+
+from clusterkit.cli import output
+from clusterkit.diagnose.applied import with_applied
+from clusterkit.dispatch.submit import Dispatched
+from clusterkit.planning.runnable import require_runnable
+from clusterkit.progress import showing
+from clusterkit.resolve import resolve
+from clusterkit.rundir import RunDirectory
+from clusterkit.slurm.follow import follow
+from clusterkit.slurm.script import Wishes
+from clusterkit.slurm.submit import container, for_slurm, planned, require_python, require_slurm, submit
+from clusterkit.training import again_command
+from trainer.config import RunConfig
+
+
+def train_on_slurm(
+    preset: str | None,
+    task: str | None,
+    overrides: Sequence[str],
+    wishes: Wishes,
+    *,
+    image: str,
+    mounts: Sequence[str],
+    dry_run: bool,
+    detach: bool,
+    as_json: bool,
+    shown: bool,
+) -> None:
+    """Do what `clusterkit train --slurm` says. Exit codes as for a run of this machine; 0 for a run detached from.
+
+    Raises:
+        UserError, RunError: with what to do.
+
+    """
+    resolved = for_slurm(resolve(preset, task, overrides))
+    require_runnable(resolved.config)
+    require_slurm()
+    if image:
+        wishes = replace(wishes, container=container(image, tuple(mounts)))
+    else:
+        require_python()
+        wishes = replace(wishes, python=sys.executable)
+    if dry_run:
+        _print_plan(resolved.config, planned(resolved, wishes).text, as_json)
+        return
+    dispatched = submit(resolved, wishes, _applied, output.note)
+    output.note(f"{dispatched.sentence}. Folder: {dispatched.run.logs}")
+    if detach or dispatched.state == "complete":
+        if as_json:
+            output.result_json(dispatched.as_dict())
+        output.note(_how_to_go_on(dispatched))
+        return
+    _follow(dispatched, as_json, shown)
+
+
+def _applied(config: RunConfig, run: RunDirectory) -> RunConfig:
+    config, notes = with_applied(config, run)
+    for note in notes:
+        output.note(f"note: {note}")
+    return config
+
+
+def _follow(dispatched: Dispatched, as_json: bool, shown: bool) -> None:
+    from clusterkit.closing import closing_lines  # noqa: PLC0415
+
+    run = dispatched.run
+    with showing(f"{run.experiment}/{run.trial}", shown) as progress:
+        try:
+            outcome = follow(dispatched, progress, again_command(sys.argv[1:]))
+        except KeyboardInterrupt:
+            output.note(f"detached: {dispatched.sentence}\n{_how_to_go_on(dispatched)}")
+            raise typer.Exit(0) from None
+    if as_json:
+        output.result_json({**dispatched.as_dict(), **outcome.as_dict(run)})
+    if outcome.status == "interrupted":
+        output.note(outcome.message)
+    elif outcome.message:
+        output.error(outcome.message)
+    if outcome.exit_code == 0 and outcome.summary is not None and not as_json:
+        output.result("\n".join(closing_lines(outcome.summary)))
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
+def _how_to_go_on(dispatched: Dispatched) -> str:
+    run = dispatched.run
+    named = f"--fileroot {run.fileroot} --experiment {run.experiment} --trial {run.trial}"
+    return "\n".join(
+        [
+            f"  look at it  clusterkit status {named}",
+            f"  its log     clusterkit logs -f {named}",
+            f"  stop it     clusterkit stop {named}",
+        ]
+    )
+
+
+def _print_plan(config: RunConfig, text: str, as_json: bool) -> None:
+    if as_json:
+        output.result_json({"config": config.model_dump(), "script": text})
+        return
+    output.result(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
+    lines = ["", "To be submitted with sbatch (nothing has been written or submitted)", "", *text.splitlines()]
+    output.result("\n".join(f"# {line}".rstrip() for line in lines))

@@ -1,0 +1,56 @@
+"""Slurm's own commands: run here, with its own words where it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from trainer.errors import RunError
+
+COMMAND_SECONDS = 120.0
+
+
+class SlurmError(RunError):
+    """Slurm refused, or does not answer. said: its words."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said
+
+
+def has_slurm() -> bool:
+    """Whether this machine can ask a Slurm controller."""
+    return shutil.which("squeue") is not None
+
+
+def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Output of one of Slurm's commands. environment: instead of ours.
+
+    Raises:
+        SlurmError: it is not here, failed, or took more than two minutes.
+
+    """
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            # Its dates and messages are read.
+            env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise SlurmError(f"no {command[0]} on PATH: this is not a node of a Slurm cluster", "not found") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(
+            f"{command[0]} has not answered within {COMMAND_SECONDS:.0f} s: `scontrol ping` tells about the controller",
+            "no answer",
+        ) from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise SlurmError(f"{command[0]} failed: {said}", said)
+    return done.stdout
