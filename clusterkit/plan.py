@@ -165,6 +165,8 @@ class Plan:
             return f"is being trained now by {busy}"
         if self.trial.course is Course.COMPLETE:
             return "is complete already, nothing would be trained"
+        if self.trial.course is Course.NEW and self.config.recover_from:
+            return f"starts from {self.config.recover_from}"
         if self.trial.course is Course.NEW:
             return "starts from the beginning"
         if self.trial.resume_step:
@@ -202,9 +204,9 @@ class Plan:
         )
 
     def _evaluation(self) -> str:
-        settings = self.config.eval
+        settings, lengths = self.config.eval, self.config.task.name == "recall"
         often = f", every {settings.every_steps} steps" if settings.every_steps else ""
-        table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks else ""
+        table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
         return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
 
     def _first_recover_step(self) -> int:

@@ -10,12 +10,13 @@ import asyncio
 import inspect
 import logging
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.agents.base import AnyAgent
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.memagent import MemAgent, RolloutOptions
 from trainer.engines.base import Engine
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import UserError
@@ -87,6 +88,7 @@ class RolloutController:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             raise
+        self._check_agent(done)
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
 
@@ -106,10 +108,21 @@ class RolloutController:
         except Exception as error:
             # One lost request must not cost the step: the trajectory counts as failed, with reward 0.
             log.warning("trajectory %s/%d failed: %s: %s", task.id, sample, type(error).__name__, error)
+            if not isinstance(self.agent, MemAgent):
+                log.warning("%s", traceback.format_exc())
             return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
         self._check_window(trajectory)
         trajectory.reward = await self._score(task, trajectory)
         return trajectory
+
+    def _check_agent(self, done: Sequence[Trajectory]) -> None:
+        """An agent of the user's own that fails on everything has a mistake in it: nothing could be learned."""
+        errors = [t.error for t in done if t.error is not None]
+        if errors and len(errors) == len(done) and not isinstance(self.agent, MemAgent):
+            raise UserError(
+                f"the agent {type(self.agent).__name__} failed on every one of {len(done)} trajectories, on the first "
+                f"with {errors[0]}: main.log has the traceback"
+            )
 
     def _check_window(self, trajectory: Trajectory) -> None:
         longest = max((len(t.prompt_ids) + len(t.completion.token_ids) for t in trajectory.turns), default=0)
