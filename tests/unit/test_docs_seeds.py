@@ -116,6 +116,15 @@ def test_commands_in_remarks_exist(line: Line, group: Any) -> None:
         try_command(word, group)
 
 
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_settings_and_pages_in_remarks_exist(line: Line) -> None:
+    for word in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:=[^`]*)?`", line.cells[2]):
+        key = word.partition("=")[0]
+        assert key in fields() or key in ALIASES or key.startswith(("progress.", "agent.options.")), key
+    for page in re.findall(r"\]\(([a-z-]+\.md)\)", line.cells[2]):
+        assert (PAGE.parent / page).is_file()
+
+
 def test_commands_around_the_tables_exist(group: Any) -> None:
     text = "\n".join(line for line in PAGE.read_text(encoding="utf-8").splitlines() if not line.startswith("|"))
     commands = [word for word in re.findall(r"`(clusterkit [^`]+)`", text) if "NAME" not in word]
