@@ -112,6 +112,15 @@ def _as_name(text: str) -> tuple[str]:
     return (text.replace("/", "-"),)
 
 
+def _going_on(text: str) -> tuple[str]:
+    """A fresh start is typed in our own words: what prints the command that goes on with a run looks for them."""
+    if text.lower() not in ("on", "auto"):
+        raise UserError(
+            f"recover.mode={text}: type recover_mode=disabled to start afresh, recover_mode=resume to go on"
+        )
+    return ("auto",)
+
+
 _NEVER = {"null": "0", "none": "0", "-1": "0"}
 """How others say that something is not done at intervals."""
 _DATA_SET = Renamed(("task.path", "task.dataset"), convert=_file_or_folder)
@@ -153,7 +162,7 @@ _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, 
     "saver.freq_epochs": Renamed(("checkpoint.save_freq_epochs",), _NEVER),
     "saver.freq_steps": Renamed(("checkpoint.save_freq_steps",), _NEVER),
     "saver.freq_secs": Renamed(("checkpoint.save_freq_secs",), _NEVER),
-    "recover.mode": Renamed(("recover_mode",), {"on": "auto"}),
+    "recover.mode": Renamed(("recover_mode",), convert=_going_on),
     "recover.retries": Renamed(("recover_retries",)),
     "recover.freq_steps": Renamed(("checkpoint.ckpt_freq_steps",), _NEVER),
     "recover.freq_secs": Renamed(("checkpoint.ckpt_freq_secs",)),

@@ -39,6 +39,7 @@ def test_every_alias_leads_to_a_setting_and_hides_none() -> None:
         ("train_dataset.path=org/name", {"task.path": "org/name"}),
         ("trainer.experiment_name=memory_agent/0.5B", {"experiment_name": "memory_agent-0.5B"}),
         ("MEM_CHUNK_TOKENS=2048", {"agent.chunk_tokens": 2048}),
+        ("recover.mode=on", {"recover_mode": "auto"}),
         ("mode=torchrun", {"mode": "local"}),
         ("mode=ray", {"mode": "ray"}),
         ("+data.context_key=context", {}),
@@ -68,6 +69,8 @@ def test_what_was_understood_is_said_and_nothing_is_said_of_our_own_keys() -> No
 def test_what_cannot_be_translated_is_refused_at_once_with_what_to_do() -> None:
     with pytest.raises(UserError) as caught:
         parse_overrides(["critic.path=/c", "actor_rollout_ref.rollout.name=vllm", "trainer.critic_warmup=5", "seed=2"])
+    with pytest.raises(UserError, match="type recover_mode=disabled"):
+        parse_overrides(["recover.mode=off"])
     first, second, third = str(caught.value).splitlines()
     assert first.startswith("critic.path: no critic is trained")
     assert "allocation_mode" in second
