@@ -115,9 +115,7 @@ def _as_name(text: str) -> tuple[str]:
 def _going_on(text: str) -> tuple[str]:
     """A fresh start is typed in our own words: what prints the command that goes on with a run looks for them."""
     if text.lower() not in ("on", "auto"):
-        raise UserError(
-            f"recover.mode={text}: type recover_mode=disabled to start afresh, recover_mode=resume to go on"
-        )
+        raise UserError(f"recover.mode={text}: type recover_mode=disabled to start afresh, or recover_mode=resume")
     return ("auto",)
 
 
