@@ -87,7 +87,7 @@ def script(
             the node side. shared: folders that a container has to see.
 
     """
-    directives = "\n".join(f"#SBATCH {option}" for option in options)
+    directives = "\n".join(f"#SBATCH {shlex.quote(option)}" for option in options)
     folder = shlex.quote(str(run.logs / FOLDER))
     python_path = shlex.quote(code) + ("" if wishes.container else '"${PYTHONPATH:+:$PYTHONPATH}"')
     return f"""#!/bin/bash

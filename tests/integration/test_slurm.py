@@ -203,10 +203,10 @@ def test_a_job_that_waits_says_why_and_is_cancelled(login: LoginNode) -> None:
     status = login.status()
     assert status["state"] == "pending"
     assert f"Slurm job {started['submission_id']} waits for nodes: " in status["message"]
-    code, _, err = login.run(
-        "train", "--preset", "tiny", *login.train()[5:], "experiment_name=small", "trial_name=run1"
-    )
-    assert code == 2, err
+    here = ["train", "--preset", "tiny", *overrides(SETTINGS), f"fileroot={login.fileroot}", "trial_name=run1"]
+    code, _, err = login.run(*here)
+    assert code == 2
+    assert f"is being trained now by Slurm job {started['submission_id']}" in err
     code, out, err = login.run("stop", "--fileroot", str(login.fileroot))
     assert code == 0, err
     assert "was waiting for nodes" in out
