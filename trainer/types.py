@@ -48,13 +48,23 @@ class Completion:
     """What an engine returned for one prompt.
 
     token_ids: sampled ids, the end token included when `finish_reason` is "stop". logprobs: natural log of each one's
-    probability under the distribution it was drawn from (same length). version: weight version that sampled them.
+    probability under the distribution it was drawn from (same length). version: weight version that sampled them, the
+    oldest where there were several. spans: (version, number of tokens) in order, where the weights changed on the way;
+    empty otherwise.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
     version: int
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def token_versions(self) -> list[int]:
+        """The weight version that sampled each token."""
+        return [
+            version for version, count in self.spans or ((self.version, len(self.token_ids)),) for _ in range(count)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

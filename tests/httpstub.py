@@ -1,0 +1,89 @@
+"""A small real HTTP server over asyncio whose answers a test chooses: it stands for servers that misbehave.
+
+It is no model of an inference server. What a well-behaved one does is tested against a real one (tests/gpu).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+
+class Hang:
+    """Answer of a server that never answers."""
+
+
+class Drop:
+    """Answer of a server that closes the connection in the middle of its answer."""
+
+
+Answer = tuple[int, Any] | Hang | Drop
+Handler = Callable[[str, str, dict[str, Any]], Awaitable[Answer]]
+
+
+class HttpStub:
+    """Serves on a loopback port until it is closed. `seen`: (method, path, body) of every request."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.seen: list[tuple[str, str, dict[str, Any]]] = []
+        self.url = ""
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> HttpStub:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 24)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.die()
+
+    def die(self) -> None:
+        """Close the port and every connection, as the end of the process does."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def count(self, path: str) -> int:
+        """How many requests came for a path."""
+        return sum(1 for _, seen, _ in self.seen if seen.partition("?")[0] == path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while line := await reader.readline():
+                method, path, _ = line.decode().split()
+                length = 0
+                while (header := (await reader.readline()).strip()) != b"":
+                    name, _, value = header.decode().partition(":")
+                    length = int(value) if name.lower() == "content-length" else length
+                body = json.loads(await reader.readexactly(length)) if length else {}
+                self.seen.append((method, path, body))
+                if not await self._answer(writer, await self.handler(method, path, body)):
+                    return
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, answer: Answer) -> bool:
+        if isinstance(answer, Hang):
+            await asyncio.Event().wait()
+        if isinstance(answer, Drop):
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"half":')
+            await writer.drain()
+            return False
+        assert isinstance(answer, tuple)
+        status, content = answer
+        payload = json.dumps(content).encode()
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload)
+        await writer.drain()
+        return True

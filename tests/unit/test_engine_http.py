@@ -1,0 +1,201 @@
+"""Requests to servers that die, hang, fail or leave. The servers are real sockets that stand for faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.httpstub import Answer, Drop, Hang, HttpStub
+from trainer.engines.http import EngineError, Limits, RefusedError, Server, ServerPool
+
+FAST = Limits(connect=1.0, request=5.0, control=1.0, health=0.3, attempts=3, backoff=0.01)
+
+
+async def well(method: str, path: str, body: dict[str, Any]) -> Answer:
+    return 200, {"ok": True}
+
+
+def answers(*first: Answer, health: Answer = (200, {})) -> Any:
+    """A handler that gives these answers to sampling requests, one each, and works from then on."""
+    left = list(first)
+
+    async def handler(method: str, path: str, body: dict[str, Any]) -> Answer:
+        if path == "/health":
+            return health
+        return left.pop(0) if left else (200, {"ok": True})
+
+    return handler
+
+
+async def pool_of(stack: AsyncExitStack, *handlers: Any, limits: Limits = FAST) -> tuple[ServerPool, list[HttpStub]]:
+    stubs = [await stack.enter_async_context(HttpStub(handler)) for handler in handlers]
+    pool = ServerPool("/health", limits)
+    for number, stub in enumerate(stubs):
+        pool.add(Server(f"s{number}", stub.url))
+    stack.push_async_callback(pool.close)
+    return pool, stubs
+
+
+async def ask(pool: ServerPool, key: str = "group") -> str:
+    server, answer = await pool.dispatch("/generate", lambda _: {}, key)
+    assert answer == {"ok": True}
+    return server.name
+
+
+def test_a_group_stays_on_one_server_and_moves_only_with_it() -> None:
+    pool = ServerPool("/health")
+    servers = [Server(f"s{n}", "") for n in range(4)]
+    for server in servers:
+        pool.add(server)
+    keys = [f"task-{n}" for n in range(400)]
+    before = {key: pool.choose(key).name for key in keys}
+    assert min(Counter(before.values()).values()) > 60  # spread out
+    servers[2].discard("gone")
+    after = {key: pool.choose(key).name for key in keys}
+    assert all(after[key] == before[key] for key in keys if before[key] != "s2")
+    pool.add(Server("s4", ""))
+    joined = {key: pool.choose(key).name for key in keys}
+    assert all(joined[key] in (after[key], "s4") for key in keys)
+
+
+def test_without_a_key_the_least_busy_server_is_asked() -> None:
+    pool = ServerPool("/health")
+    pool.add(Server("a", "", in_flight=3))
+    pool.add(Server("b", "", in_flight=1))
+    assert pool.choose("").name == "b"
+
+
+def test_a_server_that_dies_in_the_middle_hands_its_requests_to_another() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, answers(*[Hang()] * 20), answers(*[Hang()] * 20))
+            key = next(k for k in map(str, range(99)) if pool.choose(k).name == "s0")
+            jobs = [asyncio.create_task(ask(pool, key)) for _ in range(20)]
+            while stubs[0].count("/generate") < 20:
+                await asyncio.sleep(0.01)
+            stubs[1].handler = well
+            stubs[0].die()
+            assert await asyncio.gather(*jobs) == ["s1"] * 20
+            assert [s.name for s in pool.usable()] == ["s1"]
+            assert pool.redispatched == 20
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_cut_short_by_a_server_that_is_well_is_asked_for_again() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, answers(Drop()))
+            assert await ask(pool) == "s0"
+            assert stubs[0].count("/generate") == 2
+            assert pool.usable()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_hangs_is_given_up() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            hung = answers(Hang(), health=Hang())
+            pool, _ = await pool_of(stack, hung, well, limits=Limits(request=0.3, health=0.2))
+            key = next(k for k in map(str, range(99)) if pool.choose(k).name == "s0")
+            assert await ask(pool, key) == "s1"
+            assert "did not answer within 0.3 s" in pool.servers[0].problem
+
+    asyncio.run(scenario())
+
+
+def test_errors_of_a_server_are_tried_again_elsewhere_and_then_told() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            error = (500, {"detail": "scheduler is sad"})
+            pool, stubs = await pool_of(stack, answers(*[error] * 9), well)
+            key = next(k for k in map(str, range(99)) if pool.choose(k).name == "s0")
+            assert await ask(pool, key) == "s1"
+            await pool.remove(pool.servers[1])
+            with pytest.raises(EngineError, match=r"3 tries failed.*s0 .*500.*scheduler is sad"):
+                await ask(pool, key)
+            assert stubs[0].count("/generate") == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_request_is_not_repeated() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, answers((400, {"error": "too long"})), well)
+            key = next(k for k in map(str, range(99)) if pool.choose(k).name == "s0")
+            with pytest.raises(RefusedError, match="too long"):
+                await ask(pool, key)
+            assert stubs[0].count("/generate") == 1
+            assert stubs[1].count("/generate") == 0
+
+    asyncio.run(scenario())
+
+
+def test_control_calls_are_sent_once() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, answers(Drop(), (503, {})))
+            for _ in range(2):
+                with pytest.raises(EngineError):
+                    await pool.call(pool.servers[0], "POST", "/update", {}, 1.0)
+            assert stubs[0].count("/update") == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_last_server_lost_says_what_became_of_each() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, well, well)
+            pool.servers[0].discard("it was ended by SIGKILL")
+            stubs[1].die()
+            with pytest.raises(
+                EngineError, match=r"no inference server is left \(s0: it was ended by SIGKILL; s1: .*connection"
+            ):
+                await ask(pool)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_leaves_answers_what_it_was_asked() -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def slow(method: str, path: str, body: dict[str, Any]) -> Answer:
+            await go.wait()
+            return 200, {"ok": True}
+
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, slow)
+            job = asyncio.create_task(ask(pool))
+            while not stubs[0].seen:
+                await asyncio.sleep(0.01)
+            leaving = asyncio.create_task(pool.remove(pool.servers[0]))
+            await asyncio.sleep(0)
+            pool.add(Server("s1", (await stack.enter_async_context(HttpStub(well))).url))
+            assert await ask(pool) == "s1"
+            assert not leaving.done()
+            go.set()
+            assert await job == "s0"
+            await leaving
+            assert [s.name for s in pool.servers] == ["s1"]
+
+    asyncio.run(scenario())
+
+
+def test_one_pool_serves_one_event_loop_after_another() -> None:
+    pool = ServerPool("/health", FAST)
+
+    async def scenario() -> None:
+        async with HttpStub(well) as stub:
+            pool.servers = [Server("s0", stub.url)]
+            assert await ask(pool) == "s0"
+
+    asyncio.run(scenario())
+    asyncio.run(scenario())

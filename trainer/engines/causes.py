@@ -1,0 +1,52 @@
+"""Why a server did not start or died, read from its log."""
+
+from __future__ import annotations
+
+import re
+
+# What a log says, and what to do about it. The first that matches wins; more special ones stand first.
+_KNOWN: tuple[tuple[str, str], ...] = (
+    (r"No module named '?sglang", "SGLang is not installed in this Python: install it beside the trainer"),
+    (r"No module named '?vllm", "vLLM is not installed in this Python: pip install vllm"),
+    (r"No module named '?([\w.]+)", "a Python package of the server is missing: install it beside the server"),
+    (r"CUDA driver version is insufficient|driver on your system is too old",
+     "the NVIDIA driver is older than the CUDA of this torch: update the driver, or install a torch for its CUDA"),
+    (r"No CUDA GPUs are available|no CUDA-capable device|invalid device ordinal|Found no NVIDIA driver",
+     "the server sees too few GPUs: check nvidia-smi, and that the allocation asks for no more GPUs than there are"),
+    (r"no kernel image is available", "the server's kernels were not built for this GPU: install a build for it"),
+    (r"Not enough memory\. Please try to increase --mem-fraction-static|No available memory for the cache blocks",
+     "nothing is left for the KV cache: raise the server's memory fraction, or use more GPUs a server"),
+    (r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory",
+     "the GPU's memory is full: lower the server's memory fraction, end what else uses the GPU, or take more GPUs"),
+    (r"[Aa]ddress already in use", "the port was taken by another program: start again"),
+    (r"Cannot find any model weights|no file named .*safetensors|No safetensors",
+     "the model folder holds no weights: check the model path"),
+    (r"does not appear to have a file named config\.json|Unrecognized model in|Incorrect path_or_model_id",
+     "this is no model folder (config.json is missing or names no model type): check the model path"),
+    (r"architectures .* (are|is) not supported|no SGLang implementation",
+     "the server does not know this model architecture: use a newer server, or another model"),
+    (r"is not divisible by|assert self\.total_num_(kv_)?heads % tp_size",
+     "the model's heads do not divide by the tensor parallel size: use a size that divides them"),
+    (r"unrecognized arguments|invalid choice",
+     "this server does not know an option: use a version that was tried"),
+    (r"ncclUnhandledCudaError|NCCL error", "NCCL failed between the server's GPUs: NCCL_DEBUG=INFO gives the reason"),
+)  # fmt: skip
+_ERROR_LINE = re.compile(r"^\s*(\w+\.)*\w*(Error|Exception|Exit)\b.*|.*\b(error|ERROR|Killed|Aborted)\b.*")
+
+
+def log_cause(text: str) -> str:
+    """One sentence: the line of the log that tells most, and what to do about it where that is known."""
+    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    for pattern, advice in _KNOWN:
+        expression = re.compile(pattern)
+        for line in reversed(lines):
+            if expression.search(line):
+                return f"{_short(line)} — {advice}"
+    for line in reversed(lines):
+        if _ERROR_LINE.match(line):
+            return _short(line)
+    return _short(lines[-1]) if lines else "its log is empty"
+
+
+def _short(line: str, limit: int = 300) -> str:
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,0 +1,66 @@
+"""Runs a command in a process group of its own and ends all of it with itself: `guard.py PARENT GRACE COMMAND…`.
+
+An inference server starts processes of its own; a trainer that is killed can end none of them. The guard stands in
+between: it gets SIGTERM from the kernel when the trainer dies, and the server gets SIGKILL when the guard dies.
+It runs as a script without the package, so that it starts fast, and its exit code is the command's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+def main(parent: int, grace: float, command: list[str]) -> int:
+    """Run the command until it ends or the guard is told to end. grace: seconds between SIGTERM and SIGKILL."""
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: told.append(received))
+    _die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        return 1
+    try:
+        server = subprocess.Popen(command, start_new_session=True, preexec_fn=_killed_with_guard)  # noqa: PLW1509
+    except OSError as error:
+        print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    deadline = 0.0
+    while True:
+        try:
+            code = server.wait(0.1)
+        except subprocess.TimeoutExpired:
+            if told and not deadline:
+                deadline = time.monotonic() + grace
+                _signal_group(server.pid, signal.SIGTERM)
+            elif told and time.monotonic() > deadline:
+                _signal_group(server.pid, signal.SIGKILL)
+        else:
+            _signal_group(server.pid, signal.SIGKILL)  # whatever it started
+            return code if code >= 0 else 128 - code
+
+
+def _killed_with_guard() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _die_with_parent(signal.SIGKILL)
+
+
+def _die_with_parent(number: int) -> None:
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,209 @@
+"""Requests to several inference servers over one pooled client.
+
+A response that was being sampled on a server that died is sampled again on another: that changes nothing on any
+server. Calls that change something (a weight update, a pause) are sent once, to one server, and never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from trainer.errors import RunError
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+class EngineError(RunError):
+    """A request could not be answered; the message names the server and what to do next."""
+
+
+class ServerLostError(EngineError):
+    """The connection failed, or no answer came in time: the server may be gone."""
+
+
+class ServerFailedError(EngineError):
+    """The server answered with a 5xx or 429 status: another try may succeed."""
+
+
+class RefusedError(EngineError):
+    """The server understood and refused (4xx): the same request would be refused again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to wait, in seconds, and how often to try.
+
+    connect: for a connection. request: for the answer to a sampling request. control: for other calls.
+    health: for the health check that decides whether a server that failed a request is gone.
+    attempts: tries of one request on servers that are there but fail. backoff: before the second try; then doubled.
+    """
+
+    connect: float = 5.0
+    request: float = 1800.0
+    control: float = 60.0
+    health: float = 30.0
+    attempts: int = 5
+    backoff: float = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """One server. version: of the weights it holds. problem: why it gets no requests (empty: it does)."""
+
+    name: str
+    url: str
+    version: int = 0
+    problem: str = ""
+    in_flight: int = 0
+
+    def discard(self, problem: str) -> None:
+        """Send it no more requests; the first reason is the one that is kept."""
+        if not self.problem:
+            self.problem = problem
+            log.warning("engine server %s is no longer used: %s", self.name, problem)
+
+
+class ServerPool:
+    """The servers that requests go to; servers may join and leave at any time."""
+
+    def __init__(self, health_path: str, limits: Limits | None = None) -> None:
+        self.health_path = health_path
+        self.limits = limits or Limits()
+        self.servers: list[Server] = []
+        self.redispatched = 0
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, server: Server) -> None:
+        """Send requests to this server too. Raises ValueError when its name is taken by one in use."""
+        if any(s.name == server.name for s in self.usable()):
+            raise ValueError(f"there is a server {server.name} already")
+        self.servers = [s for s in self.servers if s.name != server.name] + [server]
+
+    async def remove(self, server: Server) -> None:
+        """Send it no new requests and wait until it has answered those it has."""
+        server.discard("it was asked to leave")
+        while server.in_flight:
+            await asyncio.sleep(0.01)
+        self.servers = [s for s in self.servers if s is not server]
+
+    def usable(self) -> list[Server]:
+        """The servers that get requests."""
+        return [server for server in self.servers if not server.problem]
+
+    def choose(self, key: str, avoid: Server | None = None) -> Server:
+        """The server for a key: always the same one while it is there, so that a group shares one cache.
+
+        A key keeps its server when others join or leave, unless the newcomer is its own. Without a key: the least busy.
+
+        Raises:
+            EngineError: no server is left; the message says what became of each.
+
+        """
+        servers = [s for s in self.usable() if s is not avoid] or self.usable()
+        if not servers:
+            fates = "; ".join(f"{s.name}: {s.problem}" for s in self.servers) or "none was started"
+            raise EngineError(f"no inference server is left ({fates}). Start the run again to go on")
+        if not key:
+            return min(servers, key=lambda s: (s.in_flight, s.name))
+        return max(servers, key=lambda s: hashlib.blake2b(f"{key}\0{s.name}".encode(), digest_size=8).digest())
+
+    async def dispatch(
+        self,
+        path: str,
+        body: Callable[[Server], Json],
+        key: str,
+        admitted: Callable[[], Awaitable[None]] | None = None,
+    ) -> tuple[Server, Json]:
+        """POST a sampling request to the key's server; to another one, from the start, when that one is lost.
+
+        body: makes the request for the server that it goes to. admitted: awaited before every try, so that a second one
+        is not sent into a pause. Returns the server that answered, and its answer.
+
+        Raises:
+            RefusedError: the server refused the request.
+            EngineError: no server is left, or all tries failed.
+
+        """
+        avoid: Server | None = None
+        failures = 0
+        while True:
+            if admitted is not None:
+                await admitted()
+            server = self.choose(key, avoid)
+            server.in_flight += 1
+            try:
+                return server, await self.call(server, "POST", path, body(server), self.limits.request)
+            except (ServerLostError, ServerFailedError) as error:
+                failures += 1
+                if isinstance(error, ServerLostError) and not await self.healthy(server):
+                    server.discard(str(error))
+                elif failures >= self.limits.attempts:
+                    raise EngineError(f"{failures} tries failed; the last: {error}") from error
+                else:
+                    avoid = server
+                    await asyncio.sleep(min(self.limits.backoff * 2 ** (failures - 1), 5.0))
+                self.redispatched += 1
+            finally:
+                server.in_flight -= 1
+
+    async def healthy(self, server: Server) -> bool:
+        """Whether the server's health check answers 200. Asked twice: one lost connection proves nothing."""
+        for _ in range(2):
+            if server.problem:
+                return False
+            try:
+                await self.call(server, "GET", self.health_path, None, self.limits.health)
+                return True
+            except EngineError:
+                continue
+        return False
+
+    async def call(self, server: Server, method: str, path: str, body: Json | None, seconds: float) -> Json:
+        """One call to one server, sent once. Returns the JSON answer (empty for an answer that is no JSON object).
+
+        Raises:
+            ServerLostError, ServerFailedError, RefusedError: see there.
+
+        """
+        where = f"{server.name} ({server.url}) {path}"
+        timeout = httpx.Timeout(seconds, connect=self.limits.connect, pool=None)
+        try:
+            response = await self._pooled().request(method, server.url + path, json=body, timeout=timeout)
+        except httpx.TimeoutException as error:
+            raise ServerLostError(f"{where} did not answer within {seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise ServerLostError(f"{where}: the connection failed ({type(error).__name__} {error})") from error
+        if response.status_code >= 500 or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            raise ServerFailedError(f"{where} answered {response.status_code}: {response.text[:500]}")
+        if response.status_code >= 400:
+            raise RefusedError(f"{where} refused ({response.status_code}): {response.text[:500]}")
+        try:
+            answer = response.json() if response.content else {}
+        except ValueError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None and self._loop is asyncio.get_running_loop():
+            await self._client.aclose()
+        self._client = None
+
+    def _pooled(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:  # connections belong to the event loop they were made in
+            # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
+            pool = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
+            self._client = httpx.AsyncClient(limits=pool, trust_env=False)
+            self._loop = loop
+        return self._client

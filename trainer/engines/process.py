@@ -1,0 +1,169 @@
+"""An inference server as a child process: started, watched until it answers, ended with everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from trainer.engines.causes import log_cause
+from trainer.errors import RunError
+
+GUARD = Path(__file__).with_name("guard.py")
+LOG_TAIL_BYTES = 64 * 1024
+POLL_SECONDS = 0.2
+
+
+class ServerStartError(RunError):
+    """A server did not become ready. The message holds the cause from its log and the log's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """What to start.
+
+    name: of the server, in messages. argv: the command line. log: file for all its output (appended to).
+    env: added to this process's environment. grace: seconds between SIGTERM and SIGKILL when it is stopped.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    grace: float = 5.0
+
+
+class ServerProcess:
+    """One running server. It never outlives the process that started it, not even one that is killed.
+
+    The kernel ties it to the thread that calls `start`: call it from a thread that lives as long as the run does.
+    """
+
+    def __init__(self, command: ServerCommand) -> None:
+        self.command = command
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self._ended = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> ServerProcess:
+        """Start the command. Raises ServerStartError when the log file cannot be written."""
+        log = self.command.log
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            stream = log.open("ab")
+        except OSError as error:
+            raise ServerStartError(
+                f"{self.command.name}: cannot write its log {log}: {error.strerror}. Make the folder writable"
+            ) from error
+        with stream:
+            self._log_start = stream.tell()
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", str(GUARD), str(os.getpid()), str(self.command.grace), *self.command.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.command.env},
+                start_new_session=True,  # Ctrl-C is for the trainer, which stops its servers itself
+            )
+        threading.Thread(target=self._watch, name=f"watch {self.command.name}", daemon=True).start()
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._popen is not None and not self._ended.is_set()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guard, whose only child is the server."""
+        return self._popen.pid if self._popen else 0
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call this, from a thread of its own, as soon as the server has ended; at once if it has already."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def log_text(self) -> str:
+        """The end of what this process has written to its log."""
+        try:
+            with self.command.log.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(max(self._log_start, size - LOG_TAIL_BYTES))
+                return stream.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def how_it_ended(self) -> str:
+        """One sentence: exit code or signal, the cause from the log, and where the log is."""
+        code = self._popen.returncode if self._popen else None
+        what = "is running" if code is None else f"ended with exit code {code}"
+        if code is not None and code > 128:
+            with contextlib.suppress(ValueError):
+                what = f"was ended by {signal.Signals(code - 128).name}"
+        return f"{what}: {log_cause(self.log_text())} (log: {self.command.log})"
+
+    async def wait_ready(self, url: str, seconds: float) -> None:
+        """Return once GET `url` answers 200.
+
+        Raises:
+            ServerStartError: it ended, or did not answer within `seconds`; it has then been stopped.
+
+        """
+        deadline = time.monotonic() + seconds
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+            while self.running:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get(url)).status_code == httpx.codes.OK:
+                        return
+                if time.monotonic() > deadline:
+                    cause = log_cause(self.log_text())
+                    await self.stop()
+                    raise ServerStartError(
+                        f"{self.command.name} was not ready after {seconds:.0f} s; its log ends with: {cause} "
+                        f"(log: {self.command.log}). Give it longer, or see the log for what it waits for"
+                    )
+                await asyncio.sleep(POLL_SECONDS)
+        raise ServerStartError(f"{self.command.name} {self.how_it_ended()}")
+
+    async def stop(self) -> None:
+        """End the server and everything it started; returns when it has ended."""
+        if self._popen is None:
+            return
+        if not self._ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                self._popen.terminate()
+        while not self._ended.is_set():
+            await asyncio.sleep(0.02)
+
+    def _watch(self) -> None:
+        assert self._popen is not None
+        self._popen.wait()
+        with self._lock:
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on now; another program may still take it first."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,70 @@
+"""Whether a folder of published weights is what a running server can take, told from its files' headers alone.
+
+A server that is given an incomplete or foreign folder finds out half-way, with some weights replaced. So it is
+checked before any server hears of it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TIED_HEAD = "lm_head.weight"
+
+
+def folder_problem(folder: Path, reference: Path) -> str:
+    """Why the weights in `folder` cannot replace those of `reference`; empty when they can.
+
+    Both are Hugging Face folders with safetensors. Compared are names and shapes, not values.
+    """
+    try:
+        new, served = tensor_shapes(folder), tensor_shapes(reference)
+        tied = bool(_json(reference / "config.json").get("tie_word_embeddings"))
+    except (OSError, ValueError) as error:
+        return str(error)
+    if tied:  # then the head is the embedding, and may be stored once or twice
+        new.pop(TIED_HEAD, None)
+        served.pop(TIED_HEAD, None)
+    if missing := sorted(served.keys() - new.keys()):
+        return f"{folder} lacks {len(missing)} of {len(served)} tensors, {missing[0]} for one"
+    if foreign := sorted(new.keys() - served.keys()):
+        return f"{folder} holds {len(foreign)} tensors that the served model lacks, {foreign[0]} for one"
+    for name, shape in served.items():
+        if new[name] != shape:
+            return f"{folder}: {name} has shape {new[name]}, the served model's has {shape}"
+    return ""
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in the folder's safetensors files. Raises OSError or ValueError, with the path."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no .safetensors file")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for name, entry in _header(file).items():
+            if name != "__metadata__":
+                shapes[name] = tuple(entry["shape"])
+    return shapes
+
+
+def _header(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(length) if length < 1 << 28 else b""
+    try:
+        entries: dict[str, Any] = json.loads(header)
+        end = max((e["data_offsets"][1] for n, e in entries.items() if n != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no whole safetensors file: write it again") from error
+    if file.stat().st_size != 8 + length + end:
+        raise ValueError(f"{file} is cut short: {file.stat().st_size} of {8 + length + end} bytes. Write it again")
+    return entries
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
