@@ -59,6 +59,8 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     busy = run_directory(config, f"run{newest}").holder() is not None
     if config.recover_mode == "disabled" and not busy:
         return _judge(config, following, named_by_user=False)
+    if config.recover_from and config.recover_from != _source_of(run_directory(config, f"run{newest}")):
+        return _judge(config, following, named_by_user=False)
     trial = _judge(config, f"run{newest}", named_by_user=False)
     return _judge(config, following, named_by_user=False) if trial.course is Course.COMPLETE else trial
 
@@ -77,6 +79,15 @@ def completed_trial(config: RunConfig) -> RunDirectory | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return run if isinstance(old, dict) and not differences(old, config) else None
+
+
+def _source_of(run: RunDirectory) -> str:
+    """Where a run was started from (`recover_from`); empty: at the beginning."""
+    try:
+        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    return str(values.get("recover_from") or "") if isinstance(values, dict) else ""
 
 
 def run_directory(config: RunConfig, trial: str) -> RunDirectory:

@@ -441,6 +441,9 @@ class RunConfig(Section):
     """Seeds initialisation, tasks and sampling."""
     recover_mode: Literal["auto", "resume", "disabled"] = "auto"
     """auto: go on from a recover checkpoint where there is one. resume: demand one. disabled: start afresh."""
+    recover_from: str = ""
+    """Where a new run starts: another run's recover folder (its weights, optimizer and step go on), or the folder of
+    weights that model.path names. Written by `clusterkit train --recover-from`."""
     recover_retries: Annotated[int, Field(ge=0)] = 10
     """Restarts of a dispatched run that died before it is given up."""
     recover_after: Annotated[float, Field(ge=0)] = 10.0

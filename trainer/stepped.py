@@ -151,7 +151,8 @@ class SteppedRun(ABC):
             return
         self.store.load(self.learner, slot)
         self.state = slot.state
-        self.saved_step = slot.state.global_step
+        # What was taken from another run is kept as our own soon: that run may be removed.
+        self.saved_step = slot.state.global_step if slot.path.parent == self.paths.recover else 0
         self._publish(slot.state.version)
 
     def _announce(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterkit.cli import output
+from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.resolve import Resolved
@@ -57,6 +58,13 @@ def train(
         list[str] | None,
         typer.Option(metavar="/SRC[:/DST]", help="With --container-image: a folder that it sees besides the run's."),
     ] = None,
+    recover_from: str | None = typer.Option(
+        None,
+        "--recover-from",
+        metavar="EXPERIMENT/TRIAL|PATH",
+        help="Start a new trial from another run's recover checkpoint (weights, optimizer and step number go on, other "
+        "settings may change), or from a folder of weights (a new optimizer, from step 1).",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
@@ -68,13 +76,23 @@ def train(
     from clusterkit.aliases import notes_of  # noqa: PLC0415
 
     output.notes(notes_of(overrides or []))
+    if recover_from is not None:
+        from clusterkit.cli.train_from import settings_from  # noqa: PLC0415
+
+        place = [f"fileroot={fileroot}"] if fileroot is not None else []
+        source = settings_from(recover_from, preset, task, [*(overrides or []), *place], cluster)
+        overrides = [*(overrides or []), *source]
+    slurm = slurm or "mode=slurm" in (overrides or [])
+    if slurm and cluster is not None:
+        raise UserError("--cluster NAME and --slurm (mode=slurm) are two places: choose one")
     if cluster is not None:
         from clusterkit.cli.train_cluster import train_on  # noqa: PLC0415
 
         typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
         train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=not no_progress)
         return
-    if slurm or "mode=slurm" in (overrides or []):
+    wishes = (partition, account, time, tuple(sbatch_option or ()), requeue)
+    if slurm:
         from clusterkit.cli.train_slurm import train_on_slurm  # noqa: PLC0415
         from clusterkit.slurm.script import Wishes  # noqa: PLC0415
 
@@ -82,7 +100,7 @@ def train(
             preset,
             task,
             [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])],
-            Wishes(partition, account, time, tuple(sbatch_option or ()), requeue),
+            Wishes(*wishes),
             image=container_image,
             mounts=container_mount or (),
             dry_run=dry_run,
@@ -91,6 +109,8 @@ def train(
             shown=not no_progress,
         )
         return
+    if any((*wishes, container_image, container_mount)):
+        raise UserError("options for Slurm: add --slurm to submit the run, or leave them out to train here")
     from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
     from clusterkit.planning.runnable import require_runnable  # noqa: PLC0415
     from clusterkit.resolve import resolve  # noqa: PLC0415

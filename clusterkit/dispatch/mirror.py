@@ -114,14 +114,14 @@ class Copies:
         """
         await self._through(lambda head: head.session.put(text.encode(), str(self.there(run).logs / name), root=True))
 
-    async def look(self, run: RunDirectory) -> dict[str, Any]:
-        """What there is to go on from, found by a script in a container of the cluster (or on its host without one).
+    async def look(self, place: str) -> dict[str, Any]:
+        """What there is to go on from in a folder there, found by a script in a container (or on its host without one).
 
         Raises:
             RunError: no host shows it.
 
         """
-        folder = shlex.quote(str(self.there(run).recover))
+        folder = shlex.quote(place)
         script = (
             f"id=$(docker ps --quiet --filter label={LABEL_CLUSTER}={self.selection.cluster.name} 2>/dev/null"
             " | head -n 1)\n"

@@ -75,7 +75,11 @@ class Mirror:
 
     def look(self, run: RunDirectory) -> dict[str, Any]:
         """What `trainer.checkpoint.slots.look` finds of a run; every file is read there, not brought here."""
-        found: dict[str, Any] = self._do(self._copies.look(run))
+        return self.look_at(str(self._copies.there(run).recover))
+
+    def look_at(self, folder: str) -> dict[str, Any]:
+        """The same of any folder there."""
+        found: dict[str, Any] = self._do(self._copies.look(folder))
         return found
 
     def told(self, value: T) -> T:

@@ -42,6 +42,10 @@ FREE = (
     "model.gradient_checkpointing",
 )
 
+# What a new run must have in common with the run whose checkpoint it starts from: the tensors must fit, and a step must
+# be the same place in the tasks.
+SHARED = ("model.", "task.", "agent.template", "rollout.batch_size", "trainer.type")
+
 
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """Dotted name -> value of every setting that shapes what is learned."""
@@ -50,7 +54,16 @@ def fingerprint(config: RunConfig) -> dict[str, Any]:
 
 def is_free(name: str) -> bool:
     """Whether a setting may change between the attempts at a run."""
-    return any(name.startswith(free) if free.endswith(".") else name == free for free in FREE)
+    return _listed(name, FREE)
+
+
+def shared_changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """As `changes`, of what must be the same for a new run to start from that checkpoint."""
+    return [change for change in changes(saved, now) if _listed(change[0], SHARED)]
+
+
+def _listed(name: str, names: tuple[str, ...]) -> bool:
+    return any(name.startswith(one) if one.endswith(".") else name == one for one in names)
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

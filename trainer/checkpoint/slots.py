@@ -128,6 +128,7 @@ def look(folder: Path) -> dict[str, Any]:
 
     slots: name, bytes, age_s (since its last file was written), whole, problem, and of a whole one global_step, serial
     and fingerprint. newest: name of the one to go on from, or None. problems: sentences. state: of the newest.
+    model: config.json, where the folder holds weights instead.
     """
     found = Slots(folder).read()
     newest, problems = Slots(folder).newest_of(found)
@@ -155,7 +156,16 @@ def look(folder: Path) -> dict[str, Any]:
         "newest": newest.name if newest else None,
         "problems": problems,
         "state": asdict(newest.state) if newest else None,
+        "model": _model_of(folder),
     }
+
+
+def _model_of(folder: Path) -> Any:
+    """config.json of a folder of weights; None where it is none."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")) if any(folder.glob("*.safe*")) else None
+    except (OSError, ValueError):
+        return None
 
 
 def _file_damage(file: Path, name: str, size: int, digest: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.fingerprint import differences, fingerprint
-from trainer.checkpoint.recover import RecoverStore, Slot
+from trainer.checkpoint.fingerprint import differences, fingerprint, shared_changes
+from trainer.checkpoint.slots import Slot, Slots
 from trainer.config import RunConfig
 from trainer.errors import UserError
 
@@ -39,17 +39,16 @@ def find_start(config: RunConfig, recover: Path) -> Start:
         UserError: a checkpoint is demanded and not there, none is whole, or it was written with other settings.
 
     """
-    store = RecoverStore(recover)
+    store = Slots(recover)
     if config.recover_mode == "disabled":
+        start = _from_another(config)
         if not store.occupied():
-            return Start(None)
-        return Start(
-            None,
-            (
-                f"recover_mode=disabled: starting afresh; the earlier recover checkpoint under {recover} is kept until "
-                "this run writes its own",
-            ),
+            return start
+        note = (
+            f"recover_mode=disabled: starting afresh; the earlier recover checkpoint under {recover} is kept until "
+            "this run writes its own"
         )
+        return Start(start.slot, (note, *start.notes))
     slot, problems = store.newest()
     if slot is None:
         if config.recover_mode == "resume" or problems:
@@ -58,7 +57,7 @@ def find_start(config: RunConfig, recover: Path) -> Start:
                 + "".join(f"\n  {p}" for p in problems)
                 + "\nnothing was changed. To start afresh: recover_mode=disabled, or another trial_name"
             )
-        return Start(None)
+        return _from_another(config)
     changed = differences(slot.fingerprint, fingerprint(config))
     if changed:
         raise UserError(
@@ -67,6 +66,32 @@ def find_start(config: RunConfig, recover: Path) -> Start:
             "trial_name=NEW, or recover_mode=disabled"
         )
     return Start(slot, tuple(f"{p}; going on from {slot.name} (step {slot.state.global_step})" for p in problems))
+
+
+def _from_another(config: RunConfig) -> Start:
+    """Where a run without a checkpoint of its own starts: at another run's, where `recover_from` names one.
+
+    Raises:
+        UserError: none is there or whole, or it does not fit.
+
+    """
+    if not config.recover_from or config.model.path == config.recover_from:  # weights are loaded as any model's
+        return Start(None)
+    folder = Path(config.recover_from)
+    slot, problems = Slots(folder).newest()
+    if slot is None:
+        raise UserError(
+            f"recover_from={folder}: there is no whole recover checkpoint"
+            + "".join(f"\n  {p}" for p in problems)
+            + "\nname another run, or leave recover_from out to start at the beginning"
+        )
+    if changed := shared_changes(slot.fingerprint, fingerprint(config)):
+        raise UserError(
+            f"recover_from={folder}: the checkpoint of step {slot.state.global_step} does not fit this run "
+            "(checkpoint -> now):\n  " + "\n  ".join(f"{key}: {was} -> {now}" for key, was, now in changed)
+        )
+    note = f"starting from the recover checkpoint of step {slot.state.global_step} of another run, {slot.path}"
+    return Start(slot, (note, *problems))
 
 
 def completed_step(logs: Path) -> int:
