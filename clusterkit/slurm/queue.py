@@ -15,7 +15,16 @@ FOLDER = "slurm"
 FRESH_SECONDS = 1.0
 """A queue that was read so short a time ago is not asked for again: controllers of big clusters have much to do."""
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-_ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+_ENDED: tuple[str, ...] = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+)
 _ENDED += ("REVOKED", "TIMEOUT")
 
 

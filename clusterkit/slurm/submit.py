@@ -18,6 +18,7 @@ from clusterkit.hosts.folders import write_private
 from clusterkit.images.versions import versions
 from clusterkit.launch import disk_errors, require_trainer, require_writable, write_config
 from clusterkit.nodecode import content_of, node_files
+from clusterkit.owncode import own_files
 from clusterkit.resolve import Resolved
 from clusterkit.rundir import RunDirectory, hold_lock, user_name
 from clusterkit.slurm.commands import SlurmError, slurm
@@ -32,13 +33,17 @@ from trainer.paths import cache_folder
 
 @dataclass(frozen=True)
 class Submission:
-    """What a command means: the configuration for inside the allocation, the trial, and what Slurm would be told."""
+    """What a command means: the configuration for inside the allocation, the trial, and what Slurm would be told.
+
+    code: folder of the node side, with the user's own classes. files: what is in it, paths and contents.
+    """
 
     config: RunConfig
     trial: Trial
     options: tuple[str, ...]
     text: str
     code: Path
+    files: tuple[tuple[str, bytes], ...]
 
 
 def for_slurm(resolved: Resolved) -> Resolved:
@@ -106,13 +111,15 @@ def planned(resolved: Resolved, wishes: Wishes) -> Submission:
     """
     trial = choose_trial(resolved.config, resolved.trial_is_named)
     require_writable(trial.run)
-    config = resolved.config.model_copy(update={"trial_name": trial.run.trial})
-    options = sbatch_options(trial.run, config, fingerprint_of(resolved.config, resolved.trial_is_named), wishes)
+    files = (*node_files(), *own_files(resolved.config))
+    # The user's files are packed beside ours, where PYTHONPATH leads: what waits in the queue does not change there.
+    config = resolved.config.model_copy(update={"trial_name": trial.run.trial, "code_dir": ""})
+    options = sbatch_options(trial.run, config, _fingerprint(resolved), wishes)
     storage = Path(config.fileroot).parent
-    code = storage / "codes" / content_of(node_files())[:16]
+    code = storage / "codes" / content_of(files)[:16]
     shared = dict.fromkeys([str(storage), config.cache_dir, *_own_paths(config)])
     text = script(trial.run, config, options, wishes, code=str(code), shared=list(shared))
-    return Submission(config, trial, tuple(options), text, code)
+    return Submission(config, trial, tuple(options), text, code, files)
 
 
 def attached(resolved: Resolved) -> Dispatched | None:
@@ -122,7 +129,7 @@ def attached(resolved: Resolved) -> Dispatched | None:
         UserError: another run of this experiment, with other settings, is alive. SlurmError: Slurm does not answer.
 
     """
-    config, wanted = resolved.config, fingerprint_of(resolved.config, resolved.trial_is_named)
+    config, wanted = resolved.config, _fingerprint(resolved)
     mine = [job for job in our_jobs() if Path(job.run_dir).parent == _experiment(config)]
     for job in mine:
         if job.fingerprint == wanted:
@@ -165,7 +172,7 @@ def submit(
             return found
         say(f"packing the node side to {order.code}")
         with disk_errors(order.code):
-            _put_code(order.code)
+            _put_code(order.code, order.files)
         write_config(run, apply(order.config, run))
         file = run.logs / FOLDER / "job.sbatch"
         with disk_errors(run.logs):
@@ -206,15 +213,15 @@ def _taken(run: RunDirectory) -> Iterator[None]:
         yield
 
 
-def _put_code(folder: Path) -> None:
-    """Have the node side in `folder`, whole or not at all."""
+def _put_code(folder: Path, files: tuple[tuple[str, bytes], ...]) -> None:
+    """Have these files in `folder`, all or none."""
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
         new.chmod(0o755)
-        for name, data in node_files():
+        for name, data in files:
             path = new / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
@@ -229,7 +236,15 @@ def _put_code(folder: Path) -> None:
 
 def _own_paths(config: RunConfig) -> list[str]:
     """Folders outside the storage that the configuration names."""
-    return [path for path in (config.model.path, config.code_dir) if path and Path(path).is_absolute()]
+    path = config.model.path
+    return [path] if path and Path(path).is_absolute() else []
+
+
+def _fingerprint(resolved: Resolved) -> str:
+    """As of a run on a cluster: what was resolved, and the user's own code."""
+    plain = fingerprint_of(resolved.config.model_copy(update={"code_dir": ""}), resolved.trial_is_named)
+    own = own_files(resolved.config)
+    return content_of(own, plain)[:16] if own else plain
 
 
 def _experiment(config: RunConfig) -> Path:
