@@ -1,0 +1,167 @@
+"""Agents, tasks and rewards of the user's own: the example of the docs as it stands there, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from runs import ENVIRONMENT, REPOSITORY, Forks, NewTrial, Trial
+
+DOCS = REPOSITORY / "docs" / "custom.md"
+FAST = [
+    *("model.tiny.hidden_size=32", "model.tiny.num_layers=2", "model.tiny.intermediate_size=64"),
+    *("warmup.recall_steps=2", "warmup.steps=2", "warmup.batch_size=4", "warmup.gate=0", "warmup.retries=0"),
+    *("train.total_steps=2", "rollout.batch_size=4", "rollout.group_size=4", "eval.num_tasks=2", "train.threads=1"),
+    "monitor.tensorboard=false",
+]
+
+
+def block(language: str) -> str:
+    """The first code block of that language in docs/custom.md."""
+    found = re.search(rf"^```{language}\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def clusterkit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "clusterkit.cli.main", *arguments]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY), "CLUSTERKIT_CACHE": str(folder / "cache")}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    (metrics,) = folder.glob("runs/logs/*/shopping/run1/metrics.jsonl")
+    found = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [record for record in found if record["kind"] == kind]
+
+
+def test_the_example_of_the_docs_runs_as_it_stands(tmp_path: Path) -> None:
+    source = block("python")
+    assert len(source.splitlines()) < 55
+    (tmp_path / "shopping.py").write_text(source)
+    typed = shlex.split(block("bash").replace("\\\n", " "))
+    assert typed[0] == "clusterkit"
+
+    done = clusterkit(tmp_path, *typed[1:], *FAST)
+
+    assert done.returncode == 0, done.stderr
+    steps = records(tmp_path, "step")
+    assert [step["task_ids"] for step in steps] == [[f"train-{n}" for n in range(first, first + 4)] for first in (0, 4)]
+    # Three pieces of the list, as task.options.length=3 says, and the answer; 16 trajectories.
+    assert all(step["stats"]["turns"] == 16 * 4 for step in steps)
+    assert all(step["stats"]["failed_trajectories"] == 0 for step in steps)
+    assert {r["name"] for r in records(tmp_path, "eval")} == {"before", "after"}
+    # What a wrong thing of a list earns is reward.options.part=0.2, not the 0.1 of the source.
+    (folder,) = tmp_path.glob("runs/logs/*/shopping/run1/rollouts")
+    lines = [line for n in (1, 2) for line in zstandard.open(folder / f"step_{n}.jsonl.zst", "rt").readlines()]
+    assert {json.loads(line)["reward"] for line in lines} <= {0.0, 0.2, 1.0}
+
+
+def own(folder: Path, text: str) -> str:
+    """Write a module of the user's own; returns its folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(text)
+    return str(folder)
+
+
+FIXED = """
+class Fixed:
+    def __init__(self, config):
+        self.config = config
+
+    async def score(self, task, trajectory):
+        return self.config.options["value"] / 1
+"""
+
+
+def test_a_reward_may_wait_and_gets_its_options(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:
+    code = own(tmp_path / "code", FIXED)
+    trial = new_trial(**{"code_dir": code, "reward": {"name": "mine:Fixed", "options": {"value": 3}}})
+    trial.change(**{"train.total_steps": 2})
+
+    assert forks.run(trial) == 0, trial.said()
+
+    assert [step["stats"]["task_reward"] for step in trial.records("step")] == [3.0, 3.0]
+
+
+def test_other_options_are_other_settings(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:
+    code = own(tmp_path / "code", FIXED)
+    trial = new_trial(**{"code_dir": code, "reward": {"name": "mine:Fixed", "options": {"value": 3}}})
+    trial.change(**{"train.total_steps": 1})
+    assert forks.run(trial) == 0, trial.said()
+    trial.change(**{"train.total_steps": 2, "reward": {"options": {"value": 4}}})
+
+    assert forks.run(trial) == 2
+
+    assert "reward.options: {'value': 3} -> {'value': 4}" in trial.said()
+
+
+@pytest.mark.parametrize(
+    ("settings", "source", "said"),
+    [
+        ({"reward.name": "mine:Wrong"}, FIXED, "has no class Wrong: its classes are Fixed"),
+        ({"reward.name": "nowhere:Wrong"}, FIXED, "there is no module nowhere in PYTHONPATH and "),
+        ({"agent.name": "mine:Fixed"}, FIXED, "class Fixed has no prepare and no rollout and no longest_conversation"),
+        ({"reward.name": "mine:Fixed"}, FIXED, "the reward Fixed failed on task "),  # its option is missing
+        ({"reward.name": "mine:Fixed"}, "import nothing_like_it", "imports nothing_like_it, which is not installed"),
+        ({"reward.name": "mine:Fixed"}, "1 / 0", "importing mine fails: ZeroDivisionError"),
+        ({"reward.name": "mine:Fixed"}, FIXED.replace("/ 1", "/ 0"), "the reward Fixed failed on task "),
+        ({"reward.name": "mine:Fixed"}, FIXED.replace("self.config = config", "1 / 0"), "cannot be made: ZeroDivision"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_message(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path, settings: dict[str, str], source: str, said: str
+) -> None:
+    trial: Trial = new_trial(code_dir=own(tmp_path / "code", source), **settings)
+
+    assert forks.run(trial) == 2
+
+    assert said in trial.said()
+    assert "Traceback" not in trial.said()
+    assert not trial.records("step")
+
+
+AGENT = """
+from trainer.agents.base import Agent
+
+class Mine(Agent):
+    async def answer(self, task, ask):
+        WHAT
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("return self.nothing", "the agent Mine failed on every one of 4 trajectories"),
+        ("return 7", "answer of Mine returned int: return a text"),
+        ("return await ask('lamp ' * 200)", "the agent sent a conversation of 20"),
+    ],
+)
+def test_an_agent_with_a_mistake_ends_the_run(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path, what: str, said: str
+) -> None:
+    trial = new_trial(code_dir=own(tmp_path / "code", AGENT.replace("WHAT", what)), **{"agent.name": "mine:Mine"})
+
+    assert forks.run(trial) == 2
+
+    assert said in trial.said()
+
+
+def test_a_class_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    own(tmp_path, "print('hello')\nclass Mine:\n    pass\n")
+
+    done = clusterkit(tmp_path, "train", "--preset", "tiny", "agent.name=mine:Mine")
+
+    assert done.returncode == 2
+    assert "class Mine has no prepare" in done.stderr
+    assert not (tmp_path / "runs").exists()
