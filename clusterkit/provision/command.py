@@ -32,7 +32,7 @@ from clusterkit.provision.options import (
 from clusterkit.provision.raystage import RayStage
 from clusterkit.provision.setup import Request, Setup
 from clusterkit.provision.sharedstage import SharedStage
-from clusterkit.provision.site import Site, keep, with_kept
+from clusterkit.provision.site import Site, keep, until_ready, with_kept
 from clusterkit.provision.trainstage import TrainStage
 from clusterkit.raycluster.model import shm_bytes
 from trainer.errors import InterruptedRunError, UserError
@@ -142,12 +142,14 @@ def _keep_failed(request: Request, report: Report) -> None:
 async def _run(request: Request, selection: Selection, site: Site, claim: Claim | None) -> Report:
     from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
 
+    early = until_ready(request.cluster.name, site)
+
     async def connect_and_keep(host: Host) -> Session:
         session = await connect(host, selection.ssh)
         # From the first host that lets us in, later commands need not be told; a mistyped key is not kept.
         if not request.dry:
             keep_inventory(request.cluster)
-            keep(request.cluster.name, site)
+            keep(request.cluster.name, early)
         return session
 
     setup = Setup(request, connect_and_keep, lambda _: None, claim)
@@ -155,11 +157,15 @@ async def _run(request: Request, selection: Selection, site: Site, claim: Claim 
         setup.watch = watch
         selection.ssh.secrets.around_prompt = watch.aside
         try:
-            return await setup.run()
+            report = await setup.run()
         except asyncio.CancelledError:
             raise InterruptedRunError(
                 f"interrupted: what is done stays done; the same command goes on from there\nlogs: {request.log_folder}"
             ) from None
+    head = report.hosts.get(request.cluster.head_host.name)
+    if not request.dry and head is not None and (head.failure is None or head.failure.step == TrainStage.name):
+        keep(request.cluster.name, site)
+    return report
 
 
 def _outcome(request: Request, report: Report, training: TrainStage, options: SetupOptions) -> Outcome:

@@ -10,6 +10,8 @@ from typing import Any
 from clusterkit.hosts.folders import config_folder, write_private
 from trainer.errors import UserError
 
+OF_RAY = ("image", "image_base", "shm")
+"""Options that Ray's containers are made from."""
 FORGET = "none"
 """Given as an option's value, it takes back what was kept."""
 
@@ -55,6 +57,17 @@ def with_kept(cluster: str, given: Site) -> Site:
         if value == FORGET:
             chosen[field.name] = default
     return replace(plain, **chosen)
+
+
+def until_ready(cluster: str, site: Site) -> Site:
+    """What to keep before the hosts are ready: of a cluster that was set up before, what its Ray runs with stays.
+
+    A wish that is refused (another image under running jobs) must not be taken for granted by the next command.
+    """
+    if not path_of(cluster).exists():
+        return site
+    before = with_kept(cluster, Site())
+    return replace(site, **{name: getattr(before, name) for name in OF_RAY})
 
 
 def keep(cluster: str, site: Site) -> None:

@@ -10,7 +10,7 @@ from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
 from clusterkit.provision.command import keep_inventory, refuse_forgetting, run_setup
 from clusterkit.provision.options import SetupOptions
-from clusterkit.provision.site import Site, keep, path_of, with_kept
+from clusterkit.provision.site import Site, keep, path_of, until_ready, with_kept
 from trainer.errors import UserError
 
 
@@ -30,6 +30,14 @@ def test_what_was_given_once_holds_until_something_else_or_none_is_given() -> No
     assert with_kept("a", Site(http_proxy="none")) == Site(apt_mirror="http://mirror")
     assert with_kept("b", Site()) == Site()
     assert path_of("a").stat().st_mode & 0o077 == 0
+
+
+def test_what_ray_runs_with_is_kept_once_it_runs_with_it() -> None:
+    wanted = Site(image="runtime:1", apt_mirror="http://mirror")
+    assert until_ready("a", wanted) == wanted
+    keep("a", wanted)
+    refused = with_kept("a", Site(image="runtime:2", shm="100m", apt_mirror="http://other"))
+    assert until_ready("a", refused) == Site(image="runtime:1", apt_mirror="http://other")
 
 
 def test_a_damaged_file_is_named() -> None:
