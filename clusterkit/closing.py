@@ -73,8 +73,15 @@ def _rollout_rows(totals: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def _loss_rows(losses: dict[str, Any], count: Any) -> list[tuple[str, str, str]]:
     before, after = losses.get("before"), losses.get("after")
-    rows = [(f"held-out examples ({count})", "before", "after"), ("loss per token", _plain(before), _plain(after))]
-    return [*rows, ("perplexity", *(_plain(math.exp(min(x, 700))) if _is_number(x) else "-" for x in (before, after)))]
+    return [
+        (f"held-out examples ({count})", "before", "after"),
+        ("loss per token", _plain(before), _plain(after)),
+        ("perplexity", _perplexity(before), _perplexity(after)),
+    ]
+
+
+def _perplexity(loss: Any) -> str:
+    return _plain(math.exp(min(loss, 700.0))) if _is_number(loss) else "-"
 
 
 def _plain(value: Any, digits: int = 3) -> str:

@@ -62,8 +62,10 @@ def lines(config: RunConfig) -> list[Line]:
 
 def spec(line: Line, config: RunConfig, refusal_ids: tuple[int, ...]) -> EvalSpec:
     """How a line is measured: greedy; with the memory blanked the policy is forced to answer something."""
+    split = config.eval.split
+    assert split != "train"  # RunConfig allows it only where nothing is learned
     return EvalSpec(
-        split=config.eval.split,
+        split=split,
         num_tasks=config.eval.num_tasks,
         chunks=line.chunks,
         blank_memory=line.blank_memory,
