@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,23 @@ def test_an_option_that_sbatch_would_not_take(option: str) -> None:
 def test_an_option_that_is_ours(option: str) -> None:
     with pytest.raises(UserError, match="clusterkit's own to set"):
         Wishes(options=(option,))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--partition", "gpu"], "add --slurm"),
+        (["--requeue"], "add --slurm"),
+        (["--slurm", "--cluster", "lab"], "choose one"),
+        (["mode=slurm", "--cluster", "lab"], "choose one"),
+    ],
+)
+def test_options_that_belong_to_another_place(options: list[str], said: str, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("clusterkit")), "train", "--preset", "tiny", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_rays_ports_differ_between_jobs_and_are_below_those_of_outgoing_connections() -> None:

@@ -132,6 +132,7 @@ def ray_environment(place: Place, address: str) -> dict[str, str]:
         "AUTOSCALER_METRIC_PORT": str(place.port + 3),
         "DASHBOARD_METRIC_PORT": str(place.port + 4),
         "RAY_ADDRESS": place.address,
+        "RAY_prestart_worker_first_driver": "0",  # else as many idle workers as there are CPUs
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # when Ray is ended here, nothing runs in it any more
     }
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface(address)):
