@@ -161,9 +161,8 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
         return ""
     values = {**flatten(config), **applied, "trial_name": trial or run.trial}
     values.update((change.key, change.proposed) for change in changes)
-    own = ("preset", "task.name", "fileroot", "experiment_name")
-    if config.mode == "ray":  # dispatch chose these
-        own += ("mode", "cache_dir")
+    chosen = ("mode", "cache_dir") if config.mode == "ray" else ()  # by dispatch
+    own = ("preset", "task.name", "fileroot", "experiment_name", *chosen)
     typed = [f"{key}={_text(value)}" for key, value in values.items() if key not in own and plain[key] != value]
     if run.experiment != plain["experiment_name"]:
         typed.append(f"experiment_name={run.experiment}")

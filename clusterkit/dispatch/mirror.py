@@ -81,11 +81,11 @@ class Copies:
         )
         newest: dict[tuple[str, str], float] = {}
         for line in (await self._through(lambda head: said(head, script))).splitlines():
-            moment, _, path = line.partition(" ")
+            written, _, path = line.partition(" ")
             parts = path.split("/")
             if len(parts) == 3 and ".." not in parts:
                 key = (parts[0], parts[1])
-                newest[key] = max(newest.get(key, 0.0), float(moment))
+                newest[key] = max(newest.get(key, 0.0), float(written))
         if not newest:
             raise RunError(
                 f"cluster {cluster} has no run of {user} under {self.fileroot}: start one with clusterkit train "

@@ -57,7 +57,14 @@ def load(name: str = DEFAULT) -> Cluster:
             f"there is no cluster '{name}'.{did_you_mean(name, there_are)}{known}\n"
             f"Name the hosts (--hostnames H1 H2), or keep them under a name: clusterkit init H1 H2 --cluster {name}"
         )
-    return load_file(path, name)
+    cluster = load_file(path, name)
+    if cluster.name != name:
+        # Ray's token and the containers go by the name: two files of one name would take each other's.
+        raise UserError(
+            f"{path} describes cluster '{cluster.name}', not '{name}': rename the file to {cluster.name}.yaml, or "
+            f"write name: {name} in it for a cluster of its own"
+        )
+    return cluster
 
 
 def load_file(path: Path, name: str = "") -> Cluster:

@@ -273,6 +273,59 @@ def test_what_cannot_be_stopped_or_shown(operator: Operator) -> None:
     assert "no-such" in elsewhere.stderr
 
 
+def test_commands_that_read_runs_and_what_is_applied(operator: Operator) -> None:
+    """A dispatched run that failed for want of memory, as its console says, goes on with what diagnose applied."""
+    there = ("--cluster", "default", "--trial", "advised")
+    assert (
+        operator(*small("advised", **{"train.total_steps": 100000}), "--cluster", "default", "--detach").exit_code == 0
+    )
+    await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
+    busy = operator("diagnose", *there, "--apply")
+    assert busy.exit_code == 1
+    assert "clusterkit stop --cluster default" in busy.stderr
+    assert operator("stop", "--cluster", "default").exit_code == 0
+    folder = run_folder(operator, "advised")
+    with (folder / "attempt_1" / "console.log").open("a") as console:
+        console.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+
+    found = operator("diagnose", *there, "--json")
+    assert "gpu-memory" in [finding["id"] for finding in json.loads(found.stdout)["findings"]]
+    applied = operator("diagnose", *there, "--apply", "--json")
+    assert applied.exit_code == 0, applied.text
+    (change, *_) = json.loads(applied.stdout)["overrides"]
+    assert (folder / "overrides.yaml").exists()
+
+    checked = operator("recover", "check", *there, "--json")
+    assert checked.exit_code == 0, checked.text
+    step = json.loads(checked.stdout)["resume"]["global_step"]
+    assert step >= 3
+    other = operator("recover", "check", *there, "seed=77", "--json")
+    assert (other.exit_code, json.loads(other.stdout)["differences"]) == (1, [{"key": "seed", "was": 1, "now": 77}])
+
+    again = operator(*small("advised", **{"train.total_steps": 100000}), "--cluster", "default", "--detach")
+    assert again.exit_code == 0, again.text
+    assert f"{change['key']}={change['now']} instead of {change['was']}" in again.stderr
+    await_status(operator, lambda seen: seen["progress"]["global_step"] > step)
+    assert f"{change['now']}" in (folder / "config.yaml").read_text()
+    assert operator("stop", "--cluster", "default").exit_code == 0
+
+    done = operator("report", *there, "--out", "-")
+    assert (done.exit_code, "advised" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_new_run_from_the_checkpoint_of_another(operator: Operator) -> None:
+    words = small("child", **{"train.learning_rate": 5e-4, "train.total_steps": ALL_STEPS + 5})
+    done = operator(*words, "--cluster", "default", "--recover-from", "tiny-recall/both", timeout=400)
+    assert done.exit_code == 0, done.text
+    (first, *_) = [record for record in records(run_folder(operator, "child")) if record["kind"] == "attempt"]
+    assert first["resume_step"] == ALL_STEPS
+    refused = operator(
+        *small("bad", **{"task.num_keys": 9}), "--cluster", "default", "--recover-from", "tiny-recall/both"
+    )
+    assert refused.exit_code == 2
+    assert "task.num_keys" in refused.stderr
+
+
 def test_status_without_ray_and_without_the_head(operator: Operator, pair: list[Node]) -> None:
     """The last test of this file: it takes the head away."""
     head, _ = pair

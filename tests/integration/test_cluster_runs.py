@@ -199,6 +199,18 @@ def test_what_a_run_of_a_cluster_would_go_on_from_is_looked_at_there(world: Worl
     assert world.json("recover", "check", "--cluster", "c", "--preset", "tiny")["resume"]["slot"] == "slot-a"
 
 
+def test_a_new_run_from_a_checkpoint_of_the_cluster(world: World) -> None:
+    writer = failed(world)
+    write_slot(writer.run.recover, "slot-a", 1, 2, resolve("tiny").config)
+    words = ("train", "--preset", "tiny", "--cluster", "c", "--dry-run", "--recover-from")
+    for source in ("tiny-recall/run1", str(writer.run.recover)):
+        planned = world.json(*words, source, "train.learning_rate=0.5")["config"]
+        assert planned["recover_from"] == str(writer.run.recover)
+    refused = world(*words, "tiny-recall/run1", "model.tiny.hidden_size=64", code=2).stderr
+    assert "model.tiny.hidden_size: 256 → 64" in refused
+    assert "is not below" in world(*words, "/elsewhere/weights", code=2).stderr
+
+
 @pytest.mark.parametrize("command", [["diagnose"], ["report", "--out", "-"], ["alerts", "--command", "true", "--once"]])
 def test_unknown_runs_and_clusters_are_one_clear_error(world: World, command: list[str]) -> None:
     none = world(*command, "--cluster", "c", code=1)
@@ -213,6 +225,15 @@ def test_unknown_runs_and_clusters_are_one_clear_error(world: World, command: li
     for said in (none, other, elsewhere):
         assert said.stderr.count("error: ") == 1
         assert "Traceback" not in said.stderr
+
+
+def test_a_second_file_of_the_same_cluster_name_is_refused(world: World, ssh: Ssh) -> None:
+    failed(world)
+    folder = ssh.folder / "config" / "clusters"
+    (folder / "copy.yaml").write_text("name: c\n" + (folder / "c.yaml").read_text())
+    said = world("diagnose", "--cluster", "copy", code=2).stderr
+    assert "describes cluster 'c', not 'copy'" in said
+    assert "name: copy" in said
 
 
 def test_no_host_answers(world: World) -> None:
