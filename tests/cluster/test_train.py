@@ -286,6 +286,9 @@ def test_commands_that_read_runs_and_what_is_applied(operator: Operator) -> None
     assert operator("stop", "--cluster", "default").exit_code == 0
     folder = run_folder(operator, "advised")
     with (folder / "attempt_1" / "console.log").open("a") as console:
+        console.write(
+            'Traceback (most recent call last):\n  File "/codes/trainer/train/learner.py", line 80, in step\n'
+        )
         console.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
 
     found = operator("diagnose", *there, "--json")
