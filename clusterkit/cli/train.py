@@ -72,6 +72,9 @@ def train(
 
     Here, Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped. On a cluster the run goes
     on without us: the same command attaches to it, clusterkit stop ends it.
+
+    trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
+    rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
     """
     from clusterkit.aliases import notes_of  # noqa: PLC0415
 
