@@ -138,6 +138,8 @@ class Watch:
                 run_dir = str(found.logs)
                 job = job_of(found, jobs)
                 run = await self._run(found, job, known=not said)
+            elif self._reader is not None and (self.experiment or self.trial):
+                unseen.append(f"there is no run {self.experiment or '*'}/{self.trial or '*'} of {user_name()}")
         except (HostError, RunError) as error:
             unseen.append(str(error).splitlines()[0])
             self._forget_lost()
