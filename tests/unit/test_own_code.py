@@ -75,9 +75,7 @@ def test_the_new_settings_are_explained() -> None:
 
 
 def test_module_and_what_it_imports_from_its_folder_are_packed(here: Path) -> None:
-    (here / "mine.py").write_text(
-        "import json, trainer.types\nfrom helpers.words import THINGS\nclass Mine: pass\n"
-    )
+    (here / "mine.py").write_text("import json, trainer.types\nfrom helpers.words import THINGS\nclass Mine: pass\n")
     (here / "helpers" / "__pycache__").mkdir(parents=True)
     (here / "helpers" / "words.py").write_text("import more\n")
     (here / "helpers" / "list.txt").write_text("bread")

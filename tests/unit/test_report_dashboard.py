@@ -151,7 +151,15 @@ def test_a_port_that_is_taken_is_said(server: Dashboard, tmp_path: Path) -> None
 
 def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) -> None:
     command = [CLUSTERKIT, "dashboard", "--port", "0", "--fileroot", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As at a terminal: a test run in the background ignores Ctrl-C, and its children would, too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         connection = HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=10)
@@ -160,6 +168,8 @@ def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) ->
         connection.close()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
 
     assert process.returncode == 0
     assert "Traceback" not in said
