@@ -77,7 +77,7 @@ def test_a_dry_run_warns_when_the_first_persistent_checkpoint_is_hours_away(tmp_
     [
         (["train"], ["no preset chosen", "--preset NAME", "tiny"]),
         (["train", "--preset", "tyni"], ["unknown preset 'tyni'", "Did you mean tiny?"]),
-        (["train", "--preset", "tiny", "--task", "hotpotqa"], ["recall, not on hotpotqa", "--preset 135M_cpu"]),
+        (["train", "--preset", "tiny", "--task", "hotpotqa"], ["recall or sft, not on hotpotqa", "--preset 135M_cpu"]),
         (["train", "--preset", "tiny", "train.lr=1"], ["unknown key train.lr", "train.learning_rate"]),
         (["train", "--preset", "tiny", "seed=x"], ["seed=x", "a whole number"]),
         (["train", "--preset", "tiny", "50"], ["'50' is not of the form key=value"]),
