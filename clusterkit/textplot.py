@@ -52,6 +52,14 @@ def size(num_bytes: float | None) -> str:
     return "unknown size" if num_bytes is None else f"{count(num_bytes)}B" if num_bytes >= 1e3 else f"{num_bytes:.0f} B"
 
 
+def progress_bar(done: float, total: float, width: int = 10) -> str:
+    """`█████░░░░░ 0.45 of 0.90 GB` of bytes that have moved; without a bar where the total is not known (0)."""
+    if total <= 0:
+        return f"{done / 1e9:.2f} GB"
+    filled = min(int(done / total * width), width)
+    return f"{'█' * filled}{'░' * (width - filled)} {done / 1e9:.2f} of {total / 1e9:.2f} GB"
+
+
 def shares(parts: dict[str, float]) -> str:
     """`rollout 61 %, train 30 %`, largest first, without what rounds to nothing."""
     total = sum(parts.values())

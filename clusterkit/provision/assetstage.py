@@ -14,6 +14,7 @@ from clusterkit.provision.runner import HostRunner
 from clusterkit.provision.setup import Setup, Stage
 from clusterkit.ssh.api import Session
 from clusterkit.steps.api import Action
+from clusterkit.textplot import progress_bar
 
 
 @dataclass
@@ -59,7 +60,7 @@ class AssetStage(Stage):
             for asset in self.assets:
 
                 def tell(done: int, total: int, asset: NodeAsset = asset) -> None:
-                    runner.show(self.name, State.RUNNING, f"{asset.name} {done / max(total, 1):.0%}")
+                    runner.show(self.name, State.RUNNING, f"{asset.name} {progress_bar(done, total)}")
 
                 before = len(runner.report.changes)
                 new = await provide(

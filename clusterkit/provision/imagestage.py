@@ -17,6 +17,7 @@ from clusterkit.provision.model import State, StepFailedError
 from clusterkit.provision.runner import HostRunner
 from clusterkit.provision.setup import Setup, Stage
 from clusterkit.ssh.api import Session
+from clusterkit.textplot import progress_bar
 
 if TYPE_CHECKING:
     from clusterkit.bundle import Bundle
@@ -150,7 +151,7 @@ class ImageStage(Stage):
         target, size = f"/var/lib/clusterkit/{archive.name}", archive.stat().st_size
 
         def tell(sent: int) -> None:
-            runner.show(self.name, State.RUNNING, f"image of the bundle {sent / max(size, 1):.0%}")
+            runner.show(self.name, State.RUNNING, f"of the bundle: {progress_bar(sent, size)}")
 
         await session.run(f"mkdir -p {shlex.quote('/var/lib/clusterkit')}", root=True, timeout=30.0)
         async with setup.uploads.place(runner.host.name):
@@ -166,9 +167,8 @@ class ImageStage(Stage):
         looked = [runner.facts for runner in setup.runners.values() if runner.facts.hostname]
 
         def progress(host: str, done: int, total: int) -> None:
-            share = f" {done / total:.0%}" if total else ""
             if host in setup.runners:
-                setup.runners[host].show(self.name, State.RUNNING, f"{done / 1e9:.2f} GB{share}")
+                setup.runners[host].show(self.name, State.RUNNING, progress_bar(done, total))
 
         return Distribution(
             self.reference,

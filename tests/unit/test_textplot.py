@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from clusterkit.textplot import count, duration, shares, size, sparkline
+from clusterkit.textplot import count, duration, progress_bar, shares, size, sparkline
 
 
 def test_a_sparkline_rises_with_its_numbers_and_keeps_its_width() -> None:
@@ -40,3 +40,10 @@ def test_counts_and_sizes_have_units() -> None:
 def test_shares_are_ordered_and_leave_out_what_rounds_to_nothing() -> None:
     assert shares({"train": 30.0, "rollout": 70.0, "publish": 0.1}) == "rollout 70%, train 30%"
     assert shares({}) == ""
+
+
+def test_bar_of_bytes() -> None:
+    assert progress_bar(0, 2e9) == "░░░░░░░░░░ 0.00 of 2.00 GB"
+    assert progress_bar(1.5e9, 2e9) == "███████░░░ 1.50 of 2.00 GB"
+    assert progress_bar(3e9, 2e9) == "██████████ 3.00 of 2.00 GB"
+    assert progress_bar(1.5e9, 0) == "1.50 GB"
