@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from trainer.engines.causes import log_cause
+from trainer.engines.http import Server
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
+from trainer.engines.sglang_server import tie
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -79,6 +81,15 @@ def test_the_death_of_the_server_is_noticed_at_once(tmp_path: Path) -> None:
     assert late.is_set()
 
 
+def test_a_server_whose_process_ends_is_used_no_more_and_the_end_is_the_reason(tmp_path: Path) -> None:
+    process, _ = serving(tmp_path)
+    server = Server("s0", "http://127.0.0.1:9")
+    tie(server, process)
+    server.discard("the connection failed")  # seen a moment before the end of the process
+    os.kill(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)
+    until(lambda: "was ended by SIGKILL" in server.problem)
+
+
 def test_a_start_that_fails_tells_the_cause_from_the_log(tmp_path: Path) -> None:
     code = "import sys; print('starting'); sys.exit('RuntimeError: the frobnicator is missing')"
     process = ServerProcess(python(tmp_path, code)).start()
@@ -118,7 +129,8 @@ def test_a_server_deaf_to_sigterm_is_killed(tmp_path: Path) -> None:
     process = ServerProcess(python(tmp_path, code, grace=0.3)).start()
     until(lambda: "deaf" in process.log_text())
     asyncio.run(process.stop())
-    assert "SIGKILL" in process.how_it_ended()
+    assert not process.running
+    assert "was stopped" in process.how_it_ended()
 
 
 @pytest.mark.parametrize("killed", ["trainer", "guard"])
@@ -161,6 +173,10 @@ def test_it_never_outlives_the_trainer_or_the_guard(tmp_path: Path, killed: str)
         ("AssertionError: 9 is not divisible by 2", "do not divide"),
         ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
         ("RuntimeError: No CUDA GPUs are available", "too few GPUs"),
+        (
+            "RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.",
+            "sees no GPU",
+        ),
     ],
 )
 def test_known_causes_come_with_advice(line: str, advice: str) -> None:

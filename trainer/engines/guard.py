@@ -38,7 +38,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
         except subprocess.TimeoutExpired:
             if told and not deadline:
                 deadline = time.monotonic() + grace
-                _signal_group(server.pid, signal.SIGTERM)
+                server.terminate()  # it ends its own processes in order; those that it leaves are killed below
             elif told and time.monotonic() > deadline:
                 _signal_group(server.pid, signal.SIGKILL)
         else:

@@ -71,6 +71,11 @@ class Server:
             self.problem = problem
             log.warning("engine server %s is no longer used: %s", self.name, problem)
 
+    def died(self, how: str) -> None:
+        """Its process has ended: that says more than the connections that broke just before."""
+        self.discard(how)
+        self.problem = how
+
 
 class ServerPool:
     """The servers that requests go to; servers may join and leave at any time."""
@@ -80,7 +85,8 @@ class ServerPool:
         self.limits = limits or Limits()
         self.servers: list[Server] = []
         self.redispatched = 0
-        self._client: httpx.AsyncClient | None = None
+        self._lanes: dict[str, list[httpx.AsyncClient]] = {}
+        self._tls = httpx.create_ssl_context(trust_env=False)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, server: Server) -> None:
@@ -177,12 +183,16 @@ class ServerPool:
         """
         where = f"{server.name} ({server.url}) {path}"
         timeout = httpx.Timeout(seconds, connect=self.limits.connect, pool=None)
+        lanes = self._lanes_to(server.url)
+        lane = lanes.pop() if lanes else self._new_lane()
         try:
-            response = await self._pooled().request(method, server.url + path, json=body, timeout=timeout)
+            response = await lane.request(method, server.url + path, json=body, timeout=timeout)
         except httpx.TimeoutException as error:
             raise ServerLostError(f"{where} did not answer within {seconds:g} s") from error
         except httpx.TransportError as error:
             raise ServerLostError(f"{where}: the connection failed ({type(error).__name__} {error})") from error
+        finally:
+            lanes.append(lane)
         if response.status_code >= 500 or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
             raise ServerFailedError(f"{where} answered {response.status_code}: {response.text[:500]}")
         if response.status_code >= 400:
@@ -195,15 +205,19 @@ class ServerPool:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._client is not None and self._loop is asyncio.get_running_loop():
-            await self._client.aclose()
-        self._client = None
+        if self._loop is asyncio.get_running_loop():
+            for lane in [lane for lanes in self._lanes.values() for lane in lanes]:
+                await lane.aclose()
+        self._lanes = {}
 
-    def _pooled(self) -> httpx.AsyncClient:
+    def _lanes_to(self, url: str) -> list[httpx.AsyncClient]:
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:  # connections belong to the event loop they were made in
-            # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
-            pool = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
-            self._client = httpx.AsyncClient(limits=pool, trust_env=False)
-            self._loop = loop
-        return self._client
+        if self._loop is not loop:  # connections belong to the event loop they were made in
+            self._lanes, self._loop = {}, loop
+        return self._lanes.setdefault(url, [])
+
+    def _new_lane(self) -> httpx.AsyncClient:
+        """A client for one connection. With many connections in one, each request costs time in proportion to them."""
+        # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=3.0)
+        return httpx.AsyncClient(limits=limits, verify=self._tls, trust_env=False)

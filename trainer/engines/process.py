@@ -55,6 +55,7 @@ class ServerProcess:
         self._popen: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self._ended = threading.Event()
+        self._stopping = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
@@ -111,6 +112,8 @@ class ServerProcess:
 
     def how_it_ended(self) -> str:
         """One sentence: exit code or signal, the cause from the log, and where the log is."""
+        if self._stopping:
+            return f"was stopped (log: {self.command.log})"
         code = self._popen.returncode if self._popen else None
         what = "is running" if code is None else f"ended with exit code {code}"
         if code is not None and code > 128:
@@ -146,6 +149,7 @@ class ServerProcess:
         if self._popen is None:
             return
         if not self._ended.is_set():
+            self._stopping = True
             with contextlib.suppress(ProcessLookupError):
                 self._popen.terminate()
         while not self._ended.is_set():

@@ -31,9 +31,10 @@ class SGLangServerOptions:
 
     model: Hugging Face folder. log: file for its output. name: in messages and for placing keys. gpus: device numbers,
     all of them for one replica (tensor parallel). version: of the weights in `model`. memory_fraction: of the GPU, for
-    weights and KV cache. context_length: of prompt and response together (0: the model's own). deterministic: responses
-    follow their seed alone, whatever else is in the batch (slower). flags: more options of SGLang's own. env: added to
-    the environment. start_seconds: until it must answer. python: the interpreter that has SGLang.
+    weights and KV cache. context_length: of prompt and response together (0: the model's own). fp32_head: logits are
+    computed in float32; in bfloat16 they are rounded by up to 0.06, and the log-probs with them. deterministic:
+    responses follow their seed alone, whatever else is in the batch (slower). flags: more options of SGLang's own. env:
+    added to the environment. start_seconds: until it must answer. python: the interpreter that has SGLang.
     """
 
     model: Path
@@ -44,6 +45,7 @@ class SGLangServerOptions:
     version: int = 0
     memory_fraction: float = 0.85
     context_length: int = 0
+    fp32_head: bool = True
     deterministic: bool = False
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +59,8 @@ class SGLangServerOptions:
         arguments += ["--host", self.host, "--port", str(port), "--tp-size", str(len(self.gpus))]
         arguments += ["--mem-fraction-static", str(self.memory_fraction), "--weight-version", str(self.version)]
         arguments += ["--skip-tokenizer-init", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+        if self.fp32_head:
+            arguments += ["--enable-fp32-lm-head"]
         if self.context_length:
             arguments += ["--context-length", str(self.context_length)]
         if self.deterministic:
@@ -94,13 +98,14 @@ async def launch(options: SGLangServerOptions) -> tuple[Server, ServerProcess]:
             await process.stop()
             raise
         server = Server(options.name, url, options.version)
-        _tie(server, process)
+        tie(server, process)
         return server, process
     raise AssertionError("unreachable")
 
 
-def _tie(server: Server, process: ServerProcess) -> None:
-    process.on_end(lambda: server.discard(f"it {process.how_it_ended()}"))
+def tie(server: Server, process: ServerProcess) -> None:
+    """Send no more requests to a server whose process has ended, and remember how it ended."""
+    process.on_end(lambda: server.died(f"it {process.how_it_ended()}"))
 
 
 def check_options(options: SGLangServerOptions) -> None:
