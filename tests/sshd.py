@@ -152,7 +152,8 @@ class Sshd:
 
     def kill_connections(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Kill, stop or continue every process of every open connection."""
-        for process in reversed(self.children()):
+        # Servers before their commands: else one may still tell how its command has ended.
+        for process in self.children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, how)
 
