@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from realparts import data_is_missing
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -19,19 +20,12 @@ TOWNS += ["Kelmar", "Lindow"]
 RIVERS = ["Ouzel", "Pell", "Quern", "Rushy", "Sable", "Tamsin", "Ulver", "Vine", "Wend", "Xanten", "Yarrow", "Zell"]
 
 
-def real_part_is_missing(reason: str) -> None:
-    """Skip a test that needs something real; fail where CLUSTERKIT_REQUIRE_DATA=1 says that it must be there."""
-    if os.environ.get("CLUSTERKIT_REQUIRE_DATA") == "1":
-        pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_DATA=1 forbids skipping)")
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of the data files: $CLUSTERKIT_TEST_DATA, or ../shared/data beside the repository."""
     folder = Path(os.environ.get("CLUSTERKIT_TEST_DATA") or REPOSITORY.parent / "shared" / "data")
     if not (folder / "hotpotqa").is_dir():
-        real_part_is_missing(f"no data files in {folder}: set CLUSTERKIT_TEST_DATA to their folder")
+        data_is_missing(f"no data files in {folder}: set CLUSTERKIT_TEST_DATA to their folder")
     return folder
 
 
@@ -41,7 +35,7 @@ def smollm2_path() -> Path:
     command = [sys.executable, "-m", "clusterkit.cli.main", "assets", "get", "smollm2-135m", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode:
-        real_part_is_missing(f"SmolLM2 could not be fetched: {done.stderr[-2000:]}")
+        data_is_missing(f"SmolLM2 could not be fetched: {done.stderr[-2000:]}")
     return Path(json.loads(done.stdout)["path"])
 
 

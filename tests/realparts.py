@@ -14,3 +14,10 @@ def require(present: bool, reason: str) -> None:
     if os.environ.get("CLUSTERKIT_REQUIRE_REAL") == "1":
         pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_REAL=1 forbids skipping)")
     pytest.skip(reason)
+
+
+def data_is_missing(reason: str) -> None:
+    """Skip a test that needs data; fail where CLUSTERKIT_REQUIRE_DATA=1 says that it must be there."""
+    if os.environ.get("CLUSTERKIT_REQUIRE_DATA") == "1":
+        pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_DATA=1 forbids skipping)")
+    pytest.skip(reason)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import real_part_is_missing
+from realparts import data_is_missing
 from typer.testing import CliRunner
 
 from clusterkit.aliases import ALIASES, Refused, Renamed
@@ -70,7 +70,7 @@ def seeds() -> dict[str, str]:
     """The guides by the first digits of their names."""
     folder = REPOSITORY.parent / "shared" / "reference" / "seeds"
     if not folder.is_dir():
-        real_part_is_missing(f"no guides in {folder}")
+        data_is_missing(f"no guides in {folder}")
     return {path.name[:3]: path.read_text(encoding="utf-8") for path in folder.glob("*.txt")}
 
 
