@@ -1,5 +1,5 @@
 """A tag that has moved: the lock file holds it, --image-refresh lets it go. The docker command is a stand-in with a
-registry of one tag; tests/cluster/test_images.py shows the same with a real one.
+registry of one tag; tests/cluster/test_image_distribution.py shows the same with a real one.
 """
 
 from __future__ import annotations
