@@ -55,7 +55,8 @@ def load(name: str = DEFAULT) -> Cluster:
         known = f" Clusters: {', '.join(there_are)}." if there_are else ""
         raise UserError(
             f"there is no cluster '{name}'.{did_you_mean(name, there_are)}{known}\n"
-            f"Name the hosts (--hostnames H1 H2), or keep them under a name: clusterkit init H1 H2 --cluster {name}"
+            f"Keep its hosts under that name: clusterkit init H1 H2 --cluster {name}, or make it: clusterkit setup "
+            f"--hostnames H1 H2 --cluster {name}"
         )
     cluster = load_file(path, name)
     if cluster.name != name:

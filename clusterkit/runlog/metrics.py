@@ -152,6 +152,20 @@ class History:
                 return total
         return 0
 
+    def progress(self, total_steps: int, eta: float | None) -> dict[str, Any]:
+        """The `progress` of every status as JSON. total_steps: 0 when unknown. eta: seconds."""
+        last = self.steps[-1] if self.steps else {}
+        return {
+            "epoch": last.get("epoch"),
+            "epochs": last.get("epochs"),
+            "step": last.get("epoch_step"),
+            "steps": last.get("steps_per_epoch"),
+            "global_step": self.global_step,
+            "total_steps": total_steps or None,
+            "eta_s": eta,
+            "step_time_s": self.step_time(),
+        }
+
     def step_time(self) -> float | None:
         """Median seconds of the recent steps, over attempts."""
         times = [number(step, "step_time_s") for step in self.steps[-RECENT_STEPS:]]

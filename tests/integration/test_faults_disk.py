@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from realparts import require
 from runs import Forks, NewTrial, Trial, assert_same_run, command
 
 from trainer.checkpoint.recover import RecoverStore
@@ -26,11 +27,7 @@ class SmallDisk:
             text=True,
             check=False,
         )
-        if done.returncode:
-            reason = f"a real full disk needs the right to mount a tmpfs: {done.stderr.strip()}"
-            if os.environ.get("CLUSTERKIT_REQUIRE_REAL") == "1":
-                pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_REAL=1 forbids skipping)")
-            pytest.skip(reason)
+        require(not done.returncode, f"a real full disk needs the right to mount a tmpfs: {done.stderr.strip()}")
 
     def trial(self, cache: Path, **settings: object) -> Trial:
         """A trial on this disk, whose output goes elsewhere."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from realparts import data_is_missing
 
 from clusterkit.diagnose.checks import CHECKS
 from clusterkit.diagnose.run import diagnose_log
@@ -30,9 +31,7 @@ def fixtures() -> Path:
     data = os.environ.get("CLUSTERKIT_TEST_DATA")
     folder = Path(data).parent / "fixtures" if data else Path(__file__).parents[3] / "shared" / "fixtures"
     if not folder.is_dir():
-        if os.environ.get("CLUSTERKIT_REQUIRE_DATA") == "1":
-            pytest.fail(f"no logs in {folder}")
-        pytest.skip(f"no logs in {folder}")
+        data_is_missing(f"no logs in {folder}")
     return folder
 
 
