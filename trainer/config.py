@@ -13,7 +13,16 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from trainer.allocation import Allocation
 from trainer.allocation import parse as parse_allocation
 from trainer.config_checks import CHECKS
-from trainer.config_parts import AgentConfig, ModelConfig, RewardConfig, RolloutConfig, Section, TaskConfig, TinyModel
+from trainer.config_parts import (
+    AgentConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    Section,
+    ServersConfig,
+    TaskConfig,
+    TinyModel,
+)
 
 __all__ = [
     "AgentConfig",
@@ -24,6 +33,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "Section",
+    "ServersConfig",
     "TaskConfig",
     "TinyModel",
     "flatten",
@@ -50,10 +60,12 @@ class AlgorithmConfig(Section):
     """share: every turn gets the trajectory's advantage. split: divided by the number of turns."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the k3 KL to the frozen starting policy; 0: no reference model is kept."""
-    old_logprobs: Literal["engine", "recompute"] = "engine"
-    """Behaviour log-probs of the ratio: those the engine returned, or a forward pass of the trainer before the step."""
+    old_logprobs: Literal["auto", "engine", "recompute"] = "auto"
+    """Log-probs that the policy's ratio starts from. engine: those that the engine returned. recompute: a forward pass
+    of the trainer before the step (decoupled PPO, with tis_cap). auto: recompute with rollout.max_staleness, else
+    engine."""
     tis_cap: Annotated[float, Field(ge=0)] = 2.0
-    """Truncated importance sampling of trainer against engine (with old_logprobs=recompute): cap; 0: off."""
+    """Truncated importance sampling of trainer against engine (where old_logprobs are recomputed): cap; 0: off."""
     sequence_mask: Literal["none", "max", "geometric"] = "none"
     """Leave out turns whose trainer/engine ratio leaves [mask_low, mask_high]: any token, or the geometric mean."""
     mask_low: Annotated[float, Field(ge=0)] = 0.33
@@ -240,6 +252,7 @@ class RunConfig(Section):
     agent: AgentConfig = AgentConfig()
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
+    servers: ServersConfig = ServersConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     control: ControlConfig = ControlConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -266,6 +279,38 @@ class RunConfig(Section):
     def allocation(self) -> Allocation | None:
         """What allocation_mode says; None where it is empty."""
         return parse_allocation(self.allocation_mode) if self.allocation_mode else None
+
+    @property
+    def engine(self) -> Literal["embedded", "sglang", "vllm"]:
+        """Which engine samples."""
+        if self.servers.engine != "auto":
+            return self.servers.engine
+        wanted = self.allocation
+        if wanted is None or wanted.rollout is None:
+            return "embedded"
+        return "sglang" if wanted.rollout.backend == "sglang" else "vllm"  # AReaL's first form names none and meant it
+
+    @property
+    def recomputes_old(self) -> bool:
+        """Whether the trainer computes the log-probs that the policy's ratio starts from."""
+        chosen = self.algorithm.old_logprobs
+        return chosen == "recompute" or (chosen == "auto" and self.rollout.max_staleness > 0)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train: the training GPUs of allocation_mode, else train.ranks."""
+        wanted = self.allocation
+        return wanted.training_gpus if wanted is not None and wanted.training is not None else self.train.ranks
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that the run starts; 0 with the embedded engine."""
+        if self.engine == "embedded":
+            return 0
+        wanted = self.allocation
+        if self.servers.count or wanted is None or wanted.rollout is None:
+            return self.servers.count or 1
+        return wanted.rollout.layout.data
 
     @property
     def gpus(self) -> int:

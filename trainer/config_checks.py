@@ -42,7 +42,7 @@ def check_batch(c: RunConfig) -> None:
             f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.minibatches={c.train.minibatches}: "
             f"choose a multiple of {c.train.minibatches}"
         )
-    if c.rollout.batch_size % c.train.ranks:
+    if c.engine == "embedded" and c.rollout.batch_size % c.train.ranks:  # every rank samples its share
         raise ValueError(
             f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.ranks={c.train.ranks}: "
             f"choose a multiple of {c.train.ranks}"
@@ -126,4 +126,26 @@ def check_gpus(c: RunConfig) -> None:
     )
 
 
-CHECKS = (check_type, check_sampling, check_batch, check_warmup, check_sections, check_window, check_gpus)
+def check_servers(c: RunConfig) -> None:
+    """What only servers can do is asked of servers, and no more of them is waited for than can come."""
+    if c.engine == "embedded" and c.rollout.max_staleness:
+        raise ValueError(
+            f"rollout.max_staleness={c.rollout.max_staleness} needs engine servers, which sample while the trainer "
+            "learns: set servers.engine=sglang or vllm, or rollout.max_staleness=0"
+        )
+    if c.rollout.window > c.rollout.batch_size:
+        raise ValueError(
+            f"rollout.window={c.rollout.window} is larger than rollout.batch_size={c.rollout.batch_size}: lower it"
+        )
+
+
+CHECKS = (
+    check_type,
+    check_servers,
+    check_sampling,
+    check_batch,
+    check_warmup,
+    check_sections,
+    check_window,
+    check_gpus,
+)

@@ -233,3 +233,41 @@ class RolloutConfig(Section):
     """Engine servers: share of a GPU's memory for weights and KV cache."""
     max_running: Annotated[int, Field(ge=0)] = 0
     """Engine servers: most requests that one server works on at a time; 0: as many as the KV cache holds."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Engine servers: by how many weight versions a trajectory may be older than the step that learns from it (eta of
+    asynchronous training, AReaL's max_head_offpolicyness). 0: synchronous, nothing is sampled while training."""
+    window: Annotated[int, Field(ge=0)] = 0
+    """With max_staleness: of how many of the oldest groups the finished ones are taken first, so that one slow document
+    does not hold a step up; 0: three tenths of batch_size. It comes off the groups under way."""
+    refill: bool = False
+    """Groups whose rewards are all equal are left out and others sampled in their place (DAPO's dynamic sampling)."""
+    max_refill: Annotated[float, Field(ge=1)] = 4.0
+    """With refill: most groups sampled for one step, as a multiple of batch_size; then the step takes what there is."""
+    stall_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Engine servers: when no response has come for so long, the log names the trajectories that are waited for."""
+
+
+class ServersConfig(Section):
+    """Inference servers that sample for the trainer; without them its own process does (the embedded engine)."""
+
+    engine: Literal["auto", "embedded", "sglang", "vllm"] = "auto"
+    """auto: the one that allocation_mode names, embedded without one."""
+    count: Annotated[int, Field(ge=0)] = 0
+    """Servers that the run starts; 0: as allocation_mode says, 1 without one."""
+    min_required: Annotated[int, Field(ge=0)] = 0
+    """Servers that must answer before the first step, and below which the run waits for them to come back. 0: all that
+    the run starts before the first step, one later."""
+    shutdown_on_exit: bool = True
+    """Whether the servers end with the trainer. false: they stay, and the next attempt at the run takes them over
+    (`clusterkit serve list` shows them, `clusterkit serve stop` ends them)."""
+    context_length: Annotated[int, Field(ge=0)] = 0
+    """Longest prompt plus response that a server takes; 0: the model's own."""
+    start_seconds: Annotated[float, Field(gt=0)] = 900.0
+    """How long a server may take until it answers."""
+    restarts: Annotated[int, Field(ge=0)] = 5
+    """How often a server that died is started again before it is given up."""
+    python: str = ""
+    """Interpreter that has the server's package; empty: $CLUSTERKIT_SGLANG_PYTHON or $CLUSTERKIT_VLLM_PYTHON, else the
+    trainer's own."""
+    flags: list[str] = []
+    """Further options for the server's command line, as it spells them."""

@@ -137,7 +137,7 @@ class TrainingRun(SteppedRun):
         """All optimizer steps of a training step; returns their averaged numbers."""
         batch = make_batch(groups, self.config, number)
         rows = [row for minibatch in batch.minibatches for row in minibatch]
-        if rows and self.config.algorithm.old_logprobs == "recompute":
+        if rows and self.config.recomputes_old:
             for row, values in zip(rows, self.learner.logprobs(rows), strict=True):
                 row.old_logprobs = values
         if rows and self.reference is not None:

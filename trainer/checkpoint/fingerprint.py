@@ -26,6 +26,7 @@ FREE = (
     "recover_retries",
     "recover_after",
     "monitor.",
+    "servers.",
     "checkpoint.",
     "eval.",
     "train.total_steps",
@@ -39,6 +40,7 @@ FREE = (
     "rollout.save_trajectories",
     "rollout.gpu_memory_fraction",
     "rollout.max_running",
+    "rollout.stall_seconds",
     "model.gradient_checkpointing",
 )
 

@@ -176,7 +176,7 @@ class Learner:
             # A stand-in row of weight 0 keeps ranks in step and must not show in the statistics.
             real = (batch.weights > 0).double()
             log_ratio = (logp - old).double()
-            mismatch = k3_kl(old, behave).double() if a.old_logprobs == "recompute" else k3_kl(logp, behave).double()
+            mismatch = k3_kl(old, behave).double() if self.config.recomputes_old else k3_kl(logp, behave).double()
             part = torch.stack(
                 [
                     loss.detach().double(),
