@@ -46,6 +46,15 @@ class Course:
         epoch, step = divmod(global_step - 1, self.steps_per_epoch)
         return epoch * self.train_size + step * self.batch_size
 
+    def has_task(self, number: int) -> bool:
+        """Whether a task belongs to a whole step of its epoch."""
+        return number % self.train_size < self.steps_per_epoch * self.batch_size
+
+    def step_of(self, number: int) -> int:
+        """The step that a task belongs to where every step takes the next batch_size tasks."""
+        epoch, place = divmod(number, self.train_size)
+        return epoch * self.steps_per_epoch + place // self.batch_size + 1
+
     def position(self, global_step: int) -> dict[str, int]:
         """The numbers that name a step."""
         return {

@@ -23,7 +23,8 @@ _BLOCK = 1 << 20
 class RunState:
     """Where a run stands at the end of a step: plain numbers, beside the tensors.
 
-    global_step: steps done. next_task: number of the next training task. optimizer_steps: for the schedule.
+    global_step: steps done. next_task: number of the next training task. taken: numbers above it that are consumed
+    already. optimizer_steps: for the schedule.
     version: weight version. seconds: run time so far, over all attempts. seconds_saved: run time at the last persistent
     save. eval_due: an interruption came before this step's evaluation.
     """
@@ -35,6 +36,7 @@ class RunState:
     seconds: float
     seconds_saved: float = 0.0
     eval_due: bool = False
+    taken: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def read_slot(path: Path) -> tuple[Slot | None, str]:
         return None, f"is damaged: {problem}"
     try:
         saved = json.loads((path / STATE).read_text(encoding="utf-8"))
-        state = RunState(**saved["state"])
+        state = RunState(**saved["state"] | {"taken": tuple(saved["state"].get("taken", ()))})
         return Slot(path.name, path, state, dict(saved["fingerprint"]), int(saved["serial"])), ""
     except (KeyError, TypeError, ValueError):
         return None, "was written by another version of the trainer"

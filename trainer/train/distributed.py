@@ -24,6 +24,8 @@ class World:
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
+    messages: dist.ProcessGroup | None = None
+    """Group for Python objects, where the ranks' own group moves tensors on GPUs only; None: the ranks' own."""
 
     @property
     def is_main(self) -> bool:
@@ -40,15 +42,23 @@ class World:
         """Whether the flag is set on any rank."""
         if self.size == 1:
             return flag
-        return bool(self.sum(torch.tensor(float(flag))).item())
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.messages)
         return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.messages)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -88,7 +98,8 @@ def join_world(rank: int, size: int, rendezvous: str, gpu: int | None = None) ->
     device = torch.device("cuda", device_index) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    return World(rank, size, device, init_device_mesh(device.type, (size,)))
+    messages = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT) if on_gpu else None
+    return World(rank, size, device, init_device_mesh(device.type, (size,)), messages)
 
 
 def leave_world(world: World) -> None:

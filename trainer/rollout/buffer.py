@@ -1,0 +1,117 @@
+"""Which groups are under way, and which are taken next: staleness bounded by how many there may be, not by a filter.
+
+With B groups a step, a staleness limit of η versions and a window of W groups, at most C = B·(η + 1) − (W − 1) groups
+are admitted and not yet trained. Count the groups that are kept in the order of their admission. Group i was admitted
+when fewer than C were outstanding, so under version v ≥ (i − C + 1)/B; and it is taken while at most W − 1 later ones
+were taken before it, so by the step that starts from version ⌊(i + W − 1)/B⌋. The difference is at most η: no group is
+ever too old, and none has to be thrown away. η = 0 gives W = 1 and C = B: a step's groups, all of them, and no others,
+which is synchronous training.
+
+The window is that of MiniMax's windowed FIFO: strictly the oldest first would let one slow document hold up everybody,
+any finished one first would learn from short documents before long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from trainer.types import Group
+
+WINDOW_SHARE = 0.3
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A group under way or finished. number: of its task. version: of the weights when it was admitted."""
+
+    number: int
+    version: int
+    group: Group | None = None
+
+
+class WorkBuffer:
+    """The groups of a run that were admitted and are not trained yet. Not safe for several threads.
+
+    Args:
+        batch: groups of a step. staleness: largest age in versions, η. window: see above; 0: three tenths of a batch,
+            1 without staleness. numbers: of the tasks, in order, without end.
+
+    """
+
+    def __init__(self, batch: int, staleness: int, window: int, numbers: Iterator[int]) -> None:
+        wanted = window or max(1, int(WINDOW_SHARE * batch))
+        self.batch = batch
+        self.window = min(wanted, batch) if staleness else 1
+        self.capacity = batch * (staleness + 1) - (self.window - 1)
+        self.slots: list[Slot] = []
+        self.dropped: list[int] = []
+        self._numbers = numbers
+        self._in_training = 0
+
+    @property
+    def running(self) -> list[Slot]:
+        """Groups that are not finished, the oldest first."""
+        return [slot for slot in self.slots if slot.group is None]
+
+    def admit(self, version: int) -> list[Slot]:
+        """Slots for new groups, as many as there is room for, each with the number of its task."""
+        room = self.capacity - self._in_training - len(self.slots)
+        fresh = [Slot(number, version) for number in islice(self._numbers, max(room, 0))]
+        self.slots += fresh
+        return fresh
+
+    def drop(self, slot: Slot) -> None:
+        """Leave a group out; another is admitted in its place."""
+        self.slots.remove(slot)
+        self.dropped.append(slot.number)
+
+    def take(self) -> list[Slot] | None:
+        """A step's groups, each one of the `window` oldest when it was taken; None while they are not finished."""
+        left, chosen = list(self.slots), list[Slot]()
+        while len(chosen) < self.batch:
+            slot = next((slot for slot in left[: self.window] if slot.group is not None), None)
+            if slot is None:
+                return None
+            left.remove(slot)
+            chosen.append(slot)
+        self.slots = left
+        self._in_training += self.batch
+        return chosen
+
+    def trained(self) -> None:
+        """The groups that were taken are learned from, and the new version is out: there is room for as many."""
+        self._in_training = 0
+
+
+class Cursor:
+    """Which tasks a run has consumed, by number: all below `next_task`, and `ahead` of it those in `taken`.
+
+    usable: whether a number is a task of the run (the rest of an epoch that fills no step is left out).
+    """
+
+    def __init__(self, next_task: int, taken: tuple[int, ...], usable: Callable[[int], bool]) -> None:
+        self.next_task = next_task
+        self._ahead = set(taken)
+        self._usable = usable
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Consumed numbers above `next_task`, in order."""
+        return tuple(sorted(self._ahead))
+
+    def numbers(self) -> Iterator[int]:
+        """Numbers to go on with, in order, without end. A copy of the present state: consuming does not change it."""
+        number, done = self.next_task, frozenset(self._ahead)
+        while True:
+            if number not in done and self._usable(number):
+                yield number
+            number += 1
+
+    def consume(self, numbers: list[int]) -> None:
+        """Note that these tasks are done with."""
+        self._ahead.update(numbers)
+        while self.next_task in self._ahead or not self._usable(self.next_task):
+            self._ahead.discard(self.next_task)
+            self.next_task += 1
