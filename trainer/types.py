@@ -34,13 +34,16 @@ class SamplingParams:
 
     max_new_tokens: response limit, in tokens, the end token included. temperature: 0 means greedy (evaluation only).
     seed: of this response alone, so that a result does not depend on what else is in the batch.
-    banned_token_ids: tokens given probability zero (renormalised; evaluation only).
+    banned_token_ids: tokens given probability zero (renormalised; evaluation only). top_p, top_k: only the most likely
+    tokens that hold this share of the probability, or so many, are drawn from (1 and -1: from all, as training must).
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     seed: int = 0
     banned_token_ids: tuple[int, ...] = ()
+    top_p: float = 1.0
+    top_k: int = -1
 
 
 @dataclass(frozen=True, slots=True)

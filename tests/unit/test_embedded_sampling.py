@@ -55,6 +55,25 @@ def test_tokens_are_drawn_from_the_models_distribution(temperature: float) -> No
     assert wrong > 2 * critical  # the test sees a wrong temperature
 
 
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.6, -1), (1.0, 5), (0.8, 8), (1.0, 1000)])
+def test_top_p_and_top_k_cut_the_distribution_and_nothing_else(top_p: float, top_k: int) -> None:
+    whole = next_token()
+    ranked, order = whole.sort(descending=True)
+    kept = ranked[:top_k] if top_k > 0 else ranked
+    share = kept.cumsum(0) / kept.sum()
+    number = next(n for n in range(1, len(kept) + 1) if n == len(kept) or share[n - 1] >= top_p)
+    expected = torch.zeros_like(whole)
+    expected[order[:number]] = ranked[:number] / ranked[:number].sum()
+
+    drawn = draws(3000, top_p=top_p, top_k=top_k)
+
+    tokens = [c.token_ids[0] for c in drawn]
+    assert set(tokens) <= set(order[:number].tolist())
+    found, critical = chi_square(tokens, expected)
+    assert found < critical
+    assert all(abs(c.logprobs[0] - float(expected[c.token_ids[0]].log())) < 1e-4 for c in drawn[:50])
+
+
 def test_every_token_of_a_response_has_randomness_of_its_own() -> None:
     """Second tokens, where the first was the commonest, follow the model's distribution too."""
     pairs = [c.token_ids for c in draws(12000, tokens=2)]

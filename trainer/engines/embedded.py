@@ -21,6 +21,8 @@ from trainer.types import Completion, FinishReason, SamplingParams
 
 # Prompts share a block while padding stays under this share of it.
 PADDING_LIMIT = 0.25
+# So many of the likeliest tokens are looked at first for top_p: sorting a whole vocabulary takes longer than a layer.
+LIKELIEST = 256
 
 
 @dataclass(slots=True)
@@ -243,6 +245,8 @@ class _Sampler:
         for row, i in enumerate(members):
             if self.params[i].banned_token_ids:
                 logits[row, list(self.params[i].banned_token_ids)] = -torch.inf
+            if self.params[i].temperature and (self.params[i].top_p < 1 or self.params[i].top_k > 0):
+                logits[row] = keep_likely(logits[row], self.params[i].top_p, self.params[i].top_k)
         logprobs = torch.log_softmax(logits, dim=-1)
         greedy = logprobs.argmax(-1)
         cumulative = logprobs.double().exp().cumsum(-1)
@@ -281,3 +285,20 @@ class _Sampler:
             for ids, logprobs, finish in zip(self.ids, self.logprobs, self.finish, strict=True)
             if finish is not None
         ]
+
+
+def keep_likely(logits: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Logits [vocabulary] of the `top_k` likeliest tokens, and of those only as many as it takes to reach `top_p`.
+
+    The others become -inf. The token with which the share reaches top_p stays, so there is always one (nucleus
+    sampling, Holtzman et al. 2020). The share is that of all tokens where top_k is off, of the top_k ones otherwise.
+    """
+    size = len(logits)
+    for count in (min(top_k, size),) if top_k > 0 else (min(LIKELIEST, size), size):
+        ranked, order = logits.topk(count)
+        total = ranked.double().logsumexp(0) if top_k > 0 else logits.double().logsumexp(0)
+        share = (ranked.double() - total).exp().cumsum(0)
+        if share[-1] >= top_p or count == size:
+            break
+    kept = order[: 1 + int((share < top_p).sum())]
+    return torch.full_like(logits, -torch.inf).index_copy(0, kept, logits[kept])

@@ -229,8 +229,8 @@ class SGLangEngine:
             "temperature": params.temperature,
             "max_new_tokens": params.max_new_tokens - len(so_far),
             "stop_token_ids": self.stop_ids,
-            "top_p": 1.0,
-            "top_k": -1,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
             "sampling_seed": params.seed & (2**63 - 1),  # followed by servers with deterministic=True
             "skip_special_tokens": False,
             "no_stop_trim": True,
