@@ -199,6 +199,24 @@ class CheckpointConfig(Section):
     """Persistent checkpoint when this much time has passed since the last one; 0: off."""
 
 
+class WeightsConfig(Section):
+    """How new weights reach the inference servers (only where servers generate)."""
+
+    transport: Literal["auto", "nccl", "disk"] = "auto"
+    """auto: over NCCL to SGLang servers on GPUs; through a folder to others, and from a failed transfer on. nccl: only
+    so; a server that cannot be reached is used no more. disk: always through a folder."""
+    bucket_mb: Annotated[int, Field(ge=1, le=16384)] = 1024
+    """Weights sent in one piece, in MiB. The trainer and each server need room for about two beside the weights."""
+    deadline_s: Annotated[float, Field(gt=0, le=300)] = 60.0
+    """Seconds within which a server must join the transfer, and within which each piece must have arrived."""
+    servers_per_group: Annotated[int, Field(ge=0)] = 1
+    """Servers that get their weights in one broadcast; 0: all. More is faster for many servers, but one that dies
+    in the middle takes those of its group with it."""
+    folder: str = ""
+    """Where versions are written for servers; empty: memory (/dev/shm) where all servers are on this host and there is
+    room, else the run's own folder."""
+
+
 class MonitorConfig(Section):
     """Where numbers go beside main.log and metrics.jsonl."""
 
@@ -260,6 +278,7 @@ class RunConfig(Section):
     warmup: WarmupConfig = WarmupConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    weights: WeightsConfig = WeightsConfig()
     monitor: MonitorConfig = MonitorConfig()
 
     @model_validator(mode="after")
