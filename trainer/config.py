@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from trainer.allocation import Allocation
 from trainer.allocation import parse as parse_allocation
 from trainer.config_checks import CHECKS
+from trainer.config_judge import JudgeConfig
 from trainer.config_parts import (
     AgentConfig,
     ModelConfig,
@@ -28,6 +29,7 @@ __all__ = [
     "AgentConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
+    "JudgeConfig",
     "ModelConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -58,6 +60,13 @@ class AlgorithmConfig(Section):
     constant: divide by trajectories times the response limit (Dr. GRPO)."""
     credit: Literal["share", "split"] = "share"
     """share: every turn gets the trajectory's advantage. split: divided by the number of turns."""
+    turn_advantage: Literal["grpo", "gigpo"] = "grpo"
+    """Where every turn has a reward of its own (reward.name=memalpha). grpo: all turns of a group are one population.
+    gigpo: the trajectory's part among trajectories, plus the turns' discounted part among turns of the same number."""
+    gigpo_discount: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """gigpo: what a later turn's own reward counts for an earlier one, per turn between them."""
+    gigpo_weight: Annotated[float, Field(ge=0)] = 1.0
+    """gigpo: weight of the trajectory's part."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the k3 KL to the frozen starting policy; 0: no reference model is kept."""
     old_logprobs: Literal["auto", "engine", "recompute"] = "auto"
@@ -269,6 +278,7 @@ class RunConfig(Section):
     task: TaskConfig = TaskConfig()
     agent: AgentConfig = AgentConfig()
     reward: RewardConfig = RewardConfig()
+    judge: JudgeConfig = JudgeConfig()
     rollout: RolloutConfig = RolloutConfig()
     servers: ServersConfig = ServersConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -56,21 +56,21 @@ def check_batch(c: RunConfig) -> None:
 
 def check_warmup(c: RunConfig) -> None:
     """A model built from nothing learns recall in its own words, a pretrained one everything else."""
-    if c.model.path is None and c.task.name in ("hotpotqa", "math"):
+    if c.model.path is None and c.task.name in ("hotpotqa", "math", "memalpha"):
         raise ValueError(
             f"task.name={c.task.name} needs a pretrained model: set model.path, or use --preset 135M_cpu "
-            "(a model built from nothing can only learn task.name=recall, examples, and tasks of your own)"
+            "(a model built from nothing can only learn task.name=recall or facts, examples, and tasks of your own)"
         )
-    if c.model.path is not None and c.task.name == "recall" and c.agent.template == "words":
+    if c.model.path is not None and c.task.name in ("recall", "facts") and c.agent.template == "words":
         raise ValueError(
             "agent.template=words is for the tiny model's own vocabulary: with model.path set agent.template=memagent"
         )
 
 
 def check_sections(c: RunConfig) -> None:
-    """recall cuts its own sections: one must fit into what the agent reads at a time."""
+    """recall and facts cut their own sections: one must fit into what the agent reads at a time."""
     tokens = c.recall_chunk_tokens
-    if c.task.name == "recall" and c.agent.template == "words" and tokens > c.agent.chunk_tokens:
+    if c.task.name in ("recall", "facts") and c.agent.template == "words" and tokens > c.agent.chunk_tokens:
         raise ValueError(
             f"a section has 3 x task.facts_per_chunk={c.task.facts_per_chunk} + task.filler_per_chunk="
             f"{c.task.filler_per_chunk} = {tokens} tokens and agent.chunk_tokens is {c.agent.chunk_tokens}: raise "
@@ -82,6 +82,9 @@ def check_window(c: RunConfig) -> None:
     """The limits alone must fit into the context window; the prompt's own words are added once a tokenizer is there."""
     if "agent.name" in c.custom or c.trainer.type == "sft":
         return  # what they send is theirs; it is looked at when it is sent
+    if c.agent.name == "memalpha":
+        _check_memory_window(c)
+        return
     a, window, name = c.agent, c.model.context_window, "model.context_window"
     # A model built from nothing runs with template=words only.
     own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
@@ -139,6 +142,43 @@ def check_servers(c: RunConfig) -> None:
         )
 
 
+def check_memory(c: RunConfig) -> None:
+    """A structured memory is written by its agent, asked by its tasks and scored by its reward: all three, or none."""
+    if c.custom or c.trainer.type == "sft":
+        return
+    parts = {
+        f"task.name={c.task.name}": c.task.name in ("facts", "memalpha"),
+        f"agent.name={c.agent.name}": c.agent.name == "memalpha",
+        f"reward.name={c.reward.name}": c.reward.name == "memalpha",
+    }
+    if len(set(parts.values())) > 1:
+        raise ValueError(
+            f"{', '.join(parts)} do not belong together: with agent.name=memalpha set task.name=memalpha (or facts) "
+            "and reward.name=memalpha, or start from --preset memalpha-tiny or memalpha-4B"
+        )
+    if c.task.name == "memalpha" and c.judge.reader == "rules":
+        raise ValueError("judge.reader=rules knows task.name=facts only: documents need judge.reader=server")
+
+
+def _check_memory_window(c: RunConfig) -> None:
+    """The context that the agent keeps to must be one that the model and a micro-batch have."""
+    a = c.agent
+    own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
+    limits = {
+        "model.tiny.max_position_embeddings": own,
+        "model.context_window": c.model.context_window,
+        "train.max_tokens_per_mb": c.train.max_tokens_per_mb if c.trainer.type == "grpo" else 0,
+    }
+    for name, limit in limits.items():
+        if limit and a.context_tokens > limit:
+            raise ValueError(f"agent.context_tokens={a.context_tokens} is over {name}={limit}: lower it, or raise that")
+    if a.chunk_tokens + a.max_memory_tokens > a.context_tokens:
+        raise ValueError(
+            f"agent.chunk_tokens={a.chunk_tokens} + agent.max_memory_tokens={a.max_memory_tokens} (the response) leave "
+            f"no room in agent.context_tokens={a.context_tokens}: lower one of them"
+        )
+
+
 CHECKS = (
     check_type,
     check_servers,
@@ -146,6 +186,7 @@ CHECKS = (
     check_batch,
     check_warmup,
     check_sections,
+    check_memory,
     check_window,
     check_gpus,
 )

@@ -72,9 +72,9 @@ class ModelConfig(Section):
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
 
 
-TASKS = ("recall", "hotpotqa", "math", "sft")
-AGENTS = ("memagent", "single_turn")
-REWARDS = ("boxed",)
+TASKS = ("recall", "hotpotqa", "math", "sft", "facts", "memalpha")
+AGENTS = ("memagent", "single_turn", "memalpha")
+REWARDS = ("boxed", "memalpha")
 
 
 class TaskConfig(Section):
@@ -82,14 +82,15 @@ class TaskConfig(Section):
 
     name: str = "recall"
     """recall: generated key-value facts spread over chunks. hotpotqa: real questions among real documents. math:
-    problems whose answer can be checked. sft: examples with their answers, for trainer.type=sft. Or `module:Class` for
-    one of your own (docs/custom.md)."""
+    problems whose answer can be checked. sft: examples with their answers, for trainer.type=sft. facts: as recall, with
+    several questions that are asked once everything was read, for agent.name=memalpha. memalpha: the same with real
+    documents from files. Or `module:Class` for one of your own (docs/custom.md)."""
     options: dict[str, Any] = {}
     """Settings of a task of your own, as it wants them: task.options.NAME=VALUE."""
     path: str | None = None
     """hotpotqa: folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: looked for under /storage/datasets
     and the asset cache. math: folder or hub repository of `dataset`. sft: a JSON-lines file, or the folder of
-    `dataset`."""
+    `dataset`. memalpha: a file, or a folder with train and test files, Parquet or JSON lines."""
     dataset: str = ""
     """math: JSON-lines file within `path`, one problem a line: prompt, query_id, solutions. sft: the same for examples,
     where `path` is a folder."""
@@ -117,6 +118,10 @@ class TaskConfig(Section):
     """recall: facts in a chunk."""
     filler_per_chunk: Annotated[int, Field(ge=0)] = 4
     """recall: filler words in a chunk."""
+    num_questions: Annotated[int, Field(ge=1)] = 4
+    """facts: questions about one document."""
+    max_per_source: Annotated[int, Field(ge=0)] = 0
+    """memalpha: most training rows of one data source; 0: all of them."""
     num_keys: Annotated[int, Field(ge=8, le=5000)] = 256
     """recall: distinct keys (names)."""
     num_values: Annotated[int, Field(ge=96, le=128)] = 128
@@ -155,8 +160,8 @@ class AgentConfig(Section):
     """The memory agent: one conversation a chunk, the memory is overwritten each time, then one final conversation."""
 
     name: str = "memagent"
-    """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); or
-    `module:Class` for one of your own (docs/custom.md)."""
+    """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); memalpha
+    (a structured memory, written by tool calls); or `module:Class` for one of your own (docs/custom.md)."""
     options: dict[str, Any] = {}
     """Settings of an agent of your own, as it wants them: agent.options.NAME=VALUE."""
     template: Literal["memagent", "words"] = "memagent"
@@ -179,6 +184,15 @@ class AgentConfig(Section):
     """What an empty update means: keep the old memory, or clear it. Counted either way."""
     enable_thinking: bool = False
     """Let a chat template that knows the switch (Qwen3) turn thinking on."""
+    context_tokens: Annotated[int, Field(ge=32)] = 16384
+    """memalpha: most tokens of a prompt and its response; what is shown of the memory shrinks to fit (counted)."""
+    core_tokens: Annotated[int, Field(ge=1)] = 512
+    """memalpha: longest core memory; a longer one is cut and the call's answer says so."""
+    shown_items: Annotated[int, Field(ge=0)] = 20
+    """memalpha: entries of each store that a prompt shows, the newest ones."""
+    tool_format: Literal["auto", "chat", "json"] = "auto"
+    """memalpha: chat: tools in the model's own chat template. json: described in the prompt. auto: chat where the
+    template knows tools."""
 
     @field_validator("name")
     @classmethod
@@ -195,8 +209,13 @@ class RewardConfig(Section):
     """How an answer is scored."""
 
     name: str = "boxed"
-    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0; or `module:Class` for one of your own
-    (docs/custom.md)."""
+    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. memalpha: questions answered from the
+    memory (r1), calls that worked (r2), compression (r3), entries worth keeping (r4). Or `module:Class` for one of your
+    own (docs/custom.md)."""
+    beta: Annotated[float, Field(ge=0)] = 0.05
+    """memalpha: weight of r3."""
+    gamma: Annotated[float, Field(ge=0)] = 0.1
+    """memalpha: weight of r4; 0: nothing is judged."""
     options: dict[str, Any] = {}
     """Settings of a reward of your own, as it wants them: reward.options.NAME=VALUE."""
 

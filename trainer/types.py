@@ -6,18 +6,27 @@ Token ids are plain lists of int all the way: what an engine received and return
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its accepted gold answers (at least one)."""
+
+    question: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """One question about one document.
+    """One question about one document, or several.
 
     id: unique within the run. question, context: text. answers: accepted gold answers (at least one).
     chunks: when set, the document's chunks as text, each at most `chunk_tokens` long, instead of cutting `context`.
-    meta: small facts for reports (source, number of documents, position of the evidence).
+    meta: small facts for reports (source, number of documents, position of the evidence). questions: all of them, where
+    they are asked of what was kept after reading; `question` and `answers` are then the first one's.
     """
 
     id: str
@@ -26,6 +35,7 @@ class Task:
     context: str = ""
     chunks: tuple[str, ...] = ()
     meta: dict[str, str | int | float] = field(default_factory=dict)
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +90,27 @@ class Turn:
 
 
 @dataclass(slots=True)
+class TurnRewards:
+    """Rewards that turns earn apart: the reward of turn i is `outcome`, the trajectory's part, plus `turns[i]`."""
+
+    outcome: float
+    turns: list[float]
+
+    @property
+    def totals(self) -> list[float]:
+        """Every turn's whole reward."""
+        return [self.outcome + own for own in self.turns]
+
+
+@dataclass(slots=True)
 class Trajectory:
     """All turns of one pass over one document, with one scalar reward.
 
     answer_text: text of the final response. counters: explicit counts of what went out of the ordinary
-    (empty_memory, truncated_memory, truncated_final, truncated_context ...). error: why it failed; it then has reward 0
-    and no turns that are trained on.
+    (empty_memory, truncated_memory, truncated_final, truncated_context ...). metrics: further numbers of the reward.
+    error: why it failed; it then has reward 0 and no turns that are trained on. turn_rewards: where turns are rewarded
+    apart; `reward` is then their mean. accuracy: what an evaluation counts where that is not the reward. details: what
+    the agent and the reward tell of it, as JSON knows it, for the record.
     """
 
     task_id: str
@@ -95,6 +120,9 @@ class Trajectory:
     counters: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    turn_rewards: TurnRewards | None = None
+    accuracy: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

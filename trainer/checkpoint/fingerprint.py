@@ -42,6 +42,11 @@ FREE = (
     "rollout.max_running",
     "rollout.stall_seconds",
     "model.gradient_checkpointing",
+    "judge.url",
+    "judge.concurrency",
+    "judge.timeout_s",
+    "judge.wait_s",
+    "judge.cache",
 )
 
 # What a new run must have in common with the run whose checkpoint it starts from: the tensors must fit, and a step must
