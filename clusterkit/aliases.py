@@ -123,6 +123,7 @@ _NEVER = {"null": "0", "none": "0", "-1": "0"}
 """How others say that something is not done at intervals."""
 _DATA_SET = Renamed(("task.path", "task.dataset"), convert=_file_or_folder)
 _MICRO_BATCH = Renamed(("train.max_tokens_per_mb",))
+_CHECKPOINTING = {"true": "full", "false": "none"}
 _EPOCHS = Renamed(("train.total_epochs",), beside={"train.total_steps": "0"})
 _HELD_OUT = Refused("the held-out part is taken from the data of task.path: task.eval_fraction and eval.split")
 _OWN_FILES = Refused(
@@ -145,6 +146,7 @@ _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, 
     "external_configs.cluster_config.fileroot": Renamed(("fileroot",)),
     "external_configs.cluster_config": Refused("set fileroot=FOLDER; hosts are named with clusterkit init or setup"),
     "trainer.type": Renamed(("trainer.type",), {"ppo": "grpo"}),
+    "model.gradient_checkpointing": Renamed(("model.gradient_checkpointing",), _CHECKPOINTING),
     "trainer.ppo.async_training": Unneeded("sampling and training take turns", ("false",)),
     "trainer.sft.model.path": Renamed(("model.path",)),
     "shutdown_server_on_exit": Refused("there are no engine servers apart from the trainer yet: leave it out"),
@@ -243,7 +245,9 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     "reward_model.reward_manager": Unneeded("an answer is scored in the process that sampled it"),
     "actor_rollout_ref.model.path": Renamed(("model.path",)),
     "actor_rollout_ref.model.use_remove_padding": Unneeded("rows are packed without padding", ("true",)),
-    "actor_rollout_ref.model.enable_gradient_checkpointing": Renamed(("model.gradient_checkpointing",)),
+    "actor_rollout_ref.model.enable_gradient_checkpointing": Renamed(
+        ("model.gradient_checkpointing",), _CHECKPOINTING
+    ),
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _ONE_LIMIT,
     "actor_rollout_ref.ref.fsdp_config.param_offload": Unneeded("train.offload says it for all weights"),
     f"{_ACTOR}.optim.lr": Renamed(("train.learning_rate",)),

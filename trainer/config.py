@@ -150,6 +150,11 @@ class TrainConfig(Section):
     """Loss positions whose [chunk, vocabulary] logits exist at a time."""
     ranks: Annotated[int, Field(ge=1)] = 1
     """Data-parallel FSDP2 ranks. 1 needs no process group. With allocation_mode its training GPUs count instead."""
+    compile: bool | None = None
+    """Compile the layers (torch.compile): faster after a minute of compiling at the start. Empty: on GPUs that have
+    Triton."""
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 5
+    """Optimizer steps in a row whose gradient is not finite (they are skipped) before the run is given up; 0: never."""
     offload: bool = False
     """Keep parameters and optimizer state in host memory while unused: slower, for GPUs that also generate."""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -200,6 +205,9 @@ class CheckpointConfig(Section):
     """Write the first recover checkpoint after this step."""
     ckpt_freq_steps: Annotated[int, Field(ge=0)] = 0
     """Also write a recover checkpoint every so many steps; 0: by time only."""
+    async_recover: bool | None = None
+    """Write recover checkpoints in the background: a step only waits for the copy to host memory, which needs 12 bytes
+    per parameter there. Empty: on GPUs."""
     save_freq_steps: Annotated[int, Field(ge=0)] = 0
     """Persistent checkpoint every so many steps; 0: off."""
     save_freq_epochs: Annotated[int, Field(ge=0)] = 1

@@ -65,11 +65,20 @@ class ModelConfig(Section):
     tiny: TinyModel = TinyModel()
     """Architecture used when `path` is empty."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Parameter dtype. float32 keeps rollout and training log-probs equal to about 1e-6."""
+    """Dtype of forward and backward passes, of the weights that sample, and of exports. bfloat16: the optimizer's
+    weights and the gradients' sums stay in float32. float32 keeps rollout and training log-probs equal to about 1e-6.
+    """
     context_window: Annotated[int, Field(ge=0)] = 0
     """Longest prompt plus response, in tokens; 0: what the checkpoint's config says."""
-    gradient_checkpointing: bool = False
-    """Recompute layer activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Recompute activations in the backward pass. full (or true): a layer's input alone is kept, least memory, about a
+    third more time. selective: attention and every second matrix product are kept as well, between the two."""
+
+    @field_validator("gradient_checkpointing", mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        # It was a switch at first, and is one in other trainers' files.
+        return {True: "full", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
 TASKS = ("recall", "hotpotqa", "math", "sft", "facts", "memalpha")

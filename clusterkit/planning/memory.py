@@ -52,9 +52,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
         state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32
         reference    b P / R                       with a KL term
         gathered     b (2 layers + embeddings) / t  the layer in use, the next one, embedding and head
-        activations  b n h L / (t c)               one input per layer with gradient checkpointing, and
+        activations  b n h L / (t c)               one input per layer with full gradient checkpointing, and
                      2 b n (6 h + 2 k + 4 f) / (t c)  one layer at work, values and gradients; without checkpointing
-                                                   the values of all L layers
+                                                   the values of all L layers, with selective checkpointing half
         logits       3 x 4 x logprob_chunk x vocabulary   scores, probabilities and gradients in float32
         runtime      4 GiB
     """
@@ -62,10 +62,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     split = layout.tensor * layout.context
     tokens = config.train.max_tokens_per_mb
     inside = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
-    if config.model.gradient_checkpointing:
-        activations = width * tokens * (shape.hidden * shape.layers + 2 * inside) // split
-    else:
-        activations = width * tokens * inside * (shape.layers + 1) // split
+    kept = {"full": shape.hidden, "selective": inside // 2, "none": inside}[config.model.gradient_checkpointing]
+    at_work = inside if config.model.gradient_checkpointing == "none" else 2 * inside
+    activations = width * tokens * (kept * shape.layers + at_work) // split
     chunk = min(config.train.logprob_chunk, tokens)
     return Usage(
         {

@@ -34,6 +34,8 @@ FREE = (
     "train.ranks",
     "train.threads",
     "train.offload",
+    "train.compile",
+    "train.max_skipped_steps",
     "train.max_tokens_per_mb",
     "train.logprob_chunk",
     "rollout.max_batch_tokens",

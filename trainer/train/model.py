@@ -46,7 +46,7 @@ def prepare_lm(lm: Any, config: ModelConfig) -> Any:
     for module in lm.modules():
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    if config.gradient_checkpointing:
+    if config.gradient_checkpointing != "none":
         kwargs = {"use_reentrant": False}
         if hasattr(lm, "activation_checkpointing_enable"):
             lm.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)

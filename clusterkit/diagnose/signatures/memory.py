@@ -16,7 +16,9 @@ SMALLER_REFERENCE_BATCH = Rule(
     areal="ref_inf.mb_spec.max_tokens_per_mb",
     why="fewer tokens in one pass; it can be as low as the longest sequence",
 )
-RECOMPUTE = Rule("to", key="model.gradient_checkpointing", to=True, why="activations are recomputed, a third more time")
+RECOMPUTE = Rule(
+    "to", key="model.gradient_checkpointing", to="full", why="activations are recomputed, a third more time"
+)
 SMALLER_LOGITS = Rule(
     "halve", key="train.logprob_chunk", least=256, why="fewer rows of logits, each as wide as the vocabulary"
 )
