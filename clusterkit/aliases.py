@@ -245,9 +245,7 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     "reward_model.reward_manager": Unneeded("an answer is scored in the process that sampled it"),
     "actor_rollout_ref.model.path": Renamed(("model.path",)),
     "actor_rollout_ref.model.use_remove_padding": Unneeded("rows are packed without padding", ("true",)),
-    "actor_rollout_ref.model.enable_gradient_checkpointing": Renamed(
-        ("model.gradient_checkpointing",), _CHECKPOINTING
-    ),
+    "actor_rollout_ref.model.enable_gradient_checkpointing": Renamed(("model.gradient_checkpointing",), _CHECKPOINTING),
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _ONE_LIMIT,
     "actor_rollout_ref.ref.fsdp_config.param_offload": Unneeded("train.offload says it for all weights"),
     f"{_ACTOR}.optim.lr": Renamed(("train.learning_rate",)),
