@@ -6,7 +6,7 @@ Starts one SGLang server on GPU 0 with the model folder and prints one JSON obje
 tokens, new tokens), output tokens/s, the median of rounds that alternate:
 
 * `bare`: each request on a plain socket of its own, encoded beforehand, its answer read and thrown away;
-* `engine`: each request through `SGLangEngine.generate`; `ratio`: engine over bare;
+* `engine`: each request through `ServedEngine.generate`; `ratio`: engine over bare;
 * `batch`: all requests in one HTTP call, which no agent can do, since its requests come one by one.
 
 Every round has prompts of its own (random ids), the caches are emptied before each, and the end token is banned, so
@@ -31,9 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from trainer.engines.dialect import make_dialect
 from trainer.engines.http import Server, ServerPool
-from trainer.engines.sglang import SGLangEngine
-from trainer.engines.sglang_server import HEALTH_PATH, SGLangServerOptions, launch
+from trainer.engines.launching import launch
+from trainer.engines.options import ServerOptions
+from trainer.engines.served import ServedEngine
 from trainer.types import SamplingParams
 
 
@@ -54,7 +56,7 @@ class Shape:
 
 @dataclass
 class Rig:
-    engine: SGLangEngine
+    engine: ServedEngine
     server: Server
     ends: tuple[int, ...]
 
@@ -111,7 +113,7 @@ class Rig:
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.2)
         began = time.perf_counter()
-        await self.engine.update_weights(version)
+        await self.engine.update_from_folder(self.engine.model, version)
         whole = time.perf_counter() - began
         dones = await jobs
         stats = self.engine.stats
@@ -142,17 +144,14 @@ async def main() -> None:
     parser.add_argument("--flags", default="")
     given = parser.parse_args()
     began = time.perf_counter()
-    options = SGLangServerOptions(given.model, given.log, flags=tuple(shlex.split(given.flags)))
-    server, process = await launch(options)
+    options = ServerOptions(given.model, given.log, flags=tuple(shlex.split(given.flags)))
+    server, process = await launch("sglang", options)
     start_seconds = time.perf_counter() - began
-    pool = ServerPool(HEALTH_PATH)
-
-    async def publish(_version: int) -> Path:
-        return given.model
-
+    dialect = make_dialect("sglang")
+    pool = ServerPool(dialect.health_path)
     config = json.loads((given.model / "config.json").read_text())
     ends = config.get("eos_token_id")
-    engine = SGLangEngine(pool, given.model, set(), publish)
+    engine = ServedEngine(pool, dialect, given.model, set())
     rig = Rig(engine, server, tuple(ends if isinstance(ends, list) else [ends]))
     try:
         version = await engine.join(server)

@@ -22,11 +22,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import real_part_is_missing
+from tests.realparts import require
+from trainer.engines.dialect import make_dialect
 from trainer.engines.http import EngineError, RefusedError, Server, ServerPool
+from trainer.engines.launching import launch
+from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
-from trainer.engines.sglang import UNTOUCHED, SGLangEngine
-from trainer.engines.sglang_server import HEALTH_PATH, SGLangServerOptions, launch
+from trainer.engines.served import ServedEngine
+from trainer.engines.sglang_dialect import UNTOUCHED, SGLangDialect
 from trainer.types import Completion, SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +47,10 @@ MEAN_DIFFERENCE = 0.05
 
 @dataclass
 class Served:
-    """Two servers on one GPU and their engine; `folder` is what the next update publishes."""
+    """Two servers on one GPU and their engine; `folders` are the weight versions."""
 
     pool: ServerPool
-    engine: SGLangEngine
+    engine: ServedEngine
     processes: list[ServerProcess]
     tokenizer: Any
     folders: dict[int, Path]
@@ -58,6 +61,9 @@ class Served:
         chat = [{"role": "user", "content": question}]
         text = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    async def update(self, version: int) -> None:
+        await self.engine.update_from_folder(self.folders[version], version)
 
     async def ask(self, params: list[tuple[list[int], SamplingParams]], key: str = "") -> list[Completion]:
         return list(await asyncio.gather(*(self.engine.generate(p, s, key=key or str(p)) for p, s in params)))
@@ -73,8 +79,8 @@ class Served:
         return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
 
 
-def options(model: Path, log: Path, name: str, **changes: Any) -> SGLangServerOptions:
-    return SGLangServerOptions(model, log, name, **{"memory_fraction": 0.3, "flags": FLAGS, **changes})
+def options(model: Path, log: Path, name: str, **changes: Any) -> ServerOptions:
+    return ServerOptions(model, log, name, **{"memory_fraction": 0.3, "flags": FLAGS, **changes})
 
 
 def mean_difference(scored: Any, done: Completion) -> float:
@@ -104,20 +110,17 @@ def perturbed(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def served(smollm2_path: Path, perturbed: Path, logs: Path) -> Iterator[Served]:
     if not torch.cuda.is_available() or importlib.util.find_spec("sglang") is None:
-        real_part_is_missing("needs a CUDA device and SGLang in this Python")
+        require(False, "needs a CUDA device and SGLang in this Python")
     folders = {0: smollm2_path, 1: perturbed}
-    pool = ServerPool(HEALTH_PATH)
-
-    async def publish(version: int) -> Path:
-        return folders[version]
-
+    dialect = make_dialect("sglang")
+    pool = ServerPool(dialect.health_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_path)
-    engine = SGLangEngine(pool, smollm2_path, {tokenizer.eos_token_id}, publish)
+    engine = ServedEngine(pool, dialect, smollm2_path, {tokenizer.eos_token_id})
 
     async def start() -> list[ServerProcess]:
         processes = []
         for name in ("one", "two"):  # one after the other: each measures the GPU's free memory while it starts
-            server, process = await launch(options(smollm2_path, logs / f"{name}.log", name))
+            server, process = await launch("sglang", options(smollm2_path, logs / f"{name}.log", name))
             assert await engine.join(server)
             processes.append(process)
         return processes
@@ -208,7 +211,7 @@ def test_folders_that_do_not_fit_change_nothing(served: Served, tmp_path: Path) 
     file = served.folders[1] / "model.safetensors"
     os.truncate(file, file.stat().st_size - 1000)
     with pytest.raises(EngineError, match="is cut short"):
-        asyncio.run(served.engine.update_weights(1))
+        asyncio.run(served.update(1))
     served.folders[1] = good
 
     async def past_our_check() -> str:
@@ -234,7 +237,7 @@ def test_new_weights_are_used_and_told_also_in_the_middle_of_a_response(served: 
     async def run() -> list[Completion]:
         jobs = asyncio.gather(*(served.engine.generate(p, s, key=str(n % 8)) for n, (p, s) in enumerate(asked)))
         await asyncio.sleep(1.0)  # some of each response; the test holds however much that is
-        await served.engine.update_weights(1)
+        await served.update(1)
         return list(await jobs)
 
     dones = asyncio.run(run())
@@ -269,13 +272,9 @@ def test_with_seeds_a_deterministic_server_gives_the_same_response_in_any_compan
 ) -> None:
     async def run() -> tuple[list[Completion], list[Completion]]:
         wanted = options(smollm2_path, logs / "deterministic.log", "three", deterministic=True, memory_fraction=0.2)
-        server, process = await launch(wanted)
-        pool = ServerPool(HEALTH_PATH)
-
-        async def publish(version: int) -> Path:
-            raise AssertionError
-
-        engine = SGLangEngine(pool, smollm2_path, set(served.end_ids), publish)
+        server, process = await launch("sglang", wanted)
+        dialect = SGLangDialect()
+        engine = ServedEngine(ServerPool(dialect.health_path), dialect, smollm2_path, set(served.end_ids))
         try:
             await engine.join(server)
             asked = [(served.prompt(q), SamplingParams(64, 1.0, 77 + n)) for n, q in enumerate(QUESTIONS)]
@@ -302,7 +301,7 @@ def test_a_server_that_cannot_start_says_why(
 ) -> None:
     wanted = options(smollm2_path, logs / f"fails_{next(iter(changes))}.log", "failing", **changes)
     with pytest.raises(ServerStartError, match=reason) as caught:
-        asyncio.run(launch(wanted))
+        asyncio.run(launch("sglang", wanted))
     print(caught.value)
 
 

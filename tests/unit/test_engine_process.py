@@ -18,8 +18,8 @@ import pytest
 
 from trainer.engines.causes import log_cause
 from trainer.engines.http import Server
+from trainer.engines.launching import tie
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
-from trainer.engines.sglang_server import tie
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -1,7 +1,8 @@
 """The engine protocol: token ids in, token ids with log-probs and a weight version out.
 
 Engines are interchangeable: `embedded` shares the trainer's weights in process; servers (SGLang, vLLM) sit behind
-the same calls. Sampling in training always covers the whole vocabulary (top_p 1, top_k off).
+the same calls (`served`). How an engine takes new weights is its own affair. Sampling in training always covers the
+whole vocabulary (top_p 1, top_k off).
 """
 
 from __future__ import annotations
@@ -29,10 +30,6 @@ class Engine(Protocol):
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        ...
-
-    async def update_weights(self, version: int) -> None:
-        """Take over the trainer's present weights as `version`."""
         ...
 
     async def health(self) -> bool:

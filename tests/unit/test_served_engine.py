@@ -1,4 +1,4 @@
-"""What the SGLang engine does when servers misbehave, when weights change under way, and what it asks for.
+"""What the engine over servers does when servers misbehave, when weights change under way, and what it asks for.
 
 The server here is a stand-in with SGLang's routes, for faults that a real one cannot be told to have; that the routes
 and fields are SGLang's is shown by tests/gpu/test_sglang.py.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ import torch
 from safetensors.torch import save_file
 
 from tests.httpstub import Answer, Hang, HttpStub
+from trainer.engines.dialect import UntouchedError, make_dialect
 from trainer.engines.http import EngineError, Limits, Server, ServerPool
-from trainer.engines.sglang import SGLangEngine
-from trainer.engines.sglang_server import SGLangServerOptions, check_options
+from trainer.engines.launching import check_options
+from trainer.engines.options import ServerOptions
+from trainer.engines.served import ServedEngine
 from trainer.errors import UserError
 from trainer.types import SamplingParams
 
+MODEL = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 9, "tie_word_embeddings": False}
 PARAMS = SamplingParams(max_new_tokens=6, seed=7)
 FAST = Limits(connect=1.0, request=10.0, control=2.0, health=0.5, attempts=3, backoff=0.01)
 
@@ -79,7 +83,7 @@ class FaultyServer:
 def write_model(folder: Path, rows: int = 4, names: tuple[str, ...] = ("embed", "head")) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: torch.zeros(rows, 2) for name in names}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"num_attention_heads": 9, "tie_word_embeddings": False}))
+    (folder / "config.json").write_text(json.dumps(MODEL))
     return folder
 
 
@@ -90,13 +94,14 @@ class Rig:
         self.tmp_path = tmp_path
         self.model = write_model(tmp_path / "model")
         self.pool = ServerPool("/health", FAST)
-        self.engine = SGLangEngine(self.pool, self.model, {2}, self.publish)
+        self.engine = ServedEngine(self.pool, make_dialect("sglang"), self.model, {2})
         self.faults: list[FaultyServer] = []
         self.stubs: list[HttpStub] = []
         self.write: Callable[[Path], Path] = write_model
 
-    async def publish(self, version: int) -> Path:
-        return self.write(self.tmp_path / f"v{version}")
+    async def update(self, version: int) -> None:
+        """Publish weights to a folder, and from there to the servers."""
+        await self.engine.update_from_folder(self.write(self.tmp_path / f"v{version}"), version)
 
     async def add(self, fault: FaultyServer | None = None) -> Server:
         self.faults.append(fault or FaultyServer())
@@ -137,7 +142,7 @@ def test_ids_logprobs_and_version_come_back_and_the_cache_is_kept_apart_by_versi
         done = await rig.engine.generate([5, 6], SamplingParams(3, seed=2**64 - 1), key="g")
         assert (done.token_ids, done.logprobs, done.finish_reason) == ([102, 103, 104], [-0.5] * 3, "length")
         assert (done.version, done.spans, done.token_versions) == (0, (), [0, 0, 0])
-        await rig.engine.update_weights(3)
+        await rig.update(3)
         assert (await rig.engine.generate([5, 6], PARAMS)).version == rig.engine.version == 3
         sent = [b for _, p, b in rig.stubs[0].seen if p == "/generate"]
         assert [b["extra_key"] for b in sent] == ["probe", "v0", "v3"]
@@ -156,12 +161,13 @@ def test_an_update_cuts_responses_off_and_they_go_on_from_their_own_tokens(scena
         fault.hold = 2
         jobs = [asyncio.create_task(rig.engine.generate([1, 2, 3], PARAMS, key="g")) for _ in range(8)]
         await rig.started(0, 8)
-        await rig.engine.update_weights(1)
+        await rig.update(1)
         for done in await asyncio.gather(*jobs):
             assert done.token_ids == [103, 104, 105, 106, 107, 108]
             assert done.spans == ((0, 2), (1, 4))
             assert done.version == 0
             assert done.token_versions == [0, 0, 1, 1, 1, 1]
+        assert rig.engine.stats.interrupted == 8
         calls = [p.partition("?")[0] for _, p, _ in rig.stubs[0].seen if p not in ("/generate", "/abort_request")]
         assert calls[-5:] == [
             "/pause_generation", "/flush_cache", "/update_weights_from_disk", "/model_info", "/continue_generation",
@@ -169,7 +175,6 @@ def test_an_update_cuts_responses_off_and_they_go_on_from_their_own_tokens(scena
         again = [b for _, p, b in rig.stubs[0].seen if p == "/generate"][-1]
         assert again["input_ids"] == [1, 2, 3, 103, 104]
         assert again["sampling_params"]["max_new_tokens"] == 4
-        assert rig.engine.stats.interrupted == 8
 
     scenario(body)
 
@@ -179,7 +184,7 @@ def test_nothing_is_sent_during_a_pause(scenario: Scenario) -> None:
         await rig.add()
         await rig.engine.pause()
         job = asyncio.create_task(rig.engine.generate([1], PARAMS))
-        await rig.engine.update_weights(1)  # leaves the pause as it was
+        await rig.update(1)  # leaves the pause as it was
         assert await rig.engine.health()
         assert not job.done()
         assert rig.stubs[0].count("/generate") == 1
@@ -202,7 +207,7 @@ def test_a_folder_that_does_not_fit_reaches_no_server(scenario: Scenario, write:
         await rig.add()
         rig.write = write
         with pytest.raises(EngineError, match=f"version 1 cannot be loaded: .*{reason}.* The servers keep 0"):
-            await rig.engine.update_weights(1)
+            await rig.update(1)
         assert rig.stubs[0].count("/update_weights_from_disk") == 0
         assert (await rig.engine.generate([1], PARAMS)).version == rig.engine.version == 0
 
@@ -219,7 +224,7 @@ def test_a_cut_file_reaches_no_server(scenario: Scenario) -> None:
         await rig.add()
         rig.write = cut
         with pytest.raises(EngineError, match="is cut short"):
-            await rig.engine.update_weights(1)
+            await rig.update(1)
 
     scenario(body)
 
@@ -230,10 +235,10 @@ def test_a_failed_update_that_changed_nothing_keeps_the_old_weights_in_use(scena
         await rig.add(fault)
         fault.update_answer = (400, {"success": False, "message": "Failed to get weights iterator: no such file."})
         with pytest.raises(EngineError, match="no server took weight version 1"):
-            await rig.engine.update_weights(1)
+            await rig.update(1)
         assert (await rig.engine.generate([1], PARAMS)).version == 0
         fault.update_answer = None
-        await rig.engine.update_weights(2)
+        await rig.update(2)
         assert rig.engine.version == 2
 
     scenario(body)
@@ -253,7 +258,7 @@ def test_a_server_whose_weights_are_in_doubt_is_used_no_more(scenario: Scenario,
         fault = FaultyServer()
         await rig.add(fault)
         fault.update_answer = answer
-        await rig.engine.update_weights(1)
+        await rig.update(1)
         assert [s.name for s in rig.pool.usable()] == ["s0"]
         assert "in doubt" in rig.pool.servers[1].problem
         dones = await asyncio.gather(*(rig.engine.generate([1], PARAMS, key=str(n)) for n in range(20)))
@@ -268,7 +273,7 @@ def test_a_server_that_stays_behind_is_used_no_more(scenario: Scenario) -> None:
         fault = FaultyServer()
         await rig.add(fault)
         fault.update_answer = (400, {"message": "Failed to get weights iterator: no such file."})
-        await rig.engine.update_weights(1)
+        await rig.update(1)
         assert [s.name for s in rig.pool.usable()] == ["s0"]
         assert "stayed behind at weight version 0" in rig.pool.servers[1].problem
 
@@ -295,7 +300,7 @@ def test_a_server_that_was_started_anew_is_not_believed(scenario: Scenario) -> N
         await rig.add()
         fault = FaultyServer()
         await rig.add(fault)
-        await rig.engine.update_weights(4)
+        await rig.update(4)
         fault.version = 0
         dones = await asyncio.gather(*(rig.engine.generate([1], PARAMS, key=str(n)) for n in range(20)))
         assert {done.version for done in dones} == {4}
@@ -307,7 +312,7 @@ def test_a_server_that_was_started_anew_is_not_believed(scenario: Scenario) -> N
 def test_a_server_that_joins_later_gets_the_present_weights(scenario: Scenario) -> None:
     async def body(rig: Rig) -> None:
         await rig.add()
-        await rig.engine.update_weights(1)
+        await rig.update(1)
         late = await rig.add()
         assert late.version == 1
         updates = [b for _, p, b in rig.stubs[1].seen if p == "/update_weights_from_disk"]
@@ -316,22 +321,24 @@ def test_a_server_that_joins_later_gets_the_present_weights(scenario: Scenario) 
     scenario(body)
 
 
-def test_a_server_that_joins_during_an_update_takes_part_in_it(scenario: Scenario) -> None:
+def test_a_server_that_joins_during_an_update_waits_for_it_and_gets_the_new_weights(scenario: Scenario) -> None:
     async def body(rig: Rig) -> None:
         fault = FaultyServer()
         await rig.add(fault)
         fault.hold = 2
         job = asyncio.create_task(rig.engine.generate([1], PARAMS))
         await rig.started(0, 1)
-        late = rig.tmp_path / "late"
+        joining: list[asyncio.Task[Server]] = []
 
-        async def slow_publish(version: int) -> Path:
-            await rig.add()
-            return write_model(late)
+        async def load(server: Server) -> None:
+            joining.append(asyncio.create_task(rig.add()))
+            while not (len(rig.stubs) == 2 and rig.stubs[1].count("/generate")):  # it has been found to be well
+                await asyncio.sleep(0.01)
+            assert [s.name for s in rig.pool.usable()] == ["s0"]
+            await rig.engine.dialect.load_folder(rig.pool, server, rig.write(rig.tmp_path / "v1"), 1)
 
-        rig.engine._publish = slow_publish
-        await rig.engine.update_weights(1)
-        await job
+        await rig.engine.update(1, load, rig.tmp_path / "v1")
+        await asyncio.gather(job, *joining)
         assert [s.version for s in rig.pool.usable()] == [1, 1]
 
     scenario(body)
@@ -368,6 +375,69 @@ def test_responses_cut_off_for_no_reason_end_in_an_error(scenario: Scenario) -> 
     scenario(body)
 
 
+@pytest.mark.parametrize(
+    ("failure", "still_used"),
+    [
+        (UntouchedError("no peer came"), ["s0", "s1"]),
+        (EngineError("it broke in the middle"), []),
+        (ValueError("a mistake"), []),
+    ],
+)
+def test_weights_that_come_another_way(scenario: Scenario, failure: Exception, still_used: list[str]) -> None:
+    async def body(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.add()
+        together = asyncio.Barrier(2)
+
+        async def bring(server: Server) -> None:
+            await together.wait()  # both at the same moment, as members of one collective
+            fault = rig.faults[rig.pool.servers.index(server)]
+            fault.version = "1"
+
+        await rig.engine.update(1, bring)
+        assert [s.version for s in rig.pool.usable()] == [1, 1]
+        with pytest.raises(EngineError, match="version 1 is in no folder"):
+            await rig.add()
+
+        async def fail(server: Server) -> None:
+            raise failure
+
+        with pytest.raises(type(failure) if isinstance(failure, ValueError) else EngineError, match=str(failure)):
+            await rig.engine.update(2, fail)
+        assert [s.name for s in rig.pool.usable()] == still_used
+        assert rig.engine.version == 1
+        if still_used:
+            assert (await rig.engine.generate([1], PARAMS)).version == 1
+
+    scenario(body)
+
+
+def test_an_update_that_is_broken_off_leaves_no_doubtful_weights_in_use(scenario: Scenario) -> None:
+    async def body(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.add()
+        loading = asyncio.Event()
+
+        async def load(server: Server) -> None:
+            if server.name == "s1":
+                loading.set()
+                await asyncio.Event().wait()
+            rig.faults[0].version = "1"
+
+        job = asyncio.create_task(rig.engine.update(1, load))
+        await loading.wait()
+        while rig.pool.servers[0].version == 0:
+            await asyncio.sleep(0.01)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert rig.pool.usable() == []
+        with pytest.raises(EngineError, match="s0: an update to weight version 1 was broken off; s1: its weights"):
+            await rig.engine.generate([1], PARAMS)
+
+    scenario(body)
+
+
 def test_health(scenario: Scenario) -> None:
     async def body(rig: Rig) -> None:
         assert not await rig.engine.health()
@@ -383,18 +453,25 @@ def test_what_cannot_start_is_said_before_anything_is_started(tmp_path: Path) ->
     model = write_model(tmp_path / "model")
 
     def refused(**changes: Any) -> str:
-        options = SGLangServerOptions(**{"model": model, "log": tmp_path / "log", "python": "/other/python", **changes})
+        options = ServerOptions(**{"model": model, "log": tmp_path / "log", "python": "/bin/true", **changes})
         with pytest.raises(UserError) as caught:
-            check_options(options)
+            check_options("sglang", options)
         return str(caught.value)
 
-    check_options(SGLangServerOptions(model, tmp_path / "log", gpus=(0, 1, 2), python="/other/python"))
+    check_options("sglang", ServerOptions(model, tmp_path / "log", gpus=(0, 1, 2), python="/bin/true"))
+    assert "was given no GPU, and SGLang needs one" in refused(gpus=())
+    assert "/no/python is no program: name the interpreter that has SGLang" in refused(python="/no/python")
+    assert "SGLang is not installed" in refused(python=sys.executable)
     assert "2 GPUs a server do not divide the model's 9 attention heads" in refused(gpus=(0, 1))
     assert "each named once" in refused(gpus=(1, 1))
     assert "is no model folder" in refused(model=tmp_path / "nothing")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
     assert "holds no .safetensors weights" in refused(model=tmp_path / "bare")
+    (model / "config.json").write_text(json.dumps({**MODEL, "architectures": ["BertForMaskedLM"]}))
+    assert "is a BertForMaskedLM, which generates no text" in refused()
+    (model / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
+    assert "names no architecture" in refused()
 
 
 def test_hanging_servers_do_not_hang_the_update(scenario: Scenario) -> None:
@@ -407,7 +484,7 @@ def test_hanging_servers_do_not_hang_the_update(scenario: Scenario) -> None:
             return Hang()
 
         rig.stubs[1].handler = dead_scheduler
-        await rig.engine.update_weights(1)
+        await rig.update(1)
         assert [s.name for s in rig.pool.usable()] == ["s0"]
 
     scenario(body)

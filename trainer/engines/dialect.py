@@ -1,0 +1,110 @@
+"""What differs between kinds of inference servers: routes, fields, and how each pauses and takes new weights.
+
+`ServedEngine` holds everything that is the same for all kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from trainer.engines.http import EngineError, Json, Server, ServerPool
+from trainer.engines.options import ServerOptions
+from trainer.types import FinishReason, SamplingParams
+
+Kind = Literal["sglang", "vllm"]
+
+# Seconds that a server may take to load weights from a folder.
+LOAD_DEADLINE = 900.0
+
+
+class UntouchedError(EngineError):
+    """A server could not take new weights and still holds its old ones, whole: it may go on with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one request returned: ids with log-probs (natural, under the distribution that was sampled from).
+
+    finish: None when it was cut off. version: of the weights that sampled it; None where nothing was sampled, -1 where
+    the server named no single one of ours. cached_tokens: those of the prompt_tokens found in the prefix cache.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason | None
+    version: int | None
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Dialect(Protocol):
+    """How to talk to one kind of server. Calls raise EngineError; the message names the server."""
+
+    title: str
+    generate_path: str
+    health_path: str
+    module: str
+    extra: str
+    """The Python package that a server needs, and how a user installs it."""
+
+    def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
+        """Command line of a server, without the interpreter."""
+        ...
+
+    def environment(self, options: ServerOptions) -> dict[str, str]:
+        """What the server's environment has beside this process's."""
+        ...
+
+    def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
+        """Body of a sampling request: go on after `ids` for at most `left` tokens."""
+        ...
+
+    def read(self, answer: Json, name: str) -> Stretch:
+        """Take a sampling answer apart. Raises EngineError when it lacks what training needs."""
+        ...
+
+    async def probe(self, pool: ServerPool, server: Server) -> str:
+        """Find out the server's version, that it returns what training needs and holds the weights it should."""
+        ...
+
+    async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
+        """Raise EngineError unless the server says that its weights are `version`."""
+        ...
+
+    async def cut_off(self, pool: ServerPool, server: Server) -> None:
+        """End what is being sampled; the requests are answered with what they have so far."""
+        ...
+
+    async def pause(self, pool: ServerPool, server: Server) -> None:
+        """Stop an idle server from sampling and empty its prefix cache."""
+        ...
+
+    async def go_on(self, pool: ServerPool, server: Server) -> None:
+        """Go on after `pause`."""
+        ...
+
+    async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
+        """Have a paused server load weights and call them `version`. UntouchedError: it kept the old ones."""
+        ...
+
+
+def make_dialect(kind: Kind) -> Dialect:
+    """The dialect of a kind of server."""
+    if kind == "sglang":
+        from trainer.engines.sglang_dialect import SGLangDialect  # noqa: PLC0415 (it builds on this module)
+
+        return SGLangDialect()
+    from trainer.engines.vllm_dialect import VLLMDialect  # noqa: PLC0415
+
+    return VLLMDialect()
+
+
+def unreadable(answer: Json, name: str, error: Exception) -> EngineError:
+    """The error for an answer that lacks what training needs."""
+    return EngineError(f"{name} sent an answer that cannot be read ({type(error).__name__} {error}): {_start(answer)}")
+
+
+def _start(answer: Any) -> str:
+    return str(answer)[:300]

@@ -1,0 +1,68 @@
+"""Starting an inference server of either kind: checked first, then as a child process whose end is noticed at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+
+from trainer.engines.dialect import Dialect, Kind, make_dialect
+from trainer.engines.http import Server
+from trainer.engines.options import ServerOptions, check_model
+from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
+from trainer.errors import UserError
+
+PORT_TRIES = 3
+
+
+async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProcess]:
+    """Start a server and wait until it answers; from then on its death makes it unusable at once.
+
+    Raises:
+        UserError: the model folder, the GPUs or the Python cannot be right.
+        ServerStartError: it did not start; the message holds the cause.
+
+    """
+    check_options(kind, options)
+    dialect = make_dialect(kind)
+    for tries_left in reversed(range(1 if options.port else PORT_TRIES)):
+        port = options.port or free_port(options.host)
+        argv = (options.python, *dialect.argv(options, port), *options.flags)
+        environment = {**dialect.environment(options), **options.env}
+        process = ServerProcess(ServerCommand(options.name, argv, options.log, environment)).start()
+        url = f"http://{options.host}:{port}"
+        try:
+            await process.wait_ready(url + dialect.health_path, options.start_seconds)
+        except ServerStartError as error:
+            if tries_left and "ddress already in use" in str(error):
+                continue
+            raise
+        except BaseException:  # cancelled: nobody else would end it
+            await process.stop()
+            raise
+        server = Server(options.name, url, options.version)
+        tie(server, process)
+        return server, process
+    raise AssertionError("unreachable")
+
+
+def tie(server: Server, process: ServerProcess) -> None:
+    """Send no more requests to a server whose process has ended, and remember how it ended."""
+    process.on_end(lambda: server.died(f"it {process.how_it_ended()}"))
+
+
+def check_options(kind: Kind, options: ServerOptions) -> None:
+    """Find what can be found wrong without starting a server. Raises UserError."""
+    dialect = make_dialect(kind)
+    _check_python(dialect, options)
+    check_model(options)
+    if kind == "sglang" and not options.gpus:
+        raise UserError(f"{options.name} was given no GPU, and SGLang needs one: name one, or use vLLM on the CPU")
+
+
+def _check_python(dialect: Dialect, options: ServerOptions) -> None:
+    if options.python == sys.executable:
+        if importlib.util.find_spec(dialect.module) is None:
+            raise UserError(f"{dialect.title} is not installed in {sys.executable}: {dialect.extra}")
+    elif shutil.which(options.python) is None:
+        raise UserError(f"{options.python} is no program: name the interpreter that has {dialect.title}")

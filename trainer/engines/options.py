@@ -1,0 +1,73 @@
+"""What an inference server is started with, and what can be found wrong with it before anything is started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What one server runs with, of either kind.
+
+    model: Hugging Face folder. log: file for its output. name: in messages and for placing keys. gpus: device numbers,
+    all of them for one replica (tensor parallel); none: on the CPU (vLLM only). host: address to listen on, loopback or
+    private. port: 0 for a free one. version: of the weights in `model`. memory_fraction: of the GPU, for weights and KV
+    cache. context_length: of prompt and response together (0: the model's own). max_running: requests sampled at the
+    same time (0: the server's own choice). fp32_head: logits are computed in float32; in bfloat16 they are rounded by
+    up to 0.06, and the log-probs with them. deterministic: responses follow their seed alone, whatever else is in the
+    batch (slower). flags: more options of the server's own, last on its command line. env: added to the environment.
+    start_seconds: until it must answer. python: the interpreter that has the server.
+    """
+
+    model: Path
+    log: Path
+    name: str = "server-0"
+    gpus: tuple[int, ...] = (0,)
+    host: str = "127.0.0.1"
+    port: int = 0
+    version: int = 0
+    memory_fraction: float = 0.85
+    context_length: int = 0
+    max_running: int = 0
+    fp32_head: bool = True
+    deterministic: bool = False
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_seconds: float = 900.0
+    python: str = sys.executable
+
+
+def check_model(options: ServerOptions) -> None:
+    """Find what is wrong with the model folder and the GPUs, from files alone. Raises UserError."""
+    try:
+        config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{options.model} is no model folder (config.json: {error}): give the folder of a model"
+        ) from error
+    if not any(options.model.glob("*.safetensors")):
+        raise UserError(f"{options.model} holds no .safetensors weights: give the folder of a model with its weights")
+    if not config.get("architectures"):
+        raise UserError(
+            f"{options.model}/config.json names no architecture, so no server can load it: give the folder of a causal "
+            "language model, saved with save_pretrained"
+        )
+    if not any("ForCausalLM" in str(name) for name in config["architectures"]):
+        raise UserError(
+            f"{options.model} is a {config['architectures'][0]}, which generates no text: give the folder of a causal "
+            "language model (…ForCausalLM)"
+        )
+    size = len(options.gpus)
+    if len(set(options.gpus)) != size:
+        raise UserError(f"{options.name} needs its GPUs each named once; it was given {list(options.gpus)}")
+    heads = int(config.get("num_attention_heads") or 0)
+    if size and heads % size:
+        raise UserError(
+            f"{size} GPUs a server do not divide the model's {heads} attention heads: use a number that does"
+        )

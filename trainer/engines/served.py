@@ -1,0 +1,326 @@
+"""Inference servers behind the engine protocol.
+
+Weights change like this: no request is sent any more, those on the way are cut off and keep what they have sampled, the
+servers pause and empty their caches, new weights go to all of them at the same moment, each is asked which version it
+holds, and the requests that were cut off go on from their own tokens under the new weights. So every stretch of a
+response was sampled by one known version, and the prefix cache, which is kept apart by version besides, never serves
+what older weights computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.engines.dialect import Dialect, Stretch, UntouchedError
+from trainer.engines.http import EngineError, Server, ServerPool
+from trainer.types import Completion, FinishReason, SamplingParams
+from trainer.weights.folder import folder_problem
+
+log = logging.getLogger(__name__)
+
+# Seconds: between two requests to cut everything off, and until a server must have let go of its requests.
+ABORT_EVERY = 0.05
+ABORT_DEADLINE = 60.0
+# How often a response may be cut off without an update being the reason.
+STRAY_ABORTS = 3
+
+Load = Callable[[Server], Awaitable[None]]
+"""Brings new weights onto one paused server. UntouchedError: it kept its old ones whole; any other EngineError leaves
+them in doubt, and the server is used no more."""
+
+
+@dataclass(slots=True)
+class ServedStats:
+    """Running totals. Tokens: `cached_tokens` of the prompt tokens were in a server's prefix cache.
+
+    interrupted: responses cut off for an update, which went on afterwards. The seconds are the last update's: until
+    nothing ran any more and all servers were paused, for bringing the weights onto all of them, and until requests
+    flowed again.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    interrupted: int = 0
+    pause_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    resume_seconds: float = 0.0
+
+
+class ServedEngine:
+    """Engine protocol over any number of servers of one kind.
+
+    Args:
+        pool: the servers; give each to `join`.
+        dialect: of their kind, see `make_dialect`.
+        model: the folder that the servers were started with; published folders must hold the same tensors.
+        stop_ids: token ids that end a response, beside the model's own.
+        version: of the weights that `model` holds, and the servers with it.
+
+    """
+
+    def __init__(self, pool: ServerPool, dialect: Dialect, model: Path, stop_ids: set[int], version: int = 0) -> None:
+        self.pool = pool
+        self.dialect = dialect
+        self.model = model
+        self.stop_ids = sorted(stop_ids)
+        self.stats = ServedStats()
+        self._folder: Path | None = model  # of the version in use, for servers that join
+        self._version = version
+        self._paused = False
+        self._updating = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    @property
+    def version(self) -> int:
+        """Weight version that new responses are sampled with."""
+        return self._version
+
+    async def join(self, server: Server) -> str:
+        """Use this server from now on; it is given the present weights when it holds others. During an update it waits.
+
+        Returns:
+            The version of the server's software.
+
+        Raises:
+            EngineError: it cannot take the weights, or does not return what training needs.
+
+        """
+        found = await self.dialect.probe(self.pool, server)
+        async with self._turn():
+            if server.version != self._version:
+                folder, version = self._folder, self._version
+                if folder is None:
+                    raise EngineError(
+                        f"{server.name} holds weight version {server.version}, and version {version} is in no folder "
+                        "that it could load: publish a version to a folder first"
+                    )
+                await self._pause_server(server)
+                await self._take(server, version, lambda s: self.dialect.load_folder(self.pool, s, folder, version))
+                await self._continue(server)
+            self.pool.add(server)
+        return found
+
+    async def leave(self, server: Server) -> None:
+        """Use this server no longer; returns when it has answered what it was asked."""
+        await self.pool.remove(server)
+
+    async def health(self) -> bool:
+        """Whether a request sent now would be answered: some server is in use, and says that it is well."""
+        for server in self.pool.usable():
+            if await self.pool.healthy(server):
+                return True
+        return False
+
+    async def pause(self) -> None:
+        """Send no request until `resume`; those on the way run on."""
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Go on after `pause`; during an update, when that is over."""
+        self._paused = False
+        self._wake()
+
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
+        """Sample one response; `key` (of a group) decides which server, so that a group shares one prefix cache.
+
+        Raises:
+            ValueError: the prompt is empty.
+            EngineError: no server could answer, or the server refused (a prompt beyond its context length, say).
+
+        """
+        if not prompt_ids:
+            raise ValueError("the prompt has no tokens")
+        ids: list[int] = []
+        logprobs: list[float] = []
+        spans: list[tuple[int, int]] = []
+        strays = 0
+        while True:
+            stretch = await self._sample(prompt_ids, ids, params, key)
+            ids += stretch.ids
+            logprobs += stretch.logprobs
+            if stretch.ids and stretch.version is not None:
+                if spans and spans[-1][0] == stretch.version:
+                    spans[-1] = (stretch.version, spans[-1][1] + len(stretch.ids))
+                else:
+                    spans.append((stretch.version, len(stretch.ids)))
+            finish = stretch.finish or self._finished(ids, params)
+            if finish:
+                break
+            if not self._held and stretch.version in (self._version, None):
+                strays += 1
+                if strays > STRAY_ABORTS:
+                    raise EngineError(f"a server cut one response off {strays} times: see the servers' logs")
+            self.stats.interrupted += 1
+        self.stats.requests += 1
+        self.stats.sampled_tokens += len(ids)
+        oldest = min((version for version, _ in spans), default=self._version)
+        return Completion(ids, logprobs, finish, oldest, tuple(spans) if len(spans) > 1 else ())
+
+    async def update_from_folder(self, folder: Path, version: int) -> None:
+        """Have every server load the weights in `folder` as `version`; see `update`. The folder must stay while in use.
+
+        Raises:
+            EngineError: the folder does not fit (then no server has heard of it), or no server took the weights.
+
+        """
+        if problem := await asyncio.to_thread(folder_problem, folder, self.model):
+            raise EngineError(f"weight version {version} cannot be loaded: {problem}. The servers keep {self._version}")
+        await self.update(version, lambda server: self.dialect.load_folder(self.pool, server, folder, version), folder)
+
+    async def update(self, version: int, load: Load, folder: Path | None = None) -> None:
+        """Bring new weights onto every server. What was running goes on afterwards from its own tokens.
+
+        `load` is called at the same moment for all servers in use, each paused with an empty cache: they are those of
+        `pool.usable()` then, and stay the same while it runs but for those that die. It leaves the server reporting
+        `version`. A server that cannot be shown to hold the new weights is used no more; one that changed nothing
+        (UntouchedError) may stay only if no other took the update. folder: where the same weights can be loaded from by
+        servers that join later; without one they cannot join until there is one.
+
+        Raises:
+            EngineError: no server took the weights. The servers that are still in use hold the old weights then.
+
+        """
+        async with self._turn():
+            self._updating = True
+            try:
+                began = time.perf_counter()
+                await asyncio.gather(*(self._drain(server) for server in self.pool.usable()))
+                await asyncio.gather(
+                    *(self._pause_server(server) for server in self.pool.usable()), return_exceptions=True
+                )
+                paused = time.perf_counter()
+                servers = self.pool.usable()
+                taken = await asyncio.gather(*(self._take(s, version, load) for s in servers), return_exceptions=True)
+                transferred = time.perf_counter()
+                self._settle(dict(zip(servers, taken, strict=True)), folder, version)
+            finally:
+                for server in self.pool.usable():
+                    if server.version != self._version:  # cancelled half-way
+                        server.discard(f"an update to weight version {version} was broken off")
+                await asyncio.gather(*(self._continue(s) for s in self.pool.usable()), return_exceptions=True)
+                self._updating = False
+                self._wake()
+            self.stats.pause_seconds = paused - began
+            self.stats.transfer_seconds = transferred - paused
+            self.stats.resume_seconds = time.perf_counter() - transferred
+
+    def _settle(self, results: dict[Server, BaseException | None], folder: Path | None, version: int) -> None:
+        """Keep the servers that agree on their weights, and go by what they hold."""
+        if not results:
+            self.pool.choose("")  # raises: says what became of the servers
+        errors = {server: error for server, error in results.items() if error is not None}
+        if len(errors) < len(results):
+            self._version, self._folder = version, folder
+            for server, error in errors.items():
+                server.discard(f"it stayed behind at weight version {server.version}: {error}")
+        for error in errors.values():
+            if not isinstance(error, EngineError):  # a mistake in `load`
+                raise error
+        if len(errors) == len(results):
+            raise EngineError(f"no server took weight version {version}: {'; '.join(map(str, errors.values()))}")
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One update or join at a time. A lock belongs to the event loop that it was made in."""
+        loop = asyncio.get_running_loop()
+        if self._turns is None or self._turns[0] is not loop:
+            self._turns = loop, asyncio.Lock()
+        async with self._turns[1]:
+            yield
+
+    @property
+    def _held(self) -> bool:
+        return self._paused or self._updating
+
+    def _wake(self) -> None:
+        if self._held:
+            return
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            # A future of an event loop that was closed meanwhile waits for nobody.
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_result(None)
+
+    async def _unpaused(self) -> None:
+        while self._held:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
+
+    async def _sample(self, prompt_ids: list[int], so_far: list[int], params: SamplingParams, key: str) -> Stretch:
+        ids = prompt_ids + so_far
+        left = params.max_new_tokens - len(so_far)
+        server, answer = await self.pool.dispatch(
+            self.dialect.generate_path,
+            lambda server: self.dialect.request(ids, params, left, self.stop_ids, server),
+            key,
+            self._unpaused,
+        )
+        stretch = self.dialect.read(answer, server.name)
+        if stretch.version not in (server.version, None):
+            # Somebody else changed its weights, or it was started anew: nothing it says can be placed.
+            said = "an unknown weight version" if stretch.version == -1 else f"weight version {stretch.version}"
+            server.discard(f"it answered with {said}, expected {server.version}")
+            return await self._sample(prompt_ids, so_far, params, key)
+        self.stats.prompt_tokens += stretch.prompt_tokens
+        self.stats.cached_tokens += stretch.cached_tokens
+        return stretch
+
+    def _finished(self, ids: list[int], params: SamplingParams) -> FinishReason | None:
+        """Whether what was cut off had just come to its end anyway."""
+        if ids and ids[-1] in self.stop_ids:
+            return "stop"
+        return "length" if len(ids) >= params.max_new_tokens else None
+
+    async def _drain(self, server: Server) -> None:
+        """Cut off what the server is sampling, until it runs nothing of ours. A server that cannot is used no more."""
+        deadline = time.monotonic() + ABORT_DEADLINE
+        while server.in_flight and not server.problem:
+            try:
+                # Again and again: a request may have been under way to the server at the time of the first call.
+                await self.dialect.cut_off(self.pool, server)
+            except EngineError as error:
+                if not await self.pool.healthy(server):
+                    server.discard(f"it could not be interrupted: {error}")
+                    return
+            if time.monotonic() > deadline:
+                server.discard(
+                    f"{server.in_flight} requests were still running {ABORT_DEADLINE:.0f} s after being cut off"
+                )
+                return
+            await asyncio.sleep(ABORT_EVERY)
+
+    async def _pause_server(self, server: Server) -> None:
+        try:
+            await self.dialect.pause(self.pool, server)
+        except EngineError as error:
+            server.discard(f"it could not be paused: {error}")
+            raise
+
+    async def _take(self, server: Server, version: int, load: Load) -> None:
+        """Give a paused server new weights. Where they are in doubt after an error, it is used no more."""
+        try:
+            await load(server)
+            await self.dialect.check_version(self.pool, server, version)
+        except UntouchedError:
+            raise
+        except BaseException as error:  # cancelled too
+            server.discard(f"its weights are in doubt after a failed update: {str(error) or type(error).__name__}")
+            raise
+        server.version = version
+
+    async def _continue(self, server: Server) -> None:
+        try:
+            await self.dialect.go_on(self.pool, server)
+        except EngineError as error:
+            server.discard(f"it did not go on after a pause: {error}")
+            raise

@@ -1,0 +1,143 @@
+"""SGLang's dialect: command line, routes and fields.
+
+They were read in, and run against, the versions in `TRIED_VERSIONS`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from trainer.engines.dialect import LOAD_DEADLINE, Stretch, UntouchedError, unreadable
+from trainer.engines.http import EngineError, Json, RefusedError, Server, ServerPool
+from trainer.engines.options import ServerOptions
+from trainer.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+TRIED_VERSIONS = ("0.5.17",)
+# Answer when nothing was found to load and so nothing has changed.
+UNTOUCHED = "Failed to get weights iterator"
+
+
+class SGLangDialect:
+    """Dialect of SGLang's native routes."""
+
+    title = "SGLang"
+    generate_path = "/generate"
+    health_path = "/health"
+    module = "sglang"
+    extra = f"install sglang (tried: {', '.join(TRIED_VERSIONS)}) and clusterkit[gpu] into one environment"
+
+    def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
+        """See Dialect."""
+        # Training samples from the whole vocabulary without a grammar: SGLang's plain backends for both are enough.
+        arguments = ["-m", "sglang.launch_server", "--model-path", str(options.model)]
+        arguments += ["--host", options.host, "--port", str(port), "--tp-size", str(len(options.gpus))]
+        arguments += ["--mem-fraction-static", str(options.memory_fraction), "--weight-version", str(options.version)]
+        arguments += ["--skip-tokenizer-init", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+        if options.fp32_head:
+            arguments += ["--enable-fp32-lm-head"]
+        if options.context_length:
+            arguments += ["--context-length", str(options.context_length)]
+        if options.max_running:
+            arguments += ["--max-running-requests", str(options.max_running)]
+        if options.deterministic:
+            arguments += ["--enable-deterministic-inference"]
+        return tuple(arguments)
+
+    def environment(self, options: ServerOptions) -> dict[str, str]:
+        """See Dialect."""
+        # Weights that arrive over NCCL need both ends without CUMEM and NVLS; SGLang sets the same for itself.
+        nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, options.gpus)), **nccl}
+
+    def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
+        """See Dialect."""
+        sampling: Json = {
+            "temperature": params.temperature,
+            "max_new_tokens": left,
+            "stop_token_ids": stop_ids,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "sampling_seed": params.seed & (2**63 - 1),  # followed by servers with deterministic=True
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if params.banned_token_ids:
+            sampling["logit_bias"] = {str(token): -1e9 for token in params.banned_token_ids}
+        return {
+            "input_ids": ids,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "extra_key": f"v{server.version}",
+        }
+
+    def read(self, answer: Json, name: str) -> Stretch:
+        """See Dialect."""
+        try:
+            meta: dict[str, Any] = answer["meta_info"]
+            pairs = meta.get("output_token_logprobs") or []
+            kind = (meta["finish_reason"] or {}).get("type")
+            return Stretch(
+                ids=[int(pair[1]) for pair in pairs],
+                logprobs=[float(pair[0]) for pair in pairs],
+                finish=kind if kind in ("stop", "length") else None,
+                version=int(meta["weight_version"]),
+                prompt_tokens=int(meta.get("prompt_tokens") or 0),
+                cached_tokens=int(meta.get("cached_tokens") or 0),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise unreadable(answer, name, error) from error
+
+    async def probe(self, pool: ServerPool, server: Server) -> str:
+        """See Dialect."""
+        control = pool.limits.control
+        version = str((await pool.call(server, "GET", "/server_info", None, control)).get("version", "unknown"))
+        if version not in TRIED_VERSIONS:
+            log.warning(
+                "%s runs SGLang %s; this code was tried with %s only: what it needs is checked, the rest is unknown",
+                server.name, version, ", ".join(TRIED_VERSIONS),
+            )  # fmt: skip
+        await self.check_version(pool, server, server.version)
+        sampling = {"max_new_tokens": 1, "temperature": 1.0}
+        body: Json = {"input_ids": [1], "sampling_params": sampling, "return_logprob": True, "extra_key": "probe"}
+        meta = (await pool.call(server, "POST", self.generate_path, body, control)).get("meta_info") or {}
+        for name in ("output_token_logprobs", "finish_reason", "weight_version"):
+            if not meta.get(name):
+                raise EngineError(
+                    f"{server.name} (SGLang {version}) does not return meta_info.{name}, which training needs: "
+                    f"install SGLang {TRIED_VERSIONS[-1]}"
+                )
+        return version
+
+    async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
+        """See Dialect."""
+        info = await pool.call(server, "GET", "/model_info", None, pool.limits.control)
+        if (reported := info.get("weight_version")) != str(version):
+            raise EngineError(f"{server.name} reports weight version {reported}, expected {version}")
+
+    async def cut_off(self, pool: ServerPool, server: Server) -> None:
+        """See Dialect."""
+        await pool.call(server, "POST", "/abort_request", {"abort_all": True}, pool.limits.control)
+
+    async def pause(self, pool: ServerPool, server: Server) -> None:
+        """See Dialect."""
+        await pool.call(server, "POST", "/pause_generation", {"mode": "retract"}, pool.limits.control)
+        await pool.call(server, "GET", "/flush_cache?timeout=10", None, pool.limits.control)
+
+    async def go_on(self, pool: ServerPool, server: Server) -> None:
+        """See Dialect."""
+        await pool.call(server, "POST", "/continue_generation", {}, pool.limits.control)
+
+    async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
+        """See Dialect. After most failures SGLang says that it rolled back, but it loads the new folder to do so."""
+        update: Json = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        try:
+            await pool.call(server, "POST", "/update_weights_from_disk", update, LOAD_DEADLINE)
+        except RefusedError as error:
+            if UNTOUCHED in str(error):
+                raise UntouchedError(str(error)) from error
+            raise

