@@ -43,7 +43,8 @@ RUN set -eu; \
       # A wheel that was sent along is the CPU build already; its index need not be reachable then.
       set -- /opt/wheels/torch-"$TORCH_CPU_VERSION"*.whl; [ ! -e "$1" ] || TORCH_CPU_INDEX=; \
       $pip ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} "torch==$TORCH_CPU_VERSION"; \
-      $pip 'transformers>=5.10,<6' 'tokenizers>=0.22' 'safetensors>=0.6' 'tensorboard>=2.19' 'bm25s>=0.2' 'pyarrow>=18'; \
+      $pip 'transformers>=5.10,<6' 'tokenizers>=0.22' 'safetensors>=0.6' 'tensorboard>=2.19' 'bm25s>=0.2' 'pyarrow>=18' \
+        'aiohttp>=3.11' 'orjson>=3.10'; \
     fi; \
     $pip "ray[default]==$RAY_VERSION" 'pydantic>=2.10' 'pyyaml>=6.0' 'numpy>=2.0' 'zstandard>=0.23' 'httpx>=0.27'
 

@@ -199,3 +199,4 @@ def test_one_pool_serves_one_event_loop_after_another() -> None:
 
     asyncio.run(scenario())
     asyncio.run(scenario())
+    asyncio.run(pool.close())

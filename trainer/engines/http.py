@@ -11,15 +11,19 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
+import orjson
 
 from trainer.errors import RunError
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+
+_JSON = {"Content-Type": "application/json"}
 
 
 class EngineError(RunError):
@@ -85,9 +89,7 @@ class ServerPool:
         self.limits = limits or Limits()
         self.servers: list[Server] = []
         self.redispatched = 0
-        self._lanes: dict[str, list[httpx.AsyncClient]] = {}
-        self._tls = httpx.create_ssl_context(trust_env=False)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     def add(self, server: Server) -> None:
         """Send requests to this server too. Raises ValueError when its name is taken by one in use."""
@@ -182,42 +184,50 @@ class ServerPool:
 
         """
         where = f"{server.name} ({server.url}) {path}"
-        timeout = httpx.Timeout(seconds, connect=self.limits.connect, pool=None)
-        lanes = self._lanes_to(server.url)
-        lane = lanes.pop() if lanes else self._new_lane()
+        data = None if body is None else orjson.dumps(body)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self.limits.connect)
+        session = await self._session()
         try:
-            response = await lane.request(method, server.url + path, json=body, timeout=timeout)
-        except httpx.TimeoutException as error:
+            async with session.request(
+                method, server.url + path, data=data, headers=_JSON, timeout=timeout, allow_redirects=False
+            ) as response:
+                status, content = response.status, await response.read()
+        except aiohttp.ConnectionTimeoutError as error:
+            raise ServerLostError(f"{where}: no connection within {self.limits.connect:g} s") from error
+        except TimeoutError as error:
             raise ServerLostError(f"{where} did not answer within {seconds:g} s") from error
-        except httpx.TransportError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise ServerLostError(f"{where}: the connection failed ({type(error).__name__} {error})") from error
-        finally:
-            lanes.append(lane)
-        if response.status_code >= 500 or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            raise ServerFailedError(f"{where} answered {response.status_code}: {response.text[:500]}")
-        if response.status_code >= 400:
-            raise RefusedError(f"{where} refused ({response.status_code}): {response.text[:500]}")
+        if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise ServerFailedError(f"{where} answered {status}: {_start(content)}")
+        if status >= 300:
+            raise RefusedError(f"{where} refused ({status}): {_start(content)}")
         try:
-            answer = response.json() if response.content else {}
+            answer = orjson.loads(content)
         except ValueError:
             return {}
         return answer if isinstance(answer, dict) else {}
 
     async def close(self) -> None:
-        """Close the connections."""
-        if self._loop is asyncio.get_running_loop():
-            for lane in [lane for lanes in self._lanes.values() for lane in lanes]:
-                await lane.aclose()
-        self._lanes = {}
-
-    def _lanes_to(self, url: str) -> list[httpx.AsyncClient]:
+        """Close the connections of this event loop, and of those that have ended."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # connections belong to the event loop they were made in
-            self._lanes, self._loop = {}, loop
-        return self._lanes.setdefault(url, [])
+        for other in [other for other in self._sessions if other is loop or other.is_closed()]:
+            await self._sessions.pop(other).close()
 
-    def _new_lane(self) -> httpx.AsyncClient:
-        """A client for one connection. With many connections in one, each request costs time in proportion to them."""
+    async def _session(self) -> aiohttp.ClientSession:
+        """The connections of this event loop; they belong to the one that they were made in."""
+        loop = asyncio.get_running_loop()
+        if found := self._sessions.get(loop):
+            return found
         # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=3.0)
-        return httpx.AsyncClient(limits=limits, verify=self._tls, trust_env=False)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+        session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
+        ended = [self._sessions.pop(other) for other in list(self._sessions) if other.is_closed()]
+        self._sessions[loop] = session
+        for other in ended:
+            await other.close()
+        return session
+
+
+def _start(content: bytes) -> str:
+    return content[:500].decode("utf-8", "replace")
