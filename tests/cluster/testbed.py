@@ -122,7 +122,7 @@ class Node:
         """Take the node and its disks away."""
         engine = self.testbed.engine
         engine.docker("rm", "-f", "-v", self.container, timeout=120, check=False)
-        engine.docker("volume", "rm", "-f", self.container, timeout=120)
+        engine.docker("volume", "rm", "-f", self.container, timeout=600)
 
     @property
     def _host_key_file(self) -> Path:

@@ -158,7 +158,7 @@ class Engine:
         if networks := self.docker("network", "ls", "-q", "--filter", mine).split():
             self.docker("network", "rm", *networks)
         if volumes := self.docker("volume", "ls", "-q", "--filter", mine).split():
-            self.docker("volume", "rm", "-f", *volumes, timeout=180)
+            self.docker("volume", "rm", "-f", *volumes, timeout=600)
 
     def _take_turn(self) -> None:
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
