@@ -2,10 +2,10 @@
 
 With B groups a step, a staleness limit of η versions and a window of W groups, at most C = B·(η + 1) − (W − 1) groups
 are admitted and not yet trained. Count the groups that are kept in the order of their admission. Group i was admitted
-when fewer than C were outstanding, so under version v ≥ (i − C + 1)/B; and it is taken while at most W − 1 later ones
-were taken before it, so by the step that starts from version ⌊(i + W − 1)/B⌋. The difference is at most η: no group is
-ever too old, and none has to be thrown away. η = 0 gives W = 1 and C = B: a step's groups, all of them, and no others,
-which is synchronous training.
+when fewer than C were outstanding, so under version v ≥ (i − C + 1)/B. Only groups before i + W are taken while i is
+the oldest, so it is taken by the step that starts from version ⌊(i + W − 1)/B⌋. The difference is at most η: no group
+is ever too old, and none has to be thrown away. η = 0 gives W = 1 and C = B: a step's groups, all of them, and none
+beside them, which is synchronous training.
 
 The window is that of MiniMax's windowed FIFO: strictly the oldest first would let one slow document hold up everybody,
 any finished one first would learn from short documents before long ones.
@@ -24,10 +24,13 @@ WINDOW_SHARE = 0.3
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A group under way or finished. number: of its task. version: of the weights when it was admitted."""
+    """A group under way or finished. number: of its task. version: of the weights when it was admitted. order: it is
+    the so manieth that was admitted.
+    """
 
     number: int
     version: int
+    order: int
     group: Group | None = None
 
 
@@ -49,6 +52,7 @@ class WorkBuffer:
         self.dropped: list[int] = []
         self._numbers = numbers
         self._in_training = 0
+        self._admitted = 0
 
     @property
     def running(self) -> list[Slot]:
@@ -58,7 +62,9 @@ class WorkBuffer:
     def admit(self, version: int) -> list[Slot]:
         """Slots for new groups, as many as there is room for, each with the number of its task."""
         room = self.capacity - self._in_training - len(self.slots)
-        fresh = [Slot(number, version) for number in islice(self._numbers, max(room, 0))]
+        numbers = enumerate(islice(self._numbers, max(room, 0)), self._admitted)
+        fresh = [Slot(number, version, order) for order, number in numbers]
+        self._admitted += len(fresh)
         self.slots += fresh
         return fresh
 
@@ -71,7 +77,8 @@ class WorkBuffer:
         """A step's groups, each one of the `window` oldest when it was taken; None while they are not finished."""
         left, chosen = list(self.slots), list[Slot]()
         while len(chosen) < self.batch:
-            slot = next((slot for slot in left[: self.window] if slot.group is not None), None)
+            end = left[0].order + self.window if left else 0
+            slot = next((slot for slot in left if slot.order < end and slot.group is not None), None)
             if slot is None:
                 return None
             left.remove(slot)
