@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from builders import (
 from trainer.agents.template import encode
 from trainer.evaluate import EvalSpec, evaluate
 from trainer.rollout.controller import RolloutController
+from trainer.rollout.sampler import shared_groups
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
 from trainer.types import Completion, Row, SamplingParams, Task
@@ -113,7 +115,8 @@ def run_evaluation(world: World) -> dict[str, Any]:
     parts = small_parts()
     engine = SameAnswer(encode(parts.tokenizer, f"\\boxed{{ {RIGHT} }}"))
     controller = RolloutController(parts.agent, engine, seed=1)
-    result = evaluate(controller, EveryThird(parts), EvalSpec("dev", 7, chunks=2), world)
+    roll = partial(shared_groups, controller, world)
+    result = evaluate(roll, EveryThird(parts), EvalSpec("dev", 7, chunks=2))
     return {
         "accuracy": result.accuracy,
         "em": result.metrics["em"],

@@ -136,6 +136,11 @@ def check_servers(c: RunConfig) -> None:
             f"rollout.max_staleness={c.rollout.max_staleness} needs engine servers, which sample while the trainer "
             "learns: set servers.engine=sglang or vllm, or rollout.max_staleness=0"
         )
+    if c.engine == "sglang" and not c.n_gpus_per_node:
+        raise ValueError(
+            "servers.engine=sglang needs GPUs: set n_gpus_per_node and allocation_mode (sglang:d1+fsdp:d1 for one GPU "
+            "each, sglang:d1|fsdp:d1 for one GPU that both share), or servers.engine=vllm on a CPU"
+        )
     if c.rollout.window > c.rollout.batch_size:
         raise ValueError(
             f"rollout.window={c.rollout.window} is larger than rollout.batch_size={c.rollout.batch_size}: lower it"

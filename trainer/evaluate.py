@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import UserError
 from trainer.rewards.qa import qa_metrics
-from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.rollout.controller import SamplingPlan
 from trainer.tasks.base import Split, TaskSource
-from trainer.train.distributed import World
-from trainer.types import Task, Trajectory
+from trainer.types import Group, Task, Trajectory
+
+Roll = Callable[[Sequence[Task], SamplingPlan], list[Group]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,10 @@ class EvalResult:
         }
 
 
-def evaluate(
-    controller: RolloutController, source: TaskSource, spec: EvalSpec, world: World | None = None
-) -> EvalResult:
+def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
     """Roll out each held-out task once and average; the same tasks and seeds every time it is called.
 
-    Collective when `world` is given: the ranks share the tasks and all get the result.
+    roll: tasks and how they are sampled -> their groups (`Sampler.groups`, or `RolloutController.run` of one process).
 
     Raises:
         UserError: the split has no task.
@@ -68,16 +68,14 @@ def evaluate(
         raise UserError(
             f"no question is held out for eval.split={spec.split}: choose the other split, or hold out more"
         )
-    rank, size = (world.rank, world.size) if world else (0, 1)
-    tasks = [source.heldout(spec.split, index, spec.chunks) for index in range(rank, count, size)]
+    tasks = [source.heldout(spec.split, index, spec.chunks) for index in range(count)]
     plan = SamplingPlan(
         purpose=f"eval-{spec.split}",
         temperature=spec.temperature,
         blank_memory=spec.blank_memory,
         banned_final_ids=spec.banned_final_ids,
     )
-    mine = [_score(task, group.trajectories[0]) for task, group in zip(tasks, controller.run(tasks, plan), strict=True)]
-    scores = [score for share in (world.gather(mine) if world else [mine]) for score in share]
+    scores = [_score(task, group.trajectories[0]) for task, group in zip(tasks, roll(tasks, plan), strict=True)]
     return EvalResult(
         accuracy=sum(s.reward for s in scores) / count,
         metrics={name: sum(s.metrics[name] for s in scores) / count for name in scores[0].metrics},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import time
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from trainer.agents.memagent import MemAgent, check_budget, check_window
 from trainer.agents.template import encode
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.engines.embedded import EmbeddedEngine
 from trainer.evaluate import EvalResult, EvalSpec, evaluate
 from trainer.metrics import Monitor
 from trainer.rewards import make_reward
 from trainer.rollout.batch import TrainingBatch, make_batch
-from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
+from trainer.rollout.controller import RolloutInterruptedError
+from trainer.rollout.making import SamplerParts, embedded_sampler
 from trainer.rollout.record import write_rollouts
+from trainer.rollout.sampler import Sampler
 from trainer.schedule import Course
 from trainer.stepped import RECENT_STEPS, Clock, SteppedRun, named
 from trainer.tasks import make_source
@@ -31,7 +31,7 @@ from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.logprobs import PolicyModel
 from trainer.train.model import context_window, load_lm, load_tokenizer, stop_token_ids
 from trainer.types import Group
-from trainer.weights.inprocess import refresh, sampling_copy
+from trainer.weights.inprocess import sampling_copy
 
 
 class TrainingRun(SteppedRun):
@@ -56,34 +56,36 @@ class TrainingRun(SteppedRun):
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
         lm = load_lm(model_folder, config.model).to(world.device)
-        self.agent = make_agent(config, self.tokenizer)
+        agent = make_agent(config, self.tokenizer)
         window = context_window(lm, config.model)
-        if isinstance(self.agent, MemAgent):
-            check_window(self.agent, window)
-            check_budget(self.agent, config.train.max_tokens_per_mb)
+        if isinstance(agent, MemAgent):
+            check_window(agent, window)
+            check_budget(agent, config.train.max_tokens_per_mb)
         self.course = Course.of(config, self.source.train_size)
-        self.replica = sampling_copy(lm, world)
+        replica = sampling_copy(lm, world) if config.engine == "embedded" else None
         self.reference = PolicyModel(copy.deepcopy(lm)) if config.algorithm.kl_coef > 0 else None
+        stop_ids = stop_token_ids(lm, self.tokenizer)
         self.learner = Learner(lm, config, world, self.course.total_steps * config.train.minibatches)
-        self.engine = EmbeddedEngine(
-            self.replica, stop_token_ids(lm, self.tokenizer), config.rollout.max_batch_tokens, self.stop_here
-        )
-        self.controller = RolloutController(
-            self.agent,
-            self.engine,
-            config.seed,
-            self.stop_here,
-            make_reward(config),
-            min(window, config.train.max_tokens_per_mb),
-        )
+        parts = SamplerParts(
+            config, world, self.source, self.course, agent, make_reward(config), stop_ids, self.stop_here,
+            window=min(window, config.train.max_tokens_per_mb),
+        )  # fmt: skip
+        self.sampler: Sampler
+        if config.engine == "embedded":
+            self.sampler = embedded_sampler(parts, replica, self.learner.policy)
+        else:
+            from trainer.serving.sampling import served_sampler  # noqa: PLC0415 (an HTTP client, only with servers)
+
+            self.sampler = served_sampler(parts, model_folder, self.learner, self.tokenizer, stop)
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
-        self._recover()
-        self._announce()
         try:
+            self._recover()
+            self.sampler.begin(self.state.next_task, self.state.taken)
+            self._announce()
             if self.state.global_step == 0:
                 self._evaluate_before()
             if self.state.eval_due:
@@ -94,17 +96,22 @@ class TrainingRun(SteppedRun):
             self._finish()
         except (RolloutInterruptedError, StepAbandonedError):
             self._interrupt()
+        finally:
+            self.sampler.close()
 
     def _step(self, number: int) -> None:
         began = time.perf_counter()
         self.clock = Clock()
         with self.clock.phase("rollout"):
-            groups = self._rollout(number)
+            groups = self.sampler.batch(number)
         self._agree_to_go_on()
         with self.clock.phase("train"):
             batch, stats = self._learn(groups, number)
         with self.clock.phase("publish"):
-            self._publish(number)
+            parts = self.sampler.publish(number)
+        for name, seconds in parts.items():
+            batch.stats[f"weights_{name}_s"] = seconds
+        batch.stats |= self.sampler.stats()
         if self.config.rollout.save_trajectories and self.world.is_main:
             with self.clock.phase("other"):
                 path = self.paths.logs / "rollouts" / f"step_{number}.jsonl.zst"
@@ -112,7 +119,8 @@ class TrainingRun(SteppedRun):
         self.state = replace(
             self.state,
             global_step=number,
-            next_task=self.course.first_task(number + 1),
+            next_task=self.sampler.cursor.next_task,
+            taken=self.sampler.cursor.taken,
             optimizer_steps=self.learner.optimizer_steps,
             version=number,
         )
@@ -120,18 +128,7 @@ class TrainingRun(SteppedRun):
         self._agree_to_go_on()
 
     def _publish(self, version: int) -> None:
-        refresh(self.replica, self.learner.policy, self.world)
-        asyncio.run(self.engine.update_weights(version))
-
-    def _rollout(self, number: int) -> list[Group]:
-        """This step's groups, on all ranks alike; every rank samples its share of the tasks."""
-        c = self.config.rollout
-        first = self.state.next_task
-        numbers = range(first + self.world.rank, first + c.batch_size, self.world.size)
-        plan = SamplingPlan(f"train-{number}", c.group_size, c.temperature)
-        mine = self.controller.run([self.source.train(i) for i in numbers], plan)
-        shares = self.world.gather(mine)
-        return [shares[i % self.world.size][i // self.world.size] for i in range(c.batch_size)]
+        self.sampler.publish(version)
 
     def _learn(self, groups: list[Group], number: int) -> tuple[TrainingBatch, StepStats]:
         """All optimizer steps of a training step; returns their averaged numbers."""
@@ -199,7 +196,7 @@ class TrainingRun(SteppedRun):
         return result
 
     def _evaluate(self, spec: EvalSpec) -> EvalResult:
-        return evaluate(self.controller, self.source, spec, self.world)
+        return evaluate(self.sampler.groups, self.source, spec)
 
     def _refusal_ids(self) -> tuple[int, ...]:
         """First tokens with which the policy says that it knows no answer (the tiny model has a word for that)."""

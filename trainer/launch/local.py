@@ -8,7 +8,7 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -23,6 +23,7 @@ from trainer.launch.ray import RayRun
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
 from trainer.runs import AnyRun, begin, is_complete, make_run
+from trainer.serving.wanted import first_training_gpu
 from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world
@@ -63,16 +64,18 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     try:
         folder = model_folder(config, monitor, stop)
         run: AnyRun | RankedRun | RayRun
-        if config.train.ranks == 1:
-            run = make_run(config, folder, single_world(), monitor, stop, start)
-        elif config.mode == "ray":
-            run = RayRun(config, folder, number, stop, start)
-        else:
-            run = RankedRun(config, folder, number, stop, start)
-        try:
-            run.run()
-        finally:
-            step = run.global_step
+        with servers(config, folder):
+            if on_ray(config):
+                run = RayRun(config, folder, number, stop, start)
+            elif config.ranks == 1:
+                world = single_world(first_training_gpu(config))
+                run = make_run(config, folder, world, monitor, stop, start)
+            else:
+                run = RankedRun(config, folder, number, stop, start)
+            try:
+                run.run()
+            finally:
+                step = run.global_step
         status = "completed"
     except InterruptedRunError as error:
         status, message = "interrupted", str(error)
@@ -84,6 +87,20 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         with suppress(OSError):  # on a full disk there is an error to be told already
             monitor.record("finish", status=status, global_step=step, message=message)
         monitor.close()
+
+
+def on_ray(config: RunConfig) -> bool:
+    """Whether ranks are placed by Ray: a single one without GPUs stays where the run was started."""
+    return config.mode == "ray" and (config.ranks > 1 or config.gpus > 0)
+
+
+def servers(config: RunConfig, model: Path) -> AbstractContextManager[object]:
+    """The run's engine servers on this machine, while it lasts; nothing where it has none or Ray places them."""
+    if config.engine == "embedded" or on_ray(config):
+        return nullcontext()
+    from trainer.serving.keeper import LocalServers  # noqa: PLC0415 (only runs with servers)
+
+    return LocalServers(config, model)
 
 
 def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:

@@ -18,13 +18,14 @@ from trainer.errors import UserError
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
 from trainer.runs import AnyRun, make_run
+from trainer.serving.wanted import first_training_gpu
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
 
 
 def set_threads(config: RunConfig) -> None:
     """Fix the number of CPU threads: results are bit-identical only for the same number."""
-    torch.set_num_threads(config.train.threads or max(1, (os.cpu_count() or 1) // config.train.ranks))
+    torch.set_num_threads(config.train.threads or max(1, (os.cpu_count() or 1) // config.ranks))
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
@@ -33,7 +34,8 @@ class RankJob:
     """What every rank is told.
 
     meeting: folder for what ranks leave to whoever started them. rendezvous: where they meet, a URL of
-    torch.distributed. gpu: number of the rank's GPU among those that it sees; None: its rank, all being on one machine.
+    torch.distributed. gpu: number of the rank's GPU among those that it sees; None: all ranks are on one machine, whose
+    first GPUs may be the servers'.
     """
 
     config: RunConfig
@@ -58,7 +60,8 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     run: AnyRun | None = None
     code, message = 0, ""
     try:
-        world = join_world(rank, config.train.ranks, job.rendezvous, job.gpu)
+        gpu = rank + first_training_gpu(config) if job.gpu is None else job.gpu
+        world = join_world(rank, config.ranks, job.rendezvous, gpu)
         run = make_run(config, job.model_folder, world, monitor, stop, job.start)
         run.run()
     except UserError as error:

@@ -29,7 +29,7 @@ GRACE_SECONDS = 15.0
 
 
 class RankedRun:
-    """An attempt by `config.train.ranks` processes. `global_step`: the last finished step, as far as rank 0 told."""
+    """An attempt by `config.ranks` processes. `global_step`: the last finished step, as far as rank 0 told."""
 
     def __init__(self, config: RunConfig, folder: Path, attempt: int, stop: StopFlag, start: Start) -> None:
         self.config, self.folder, self.attempt, self.stop, self.start = config, folder, attempt, stop, start
@@ -46,7 +46,7 @@ class RankedRun:
         with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
             meeting = Path(name)
             job = RankJob(self.config, self.folder, self.attempt, self.start, meeting, f"file://{meeting}/rendezvous")
-            ranks = [context.Process(target=_rank_process, args=(rank, job)) for rank in range(self.config.train.ranks)]
+            ranks = [context.Process(target=_rank_process, args=(rank, job)) for rank in range(self.config.ranks)]
             with _signals_held():
                 for process in ranks:
                     process.start()

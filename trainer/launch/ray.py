@@ -78,9 +78,7 @@ class RayRun:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
         gpus = self.config.n_gpus_per_node > 0
-        bundles: list[dict[str, float]] = [
-            {"CPU": 1, **({"GPU": 1} if gpus else {})} for _ in range(self.config.train.ranks)
-        ]
+        bundles: list[dict[str, float]] = [{"CPU": 1, **({"GPU": 1} if gpus else {})} for _ in range(self.config.ranks)]
         if not gpus:
             bundles[0][f"node:{ray.util.get_node_ip_address()}"] = 0.001
         group = placement_group(bundles, strategy="PACK" if gpus else "SPREAD")
@@ -92,7 +90,7 @@ class RayRun:
                 num_gpus=1 if gpus else 0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
             ).remote(rank)
-            for rank in range(self.config.train.ranks)
+            for rank in range(self.config.ranks)
         ]
 
     def _await(self, group: Any, bundles: Sequence[dict[str, float]]) -> None:

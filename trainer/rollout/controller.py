@@ -72,9 +72,10 @@ class RolloutController:
             RolloutInterruptedError: `stop_requested` said so; no trajectory is returned.
 
         """
-        return asyncio.run(self._run(tasks, plan))
+        return asyncio.run(self.groups(tasks, plan))
 
-    async def _run(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+    async def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        """As `run`, for an event loop that runs already."""
         prepared = [self.agent.prepare(task) for task in tasks]
         jobs = [
             asyncio.ensure_future(self._trajectory(task, one, sample, plan))
@@ -91,6 +92,24 @@ class RolloutController:
         self._check_agent(done)
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
+
+    async def group(self, task: Task, plan: SamplingPlan) -> Group:
+        """One task's group; the document is made ready in another thread, so that others go on meanwhile."""
+        prepared = await asyncio.to_thread(self.agent.prepare, task)
+        jobs = [
+            asyncio.ensure_future(self._trajectory(task, prepared, sample, plan)) for sample in range(plan.group_size)
+        ]
+        try:
+            return Group(task, list(await asyncio.gather(*jobs)))
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            raise
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Raise UserError when an agent of the user's own has failed on all of these."""
+        self._check_agent([t for group in groups for t in group.trajectories])
 
     async def _trajectory(self, task: Task, prepared: Any, sample: int, plan: SamplingPlan) -> Trajectory:
         def seed_of_turn(turn: int) -> int:

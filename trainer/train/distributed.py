@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from trainer.errors import UserError
+
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 
 
@@ -66,9 +68,18 @@ class World:
             dist.barrier()
 
 
-def single_world() -> World:
-    """One rank on the first GPU, or on the CPU."""
-    return World(0, 1, torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+def single_world(gpu: int = 0) -> World:
+    """One rank on a GPU, by its number, or on the CPU. Raises UserError when there is no GPU of that number."""
+    if not torch.cuda.is_available():
+        return World(0, 1, torch.device("cpu"))
+    if gpu >= torch.cuda.device_count():
+        raise UserError(
+            f"training is to run on GPU {gpu}, counted from 0, and {torch.cuda.device_count()} are visible here: lower "
+            "what allocation_mode asks for, or check CUDA_VISIBLE_DEVICES and nvidia-smi"
+        )
+    device = torch.device("cuda", gpu)
+    torch.cuda.set_device(device)
+    return World(0, 1, device)
 
 
 def join_world(rank: int, size: int, rendezvous: str, gpu: int | None = None) -> World:

@@ -139,7 +139,7 @@ class Warmup:
         loop.run("sft", warmup.steps, demo_batch, decay=True)
         engine = EmbeddedEngine(lm.eval(), stop_token_ids(lm, tokenizer), self.config.rollout.max_batch_tokens)
         controller = RolloutController(agent, engine, self.config.seed)
-        score = evaluate(controller, source, EvalSpec("dev", GATE_TASKS, chunks=1)).accuracy
+        score = evaluate(controller.run, source, EvalSpec("dev", GATE_TASKS, chunks=1)).accuracy
         seconds = round(time.perf_counter() - began, 3)
         self.report({"phase": "gate", "accuracy": score, "init_seed": init_seed, "cached": False, "seconds": seconds})
         partial.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""Who samples for a run: the trainer's own process, or servers (`trainer.rollout.served`).
+
+The loop asks for a step's groups, and says when new weights are to be sampled with. All methods are collective: every
+rank calls them, and every rank gets the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from trainer.config import RunConfig
+from trainer.engines.embedded import EmbeddedEngine
+from trainer.rollout.buffer import Cursor
+from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.schedule import Course
+from trainer.tasks.base import TaskSource
+from trainer.train.distributed import World
+from trainer.train.logprobs import PolicyModel
+from trainer.types import Group, Task
+from trainer.weights.inprocess import refresh
+
+
+class Sampler(ABC):
+    """What the loops need of it.
+
+    Args:
+        config: of the run. source: its tasks. course: its steps.
+
+    """
+
+    def __init__(self, config: RunConfig, source: TaskSource, course: Course) -> None:
+        self.config, self.source, self.course = config, source, course
+        self.cursor = Cursor(0, (), course.has_task)
+        self._dropped = 0
+
+    def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
+        """Go on with these tasks: `next_task` and those above it that are not in `taken`."""
+        self.cursor = Cursor(next_task, taken, self.course.has_task)
+
+    @abstractmethod
+    def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        """Roll out these tasks now, with the present weights; groups in their order.
+
+        Raises:
+            RolloutInterruptedError: the run is to stop.
+
+        """
+
+    @abstractmethod
+    def batch(self, number: int) -> list[Group]:
+        """The groups that step `number` learns from. Raises RolloutInterruptedError when the run is to stop."""
+
+    @abstractmethod
+    def publish(self, version: int) -> dict[str, float]:
+        """Sample with the learner's present weights from now on; seconds by part, for the step's timings."""
+
+    def stats(self) -> dict[str, float]:
+        """Numbers about sampling since the last call, for the step's record."""
+        dropped, self._dropped = self._dropped, 0
+        return {"refilled_groups": float(dropped)} if self.config.rollout.refill else {}
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to give up)
+        """Give up what is under way."""
+
+    def plan(self, number: int) -> SamplingPlan:
+        """How the tasks of step `number` are sampled."""
+        c = self.config.rollout
+        return SamplingPlan(f"train-{number}", c.group_size, c.temperature)
+
+
+class EmbeddedSampler(Sampler):
+    """Every rank samples its share of the tasks in its own process; sampling and training take turns.
+
+    Args:
+        engine, controller: of this rank. world: the ranks. replica, policy: the model that is sampled from, and the one
+            in training (the same one where there is one rank).
+
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        source: TaskSource,
+        course: Course,
+        engine: EmbeddedEngine,
+        controller: RolloutController,
+        world: World,
+        replica: Any,
+        policy: PolicyModel,
+    ) -> None:
+        super().__init__(config, source, course)
+        self.engine, self.controller, self.world = engine, controller, world
+        self.replica, self.policy = replica, policy
+
+    def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        """See Sampler."""
+        return shared_groups(self.controller, self.world, tasks, plan)
+
+    def batch(self, number: int) -> list[Group]:
+        """See Sampler; with `rollout.refill`, in rounds until enough groups have rewards that differ."""
+        c, numbers, plan = self.config.rollout, self.cursor.numbers(), self.plan(number)
+        kept: list[Group] = []
+        spare: list[Group] = []
+        asked: list[int] = []
+        while len(kept) < c.batch_size:
+            fresh = list(islice(numbers, c.batch_size - len(kept)))
+            asked += fresh
+            found = self.groups([self.source.train(i) for i in fresh], plan)
+            if not c.refill:
+                kept = found
+                break
+            kept += [group for group in found if is_telling(group)]
+            spare += [group for group in found if not is_telling(group)]
+            if len(asked) >= c.max_refill * c.batch_size:
+                break
+        self._dropped = max(0, len(kept) + len(spare) - c.batch_size)
+        kept = (kept + spare)[: c.batch_size]
+        self.cursor.consume(asked)
+        return kept
+
+    def publish(self, version: int) -> dict[str, float]:
+        """See Sampler."""
+        refresh(self.replica, self.policy, self.world)
+        asyncio.run(self.engine.update_weights(version))
+        return {}
+
+
+def shared_groups(
+    controller: RolloutController, world: World, tasks: Sequence[Task], plan: SamplingPlan
+) -> list[Group]:
+    """Roll out tasks on all ranks, the r-th taking every size-th from the r-th on; all groups on every rank."""
+    size = world.size
+    shares = world.gather(controller.run(tasks[world.rank :: size], plan))
+    return [shares[i % size][i // size] for i in range(len(tasks))]
+
+
+def is_telling(group: Group) -> bool:
+    """Whether the group's rewards differ, so that something can be learned from it."""
+    rewards = {t.reward for t in group.trajectories if t.error is None}
+    return len(rewards) > 1

@@ -1,0 +1,63 @@
+"""`python -m trainer.serving CONFIG.yaml --model FOLDER`: the host of one server of a run, until it is told to end.
+
+It starts the server, registers it in the run's folder, starts it again when it dies, and takes the registration away at
+the end. SIGTERM ends both. With `--tied` it also ends when its standard input does: with the process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from trainer.__main__ import load_config
+from trainer.errors import UserError
+from trainer.paths import RunPaths
+from trainer.serving import registry
+from trainer.serving.host import ServerHost
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.serving", description=__doc__)
+    parser.add_argument("config", type=Path, help="the run's resolved configuration")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the weights to start with")
+    parser.add_argument("--name", default="", help="of the server within the run; left out: the next free one")
+    parser.add_argument("--gpus", default="", help="device numbers with commas; empty: none")
+    parser.add_argument("--address", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--kept", action="store_true", help="it stays when the trainer ends")
+    parser.add_argument("--tied", action="store_true", help="end with standard input")
+    arguments = parser.parse_args()
+    try:
+        config = load_config(arguments.config)
+        folder = registry.folder_of(RunPaths.of(config).logs)
+        host = ServerHost(
+            config,
+            folder,
+            arguments.model,
+            arguments.name or registry.free_name(folder),
+            tuple(int(number) for number in arguments.gpus.split(",") if number),
+            arguments.address,
+            kept=arguments.kept,
+        )
+        if arguments.tied:
+            threading.Thread(target=_end_with_input, daemon=True).start()
+        return asyncio.run(host.run())
+    except (UserError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, UserError) else 2
+
+
+def _end_with_input() -> None:
+    """Whoever holds the other end of the pipe has gone, or wants the server to go."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

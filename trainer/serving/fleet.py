@@ -1,0 +1,122 @@
+"""The servers that the trainer samples from, kept in step with what is registered: they join, leave and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from trainer.config import RunConfig
+from trainer.engines.http import EngineError, Server
+from trainer.engines.served import ServedEngine
+from trainer.errors import RunError
+from trainer.serving import registry
+from trainer.serving.registry import Registration
+
+log = logging.getLogger("trainer")
+
+LOOK_SECONDS = 1.0
+TELL_SECONDS = 60.0
+UNKNOWN_VERSION = -1
+"""Of the weights of a server that was there before this attempt: whatever it holds, it is given the present ones."""
+
+
+class Fleet:
+    """Watches the registrations of a run and tells the engine who joins and who leaves.
+
+    All methods belong to the event loop of the engine.
+    """
+
+    def __init__(self, engine: ServedEngine, folder: Path, config: RunConfig, since: float) -> None:
+        self.engine, self.folder, self.config = engine, folder, config
+        self.since = since
+        self._joined: dict[str, tuple[float, Server]] = {}
+        self._refused: dict[str, float] = {}
+
+    @property
+    def required(self) -> int:
+        """Servers that must answer before the first step."""
+        return self.config.servers.min_required or max(self.config.num_servers, 1)
+
+    @property
+    def least(self) -> int:
+        """Servers below which nothing is sampled."""
+        return max(self.config.servers.min_required, 1)
+
+    def usable(self) -> int:
+        """Servers that get requests now."""
+        return len(self.engine.pool.usable())
+
+    async def ready(self) -> None:
+        """Return once the required servers answer.
+
+        Raises:
+            RunError: too many were given up, or they took longer than they may; it says what became of each.
+
+        """
+        deadline = time.monotonic() + self.config.servers.start_seconds + TELL_SECONDS
+        told = time.monotonic()
+        while True:
+            found = await self.look()
+            if self.usable() >= self.required:
+                log.info("%d engine servers answer: %s", self.usable(), ", ".join(s.name for s in self.servers()))
+                return
+            given_up = [one for one in found if one.state == "ended"]
+            if (given_up and len(found) - len(given_up) < self.required) or time.monotonic() > deadline:
+                raise RunError(self.missing(found))
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                log.info("waiting for engine servers: %s", self.missing(found))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def watch(self) -> None:
+        """Follow the registrations until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except OSError as error:  # the shared storage stutters
+                log.warning("the servers' folder cannot be read: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def servers(self) -> list[Server]:
+        """Those that get requests."""
+        return self.engine.pool.usable()
+
+    async def look(self) -> list[Registration]:
+        """Take over what has changed since the last look; returns the registrations."""
+        found = await asyncio.to_thread(registry.read, self.folder)
+        there = {one.name: one for one in found if one.state == "ready"}
+        for name, (started, server) in list(self._joined.items()):
+            now = there.get(name)
+            if now is None or now.started != started or server.problem:
+                del self._joined[name]
+                if not server.problem:
+                    log.info("engine server %s leaves", name)
+                    await self.engine.leave(server)
+        fresh = [one for one in there.values() if one.name not in self._joined and self._may_join(one)]
+        await asyncio.gather(*(self._join(one) for one in fresh))
+        return found
+
+    def _may_join(self, one: Registration) -> bool:
+        return self._refused.get(one.name) != one.started
+
+    async def _join(self, one: Registration) -> None:
+        fresh = one.started >= self.since and not one.kept
+        server = Server(one.name, one.url, 0 if fresh else UNKNOWN_VERSION)
+        try:
+            version = await self.engine.join(server)
+        except EngineError as error:
+            self._refused[one.name] = one.started  # until it is started anew
+            log.warning("engine server %s cannot be used: %s", one.name, error)
+            return
+        self._joined[one.name] = (one.started, server)
+        log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
+
+    def missing(self, found: list[Registration]) -> str:
+        """What became of the servers that are waited for, and what to do."""
+        fates = "; ".join(f"{one.name} on {one.node}: {one.reason or one.state}" for one in found) or "none was started"
+        return (
+            f"{self.usable()} of {self.required} engine servers answer ({fates}). Their logs are in {self.folder}; "
+            "correct what they name and start the same command again, or lower servers.min_required"
+        )

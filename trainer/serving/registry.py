@@ -1,0 +1,110 @@
+"""Which servers a run has: a JSON file for each in its log folder, `servers/NAME.json`, written by the server's host.
+
+Trainer and servers need not know each other's processes: whoever sees the folder, on this machine or on the shared
+storage, can add a server to a run or take one away. Standard library only, for both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.files import write_atomic
+
+FOLDER = "servers"
+HOST_MODULE = "trainer.serving"
+"""What `python -m` runs as a server's host: its processes are told by it."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+State = Literal["starting", "ready", "leaving", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One server of a run.
+
+    name: within the run. url: where it answers; empty until it does. engine: sglang or vllm. model: folder that it was
+    started with. node: name of its machine. gpus: device numbers there. pid: of its host process. started: Unix time of
+    the server's present start. state: starting, ready, leaving (asked to end) or ended. reason: why it is not ready.
+    kept: it stays when the trainer ends. starts: how often it was started.
+    """
+
+    name: str
+    engine: str
+    model: str
+    node: str
+    pid: int
+    started: float
+    state: State
+    url: str = ""
+    gpus: tuple[int, ...] = ()
+    reason: str = ""
+    kept: bool = False
+    starts: int = 1
+
+    @property
+    def log(self) -> str:
+        """Name of its log file, beside the registration."""
+        return f"{self.name}.log"
+
+    def alive_here(self) -> bool:
+        """Whether its host process runs, as far as this machine can tell; one on another machine counts as alive."""
+        return self.node != os.uname().nodename or process_runs(self.pid)
+
+
+def folder_of(logs: Path) -> Path:
+    """The servers' folder below a run's log folder."""
+    return logs / FOLDER
+
+
+def write(folder: Path, registration: Registration) -> None:
+    """Write or replace a server's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{registration.name}.json", json.dumps(asdict(registration)))
+
+
+def remove(folder: Path, name: str) -> None:
+    """Take a server's file away; its log stays."""
+    (folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def read(folder: Path) -> list[Registration]:
+    """All servers by name; files that cannot be read are passed over, they are being written."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Registration(**values | {"gpus": tuple(values.get("gpus", ()))}))
+        except (OSError, ValueError, TypeError):
+            continue
+    return found
+
+
+def free_name(folder: Path) -> str:
+    """A name that no server of the run has, `server-0` first. Its file is made, so that no other takes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        path = folder / f"server-{number}.json"
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            number += 1
+            continue
+        placeholder = Registration(path.stem, "", "", os.uname().nodename, os.getpid(), time.time(), "starting")
+        write(folder, placeholder)
+        return path.stem
+
+
+def process_runs(pid: int) -> bool:
+    """Whether the process of this number on this machine is a server's host, not one that got the number later."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return HOST_MODULE.encode() in command

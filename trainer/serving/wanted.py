@@ -1,0 +1,69 @@
+"""From a run's settings to what its servers are started with, and where."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config import RunConfig
+from trainer.engines.options import ServerOptions
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one server goes. name: of the server. gpus: device numbers on its machine, all for one replica."""
+
+    name: str
+    gpus: tuple[int, ...]
+
+
+def gpus_per_server(config: RunConfig) -> int:
+    """GPUs of one server; 0 where the run has none."""
+    wanted = config.allocation
+    if not config.n_gpus_per_node:
+        return 0
+    return wanted.rollout.layout.per_replica if wanted is not None and wanted.rollout is not None else 1
+
+
+def local_places(config: RunConfig) -> list[Place]:
+    """The run's servers on this machine: its first GPUs, one replica after another."""
+    each = gpus_per_server(config)
+    return [Place(f"server-{i}", tuple(range(i * each, (i + 1) * each))) for i in range(config.num_servers)]
+
+
+def first_training_gpu(config: RunConfig) -> int:
+    """Number of the first GPU of this machine that trains: those before it generate, unless both share them."""
+    wanted = config.allocation
+    if wanted is not None:
+        return 0 if wanted.colocated else wanted.rollout_gpus
+    return config.num_servers * gpus_per_server(config)
+
+
+def server_options(
+    config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
+) -> ServerOptions:
+    """What one server is started with.
+
+    Raises:
+        UserError: the run has no servers.
+
+    """
+    if config.engine == "embedded":
+        raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
+    c = config.servers
+    return ServerOptions(
+        model=model,
+        log=log,
+        name=name,
+        gpus=gpus,
+        host=address,
+        memory_fraction=config.rollout.gpu_memory_fraction,
+        context_length=c.context_length or config.model.context_window,
+        max_running=config.rollout.max_running,
+        flags=tuple(c.flags),
+        start_seconds=c.start_seconds,
+        python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
+    )
