@@ -7,6 +7,7 @@ from typing import Any
 from trainer import custom
 from trainer.agents.base import AnyAgent
 from trainer.agents.memagent import MemAgent
+from trainer.agents.memalpha import MemAlpha
 from trainer.config import RunConfig
 from trainer.errors import UserError
 
@@ -17,6 +18,8 @@ def make_agent(config: RunConfig, tokenizer: Any) -> AnyAgent:
     if custom.is_custom(name):
         agent: AnyAgent = custom.make("agent.name", name, config.code_dir, config.agent, tokenizer)
         return agent
+    if name == "memalpha":
+        return MemAlpha(config.agent, tokenizer)
     if name != "memagent":
-        raise UserError(f"agent.name={name} has no agent in this version: choose memagent, or module:Class")
+        raise UserError(f"agent.name={name} has no agent in this version: choose memagent, memalpha, or module:Class")
     return MemAgent(config.agent, tokenizer)

@@ -1,0 +1,149 @@
+"""Mem-alpha (Wang et al. 2025): read a text chunk by chunk, and keep a structured memory by calling tools.
+
+    memory = core text, semantic entries, episodic entries
+    for chunk in text:   calls = model(memory, chunk);   memory = calls carried out in order
+    questions are answered from the memory alone, by a frozen model: that is the reward's business
+
+Every chunk is one conversation and one training row, with the ids that were sent and sampled. A call that cannot be
+carried out is answered and counted, never an error of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.agents.memagent import RolloutOptions, split_chunks
+from trainer.agents.memalpha_prompt import MemoryPrompts, encode_plain
+from trainer.agents.memory import Memory
+from trainer.agents.tool_calls import parse_calls
+from trainer.config import AgentConfig
+from trainer.engines.base import Engine
+from trainer.errors import UserError
+from trainer.types import SamplingParams, Task, Trajectory, Turn
+
+log = logging.getLogger(__name__)
+
+EXCERPT = 400
+"""Characters of a chunk that go into the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedText:
+    """A task as token ids. split: chunks of the task that were longer than agent.chunk_tokens and were cut."""
+
+    task: Task
+    chunks: list[list[int]]
+    split: int
+    dropped_tokens: int
+
+
+class MemAlpha:
+    """One tokenizer, one wording, one set of limits; holds no state between tasks."""
+
+    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self._said_shrunk = False
+        self.prompts = MemoryPrompts(config, tokenizer)
+
+    def longest_conversation(self) -> int:
+        """Tokens of the longest prompt with its response: the context that prompts shrink to."""
+        return self.config.context_tokens
+
+    def prepare(self, task: Task) -> PreparedText:
+        """Tokenise the text; a chunk over `chunk_tokens` is read in several turns, and said so.
+
+        Raises:
+            UserError: there is nothing to read, or more chunks than `max_chunks` with overflow=error.
+
+        """
+        c = self.config
+        texts = task.chunks or (task.context,)
+        pieces, split = [], 0
+        for text in texts:
+            cut = split_chunks(encode_plain(self.tokenizer, text), c.chunk_tokens)
+            split += len(cut) > 1 and bool(task.chunks)
+            pieces += cut
+        if not pieces:
+            raise UserError(f"task {task.id} has no text to read: remove it from the data")
+        if split:
+            log.warning(
+                "task %s: %d chunks have more than agent.chunk_tokens=%d tokens and are read in several turns",
+                task.id, split, c.chunk_tokens,
+            )  # fmt: skip
+        dropped = 0
+        if c.max_chunks and len(pieces) > c.max_chunks:
+            if c.overflow == "error":
+                raise UserError(
+                    f"task {task.id}: the text has {len(pieces)} chunks and agent.max_chunks is {c.max_chunks}: raise "
+                    "it, or set agent.overflow=center to read the first and last of them only"
+                )
+            head = c.max_chunks // 2
+            kept = pieces[:head] + pieces[len(pieces) - (c.max_chunks - head) :]
+            dropped = sum(map(len, pieces)) - sum(map(len, kept))
+            pieces = kept
+        return PreparedText(task, pieces, split, dropped)
+
+    async def rollout(self, prepared: PreparedText, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """Read the whole text. The reward is left at 0; `details` holds the memory and what every call did."""
+        counters: Counter[str] = Counter()
+        if prepared.dropped_tokens:
+            counters["truncated_context"] += 1
+        if prepared.split:
+            counters["split_chunks"] += prepared.split
+        turns: list[Turn] = []
+        told: list[dict[str, Any]] = []
+        memory = Memory(self._cut_core)
+        for chunk in prepared.chunks:
+            if options.blank_memory:
+                memory = Memory(self._cut_core)
+            prompt = self.prompts.fill(memory, chunk)
+            if prompt.shrunk:
+                counters["shrunk_prompts"] += 1
+                self._tell_shrunk(prepared.task.id, len(turns) + 1)
+            params = SamplingParams(
+                max_new_tokens=self.config.max_memory_tokens,
+                temperature=options.temperature,
+                seed=options.seed_of_turn(len(turns)),
+            )
+            completion = await engine.generate(prompt.ids, params, key=prepared.task.id)
+            turns.append(Turn("update", prompt.ids, completion))
+            whole = completion.finish_reason == "stop"
+            counters["truncated_memory"] += not whole
+            written = completion.token_ids[:-1] if whole else completion.token_ids
+            response = self.tokenizer.decode(written, skip_special_tokens=True)
+            outcomes = [memory.apply(call) for call in parse_calls(response)]
+            counters["tool_calls"] += len(outcomes)
+            counters["failed_tool_calls"] += sum(not outcome.ok for outcome in outcomes)
+            told.append(
+                {
+                    "chunk": self.tokenizer.decode(chunk[:EXCERPT])[:EXCERPT],
+                    "chunk_tokens": len(chunk),
+                    "calls": [outcome.as_dict() for outcome in outcomes],
+                    "memory_tokens": sum(self.count(text) for text in memory.texts()),
+                    "shrunk": prompt.shrunk,
+                }
+            )
+        details = {"memory": memory.as_dict(), "turns": told}
+        return Trajectory(prepared.task.id, turns, reward=0.0, counters=dict(counters), details=details)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(encode_plain(self.tokenizer, text))
+
+    def _tell_shrunk(self, task_id: str, turn: int) -> None:
+        """Say the first time what the counter shrunk_prompts goes on counting."""
+        if not self._said_shrunk:
+            log.warning(
+                "task %s, turn %d: the memory does not fit into agent.context_tokens=%d, so the prompt shows less of "
+                "it; further cases are counted as shrunk_prompts",
+                task_id, turn, self.config.context_tokens,
+            )  # fmt: skip
+        self._said_shrunk = True
+
+    def _cut_core(self, text: str) -> str:
+        ids = encode_plain(self.tokenizer, text)
+        limit = self.config.core_tokens
+        return text if len(ids) <= limit else str(self.tokenizer.decode(ids[:limit])).rstrip("\ufffd").strip()

@@ -1,0 +1,205 @@
+"""The structured memory of Mem-alpha (Wang et al. 2025): one core text and two stores of entries, changed by calls.
+
+Every call is answered: with what it did, or with why it did nothing. Nothing that a model writes can raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.agents.tool_calls import ToolCall
+
+INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
+STORES = {"semantic": "sem", "episodic": "epi"}
+"""Stores by name, with what the ids of their entries begin with."""
+
+MOST_CHARACTERS = 50_000
+"""Longest entry. A response of the usual limits cannot hold so much; one that does is no note."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call did. ok: it was carried out. store: core, semantic or episodic, "" where that was not clear.
+    memory_id, content: of the entry that was written; message: the answer to the call.
+    """
+
+    tool: str
+    ok: bool
+    message: str
+    store: str = ""
+    memory_id: str = ""
+    content: str = ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether something was written that can be judged."""
+        return self.ok and self.tool in (INSERT, UPDATE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "tool": self.tool,
+            "ok": self.ok,
+            "message": self.message,
+            "store": self.store,
+            "memory_id": self.memory_id,
+            "content": self.content,
+        }
+
+
+class _RefusedError(Exception):
+    """A call that cannot be carried out; its text is the answer."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """core: one text. stores: entries by id, in the order in which they were made.
+
+    cut: shortens a core text to its limit; what it returns is kept.
+    """
+
+    cut: Callable[[str], str] = lambda text: text
+    core: str = ""
+    stores: dict[str, dict[str, str]] = field(default_factory=lambda: {name: {} for name in STORES})
+    made: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STORES, 0))
+
+    def apply(self, call: ToolCall) -> Outcome:
+        """Carry a call out, or answer why not. Changes nothing where it is refused."""
+        if call.problem:
+            return Outcome("", False, call.problem)
+        tool = {INSERT: self._insert, UPDATE: self._update, DELETE: self._delete}.get(call.name)
+        if tool is None:
+            name = call.name[:80]
+            return Outcome(name, False, f"there is no tool {name}: use {INSERT}, {UPDATE} or {DELETE}")
+        try:
+            return tool(call.arguments)
+        except _RefusedError as refused:
+            return Outcome(call.name, False, str(refused))
+
+    def texts(self) -> list[str]:
+        """Everything that the memory holds: the core text where there is one, then all entries."""
+        entries = [text for store in self.stores.values() for text in store.values()]
+        return [self.core, *entries] if self.core else entries
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record and the reward."""
+        return {"core": self.core, **{name: dict(entries) for name, entries in self.stores.items()}}
+
+    def _insert(self, arguments: dict[str, Any]) -> Outcome:
+        store = _store(arguments, core=False)
+        content = _text(arguments, "content")
+        entries = self.stores[store]
+        for known, text in entries.items():
+            if text == content:
+                raise _RefusedError(f"{known} says exactly that already")
+        self.made[store] += 1
+        memory_id = f"{STORES[store]}_{self.made[store]:04d}"
+        entries[memory_id] = content
+        return Outcome(INSERT, True, f"kept as {memory_id}", store, memory_id, content)
+
+    def _update(self, arguments: dict[str, Any]) -> Outcome:
+        store = _store(arguments, core=True)
+        content = _text(arguments, "new_content")
+        if store == "core":
+            if content == self.core:
+                raise _RefusedError("core says exactly that already")
+            self.core = self.cut(content)
+            cut = "" if self.core == content else f"; cut to {len(self.core)} of {len(content)} characters"
+            return Outcome(UPDATE, True, f"core is replaced{cut}", "core", "", self.core)
+        memory_id = self._known(store, arguments)
+        entries = self.stores[store]
+        if content in entries.values():
+            raise _RefusedError(f"an entry of {store} says exactly that already")
+        entries[memory_id] = content
+        return Outcome(UPDATE, True, f"{memory_id} is replaced", store, memory_id, content)
+
+    def _delete(self, arguments: dict[str, Any]) -> Outcome:
+        store = _store(arguments, core=True)
+        if store == "core":
+            if not self.core:
+                raise _RefusedError("core is empty already")
+            self.core = ""
+            return Outcome(DELETE, True, "core is emptied", "core")
+        memory_id = self._known(store, arguments)
+        del self.stores[store][memory_id]
+        return Outcome(DELETE, True, f"{memory_id} is removed", store, memory_id)
+
+    def _known(self, store: str, arguments: dict[str, Any]) -> str:
+        memory_id = arguments.get("memory_id")
+        if not isinstance(memory_id, str):
+            raise _RefusedError(f"memory_id must be a text such as {STORES[store]}_0001, not {_kind(memory_id)}")
+        if memory_id not in self.stores[store]:
+            raise _RefusedError(f"{store} has no entry {memory_id[:40]}")
+        return memory_id
+
+
+def _store(arguments: dict[str, Any], *, core: bool) -> str:
+    value = arguments.get("memory_type")
+    name = value.strip().lower().removesuffix("_memory") if isinstance(value, str) else ""
+    allowed = ("core", *STORES) if core else tuple(STORES)
+    if name not in allowed:
+        shown = repr(value[:40]) if isinstance(value, str) else _kind(value)
+        raise _RefusedError(f"memory_type must be {' or '.join(allowed)}, not {shown}")
+    return name
+
+
+def _text(arguments: dict[str, Any], key: str) -> str:
+    value = arguments.get(key)
+    if not isinstance(value, str):
+        raise _RefusedError(f"{key} must be a text, not {_kind(value)}")
+    text = value.strip()
+    if not text:
+        raise _RefusedError(f"{key} is empty")
+    if len(text) > MOST_CHARACTERS:
+        raise _RefusedError(f"{key} has {len(text)} characters; {MOST_CHARACTERS} is the most")
+    return text
+
+
+def _kind(value: Any) -> str:
+    kinds = {type(None): "missing", bool: "a boolean", int: "a number", float: "a number", list: "a list"}
+    return kinds.get(type(value), "an object")
+
+
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {"type": "object", "properties": properties, "required": required},
+        },
+    }
+    for name, description, properties, required in (
+        (
+            INSERT,
+            "Add an entry to semantic or episodic memory.",
+            {
+                "memory_type": {"type": "string", "enum": list(STORES), "description": "The store to add to."},
+                "content": {"type": "string", "description": "The entry; it must be clear on its own."},
+            },
+            ["memory_type", "content"],
+        ),
+        (
+            UPDATE,
+            "Replace an entry, or the whole core memory.",
+            {
+                "memory_type": {"type": "string", "enum": ["core", *STORES], "description": "Where it is."},
+                "new_content": {"type": "string", "description": "What stands there from now on."},
+                "memory_id": {"type": "string", "description": "Id of the entry; not for core."},
+            },
+            ["memory_type", "new_content"],
+        ),
+        (
+            DELETE,
+            "Remove an entry, or empty the core memory.",
+            {
+                "memory_type": {"type": "string", "enum": ["core", *STORES], "description": "Where it is."},
+                "memory_id": {"type": "string", "description": "Id of the entry; not for core."},
+            },
+            ["memory_type"],
+        ),
+    )
+)
+"""The tools as chat templates want them."""

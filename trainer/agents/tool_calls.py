@@ -1,0 +1,91 @@
+"""Tool calls in a response: Qwen's `<tool_call>{…}</tool_call>`, or plain JSON objects where there is no such tag.
+
+A call's JSON is read by a JSON parser from its first brace on, so tags and calls *inside* a string (a document that
+holds tool syntax and was copied into an entry) are text and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_THINK_END = "</think>"
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call as the model wrote it. problem: why it cannot be read; name and arguments are then empty."""
+
+    name: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def parse_calls(response: str) -> list[ToolCall]:
+    """Read the calls of a response, in order; text around them is passed over, and so is what was thought before them.
+
+    What stands after a tag and is no call is one with a `problem`; without tags only objects with a name are calls.
+    """
+    text = response.rpartition(_THINK_END)[2]
+    return list(_tagged(text) if OPEN in text else _plain(text))
+
+
+def _tagged(text: str) -> Iterator[ToolCall]:
+    position = 0
+    while (start := text.find(OPEN, position)) >= 0:
+        body = start + len(OPEN)
+        found = _decode(text, body)
+        if found is None:
+            end = text.find(CLOSE, body)
+            cut = " (the response ends within it)" if end < 0 else ""
+            position = len(text) if end < 0 else end + len(CLOSE)
+            yield ToolCall(problem=f"the call is not JSON{cut}")
+            continue
+        value, position = found
+        yield _call(value)
+
+
+def _plain(text: str) -> Iterator[ToolCall]:
+    position = 0
+    while (start := _next_bracket(text, position)) >= 0:
+        found = _decode(text, start)
+        if found is None:
+            position = start + 1
+            continue
+        value, position = found
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) and "name" in one:
+                yield _call(one)
+
+
+def _next_bracket(text: str, position: int) -> int:
+    places = [place for mark in "{[" if (place := text.find(mark, position)) >= 0]
+    return min(places, default=-1)
+
+
+def _decode(text: str, position: int) -> tuple[Any, int] | None:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+    except (ValueError, RecursionError):
+        return None
+    return value, end
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        return ToolCall(problem="the call is no JSON object")
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str) or not name:
+        return ToolCall(problem="the call has no name")
+    if isinstance(arguments, str):
+        found = _decode(arguments, 0)
+        arguments = found[0] if found else None
+    if not isinstance(arguments, dict):
+        return ToolCall(problem=f"the arguments of {name[:80]} are no JSON object")
+    return ToolCall(name, arguments)
