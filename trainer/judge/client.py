@@ -1,0 +1,235 @@
+"""Chat requests to OpenAI-compatible servers that need not live as long as the run.
+
+A request whose server is gone, slow or overloaded is sent again, to another server where there is one, until `wait_s`
+have passed since any server last answered: the run stands still meanwhile and says so, and goes on when one is back. A
+request that a server understands and refuses is that request's own failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from trainer.errors import RunError, UserError
+from trainer.judge.cache import AnswerCache, request_key
+from trainer.judge.reader import Unanswered
+
+log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "CLUSTERKIT_JUDGE_KEY"
+TELL_EVERY_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+OVERLOADED = 429
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: connect for a connection, answer for one answer, wait for servers that are gone."""
+
+    answer: float = 120.0
+    wait: float = 3600.0
+    connect: float = 10.0
+
+
+@dataclass(slots=True)
+class ChatClient:
+    """Servers of one model.
+
+    urls: of the servers; asked again while all of them are gone, so that servers at new addresses are found. model:
+    name as the servers have it. concurrency: most requests under way. cache: answers that are known already.
+    """
+
+    urls: Callable[[], Sequence[str]]
+    model: str
+    concurrency: int = 18
+    patience: Patience = field(default_factory=Patience)
+    cache: AnswerCache | None = None
+    counters: Counter[str] = field(default_factory=Counter)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _http: httpx.AsyncClient | None = None
+    _slots: asyncio.Semaphore | None = None
+    _asked: dict[str, asyncio.Future[str]] = field(default_factory=dict)
+    _turn: int = 0
+    _answered: float = 0.0
+    _told: float = 0.0
+
+    async def chat(self, messages: list[dict[str, str]], **options: Any) -> str:
+        """The text of one answer; the same request under way or answered before is not sent twice.
+
+        Raises:
+            Unanswered: the server refuses this request.
+            RunError: no server has answered for `patience.wait` seconds, or they serve another model now.
+
+        """
+        request = {"model": self.model, "messages": messages, **options}
+        key = request_key(request)
+        request["seed"] = int(key[:7], 16)
+        self._bind()
+        self.counters["judge_requests"] += 1
+        if self.cache is not None and (known := self.cache.get(key)) is not None:
+            self.counters["judge_cached"] += 1
+            return known
+        if (other := self._asked.get(key)) is not None:
+            self.counters["judge_cached"] += 1
+            return await asyncio.shield(other)
+        future = self._asked[key] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else need have waited
+        try:
+            answer = await self._send(request)
+        except BaseException as error:
+            future.set_exception(error if isinstance(error, Exception) else Unanswered("given up"))
+            raise
+        else:
+            future.set_result(answer)
+        finally:
+            del self._asked[key]
+        if self.cache is not None:
+            self.cache.put(key, answer)
+        return answer
+
+    def _bind(self) -> None:
+        """Connections belong to an event loop, and a run has one after the other."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        self._loop, self._asked = loop, {}
+        self._slots = asyncio.Semaphore(self.concurrency)
+        limits = httpx.Limits(max_connections=self.concurrency + 4, max_keepalive_connections=self.concurrency)
+        timeout = httpx.Timeout(self.patience.answer, connect=self.patience.connect, pool=None)
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers(), trust_env=False)
+
+    async def _send(self, request: dict[str, Any]) -> str:
+        assert self._slots is not None
+        async with self._slots:
+            began, pause, lost = time.monotonic(), FIRST_PAUSE_S, False
+            while True:
+                problem = ""
+                for url in self._in_turn():
+                    try:
+                        answer = await self._ask(url, request, verify=lost)
+                    except _LostError as error:
+                        problem, lost = f"{url}: {error}", True
+                        self.counters["judge_retries"] += 1
+                        continue
+                    self._answered = time.monotonic()
+                    if self._told:
+                        log.warning("the judge answers again; the run goes on")
+                        self._told = 0.0
+                    return answer
+                self._tell(problem or "no server is registered", since=max(began, self._answered))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _in_turn(self) -> list[str]:
+        urls = list(self.urls())
+        self._turn += 1
+        first = self._turn % len(urls) if urls else 0
+        return urls[first:] + urls[:first]
+
+    def _tell(self, problem: str, since: float) -> None:
+        now = time.monotonic()
+        waited = now - since
+        if waited >= self.patience.wait:
+            raise RunError(
+                f"the judge has not answered for {waited:.0f} s ({problem}): start it again (clusterkit serve judge, "
+                "or your own server), then the same command; the run goes on from its recover checkpoint. judge.wait_s "
+                "sets how long a run waits"
+            )
+        if now - self._told >= TELL_EVERY_S or not self._told:
+            self._told = now
+            log.warning(
+                "the judge does not answer (%s): the run waits, up to %.0f s more, and goes on when it is back",
+                problem,
+                self.patience.wait - waited,
+            )
+
+    async def _ask(self, url: str, request: dict[str, Any], *, verify: bool) -> str:
+        assert self._http is not None
+        try:
+            if verify:  # what comes back under this address may be another server
+                served = served_models((await self._http.get(f"{url}/v1/models")).json())
+                if self.model not in served:
+                    raise RunError(
+                        f"the judge at {url} came back with {', '.join(served) or 'no model'} in place of "
+                        f"{self.model}: start it with the same model, then the same command; the run goes on"
+                    )
+            answer = await self._http.post(f"{url}/v1/chat/completions", json=request)
+        except httpx.HTTPError as error:
+            raise _LostError(f"{type(error).__name__} {error}".strip()) from error
+        except ValueError as error:
+            raise _LostError(f"its list of models is not JSON ({error})") from error
+        if answer.status_code == OVERLOADED or answer.status_code >= 500:
+            raise _LostError(f"status {answer.status_code}")
+        if answer.status_code in (401, 403):
+            raise UserError(f"the judge at {url} asks for a key: put it into the variable {KEY_VARIABLE}")
+        if answer.status_code >= 400:
+            raise Unanswered(f"status {answer.status_code}: {answer.text[:300]}")
+        try:
+            content = answer.json()["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise Unanswered(f"no chat completion: {answer.text[:200]!r}") from error
+        return str(content or "")
+
+
+class _LostError(Exception):
+    """The server is gone, slow or overloaded: another try may succeed."""
+
+
+def headers() -> dict[str, str]:
+    """What goes with every request: the key, where there is one."""
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def served_models(listing: Any) -> list[str]:
+    """Names in an answer of /v1/models. Raises ValueError for anything else."""
+    try:
+        return [str(model["id"]) for model in listing["data"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError("no list of models") from error
+
+
+def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
+    """The name under which a server has the wanted model ("": the only one that it has).
+
+    Names agree where they are equal, or where their last parts are (org/name, /models/name).
+
+    Raises:
+        UserError: the server is not reachable, is no such server, or serves another model.
+
+    """
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=timeout, headers=headers(), trust_env=False)
+        if answer.status_code in (401, 403):
+            raise UserError(f"the judge at {url} asks for a key: put it into the variable {KEY_VARIABLE}")
+        answer.raise_for_status()
+        served = served_models(answer.json())
+    except (httpx.HTTPError, ValueError) as error:
+        raise UserError(
+            f"the judge at {url} cannot be reached ({type(error).__name__}: {error}): start it (clusterkit serve judge "
+            "--model NAME, or your own OpenAI-compatible server and judge.url=http://HOST:PORT), then this command "
+            "again"
+        ) from error
+    matching = [name for name in served if not wanted or name == wanted or _last(name) == _last(wanted)]
+    if len(matching) == 1:
+        return matching[0]
+    raise UserError(
+        f"the judge at {url} serves {', '.join(served) or 'nothing'}"
+        + (
+            f", not {wanted}: start it with that model, or set judge.model"
+            if wanted
+            else ": choose one with judge.model"
+        )
+    )
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()

@@ -1,0 +1,64 @@
+"""What a reward asks of a reader, and the reader that needs no model."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+WORDS = re.compile(r"\w+")
+
+
+class Unanswered(Exception):  # noqa: N818 (an outcome, not a mistake of ours)
+    """A single request that cannot be answered (too long, refused, unreadable). It is counted, never scored."""
+
+
+class Reader(Protocol):
+    """Answers and judges. Every method may raise Unanswered, and RunError where nobody answers any more."""
+
+    async def answer(self, question: str, memory: dict[str, Any]) -> str:
+        """The answer to a question from a memory: core text, and the entries of each store that fit the question."""
+        ...
+
+    async def agrees(self, question: str, gold: str, answer: str) -> bool:
+        """Whether an answer says what the gold answer says."""
+        ...
+
+    async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:
+        """Whether an entry that was written after reading `chunk` is a valid one of its store."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """What was asked, found in the cache, sent again and left unanswered since the last call."""
+        ...
+
+
+class RuleReader:
+    """Knows memories of facts `KEY value …`: answers with what follows the question's words in an entry.
+
+    A stand-in for tasks whose facts have that form; it reads no language. An entry is worth keeping where all of its
+    words stand in the chunk one after another.
+    """
+
+    async def answer(self, question: str, memory: dict[str, Any]) -> str:
+        """What follows the question in the newest entry that holds it, up to the full stop; else nothing."""
+        asked = question.split()
+        entries = [*memory["semantic"].values(), *memory["episodic"].values()]
+        for text in [*reversed(entries), memory["core"]]:
+            words = text.split()
+            for start in range(len(words) - len(asked) + 1):
+                if words[start : start + len(asked)] == asked:
+                    rest = words[start + len(asked) :]
+                    return " ".join(rest[: rest.index(".")] if "." in rest else rest)
+        return ""
+
+    async def agrees(self, question: str, gold: str, answer: str) -> bool:  # noqa: ARG002 (as Reader)
+        """The same words in the same order."""
+        return WORDS.findall(gold.lower()) == WORDS.findall(answer.lower())
+
+    async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:  # noqa: ARG002 (as Reader)
+        """Whether the entry is a passage of the chunk."""
+        return f" {' '.join(content.split())} " in f" {' '.join(chunk.split())} "
+
+    def counts(self) -> dict[str, float]:
+        """Nothing can go wrong here."""
+        return {}

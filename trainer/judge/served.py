@@ -1,0 +1,210 @@
+"""The reader and judge behind a server: what it is asked, and how its answers are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.judge.cache import AnswerCache
+from trainer.judge.client import ChatClient, Patience, verify_model
+from trainer.judge.reader import Unanswered
+from trainer.judge.registry import registered, registry_file
+from trainer.judge.retrieval import Ranking
+from trainer.paths import cache_folder, user_name
+
+ANSWER_RULES = """Answer the question from the memory below and from nothing else. Answer as briefly as the question \
+allows. Where the memory says how answers are to look, keep to that; put a label or number that is asked for into \
+\\boxed{{}}. Where the memory does not hold the answer, say that you do not know.
+
+## core
+{core}
+
+## semantic
+{semantic}
+
+## episodic
+{episodic}"""
+
+AGREES = """Does the answer say what the correct answer says? Other words are fine, and so is more than was asked for; \
+a part of it is not enough. Reply with yes or no and nothing else.
+
+Question: {question}
+Correct answer: {gold}
+Answer: {answer}"""
+
+WORTH = """An agent keeps a memory of a long text. core: what matters throughout. semantic: facts, definitions, \
+labels, rules. episodic: what happened, and when. Is the entry below a valid one of its store: clear on its own, \
+concrete, free of empty phrases and of instructions or tool syntax, and of the right kind? Reply with one JSON object \
+and nothing else: {{"VALID": true or false, "REASON": "one sentence"}}
+
+Store: {store}
+Entry: {content}"""
+
+VERDICT_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "verdict",
+        "schema": {
+            "type": "object",
+            "properties": {"VALID": {"type": "boolean"}, "REASON": {"type": "string", "maxLength": 300}},
+            "required": ["VALID", "REASON"],
+            "additionalProperties": False,
+        },
+    },
+}
+AGREES_TOKENS = 50
+TRIES = 2
+_THINK_END = "</think>"
+_YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+class ServedReader:
+    """Reader over a ChatClient. top_k: entries of each store that an answer is given from."""
+
+    def __init__(
+        self, client: ChatClient, top_k: int, answer_tokens: int, answer_temperature: float, verdict_tokens: int
+    ) -> None:
+        self.client, self.top_k = client, top_k
+        self.answer_tokens, self.answer_temperature = answer_tokens, answer_temperature
+        self.verdict_tokens = verdict_tokens
+        self._schema = True
+
+    async def answer(self, question: str, memory: dict[str, Any]) -> str:
+        """As Reader. Where the request is too long for the server, half as many entries are shown each time."""
+        rankings = {store: Ranking(memory[store], self.top_k) for store in ("semantic", "episodic")}
+        found = {store: list(ranking.best(question).values()) for store, ranking in rankings.items()}
+        count = max(map(len, found.values()))
+        while True:
+            shown = {store: "\n".join(f"- {text}" for text in texts[:count]) for store, texts in found.items()}
+            rules = ANSWER_RULES.format(
+                core=memory["core"] or "(empty)", **{store: text or "(empty)" for store, text in shown.items()}
+            )
+            messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
+            try:
+                said = await self.client.chat(
+                    messages, max_tokens=self.answer_tokens, temperature=self.answer_temperature, **_NO_THINKING
+                )
+            except Unanswered:
+                if not count:
+                    self.client.counters["judge_unanswered"] += 1
+                    raise
+                count //= 2
+                self.client.counters["judge_shortened"] += 1
+                continue
+            return after_thinking(said)
+
+    async def agrees(self, question: str, gold: str, answer: str) -> bool:
+        """As Reader; asked again once where the reply is neither yes nor no."""
+        prompt = AGREES.format(question=question, gold=gold, answer=answer)
+        return await self._verdict(prompt, read_yes_no, AGREES_TOKENS, 0.0, {})
+
+    async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:  # noqa: ARG002 (judged on its own)
+        """As Reader; asked again once where the reply holds no verdict."""
+        prompt = WORTH.format(store=store, content=content)
+        return await self._verdict(prompt, read_verdict, self.verdict_tokens, 0.1, {"response_format": VERDICT_SCHEMA})
+
+    def counts(self) -> dict[str, float]:
+        """As Reader."""
+        taken, self.client.counters = self.client.counters, Counter()
+        return {name: float(value) for name, value in taken.items()}
+
+    async def _verdict(
+        self,
+        prompt: str,
+        read: Callable[[str], bool | None],
+        tokens: int,
+        temperature: float,
+        form: dict[str, Any],
+    ) -> bool:
+        said = ""
+        for attempt in range(TRIES):
+            extra = form if self._schema else {}
+            # A second try that is the same request would be found in the cache.
+            messages = [{"role": "user", "content": prompt + "\n\nReply in English." * attempt}]
+            try:
+                said = await self.client.chat(
+                    messages, max_tokens=tokens, temperature=temperature, **extra, **_NO_THINKING
+                )
+            except Unanswered:
+                if not extra:
+                    break
+                self._schema = False  # a server that knows no schemas is asked without
+                continue
+            if (verdict := read(said)) is not None:
+                return verdict
+            self.client.counters["judge_unreadable"] += 1
+        self.client.counters["judge_unanswered"] += 1
+        raise Unanswered(f"no verdict in {said[:100]!r}")
+
+
+def after_thinking(text: str) -> str:
+    """What follows the thoughts, where there are any."""
+    return text.rpartition(_THINK_END)[2].strip()
+
+
+def read_yes_no(text: str) -> bool | None:
+    """The first yes or no; None where there is neither, or both are named at once."""
+    said = {word.lower() for word in _YES_NO.findall(after_thinking(text)[:200])}
+    return None if len(said) != 1 else said == {"yes"}
+
+
+def read_verdict(text: str) -> bool | None:
+    """VALID of the first JSON object that has it; None where there is none."""
+    text = after_thinking(text)
+    decoder, position = json.JSONDecoder(strict=False), 0
+    while (position := text.find("{", position)) >= 0:
+        try:
+            value, _ = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found = {str(key).upper(): item for key, item in value.items()}.get("VALID")
+            words = {True: True, False: False, "true": True, "false": False, "yes": True, "no": False}
+            if isinstance(found, bool | str):
+                return words.get(found.lower() if isinstance(found, str) else found)
+        position += 1
+    return None
+
+
+def find_urls(config: RunConfig) -> Sequence[str]:
+    """Addresses of the servers: judge.url, else what is registered for the trial; none where nothing is."""
+    if config.judge.url:
+        return [url.strip().rstrip("/") for url in config.judge.url.split(",") if url.strip()]
+    entry = registered(registry_of(config))
+    return [url.rstrip("/") for url in entry.urls] if entry else []
+
+
+def registry_of(config: RunConfig) -> Any:
+    """Where the servers of this run are registered."""
+    return registry_file(config.fileroot, user_name(), config.experiment_name, config.trial_name)
+
+
+def make_served_reader(config: RunConfig) -> ServedReader:
+    """The reader of a run.
+
+    Raises:
+        UserError: no server is named or registered, one cannot be reached, or it serves another model.
+
+    """
+    judge = config.judge
+    urls = find_urls(config)
+    if not urls:
+        raise UserError(
+            f"no judge is registered for {config.experiment_name}/{config.trial_name} ({registry_of(config)} is "
+            f"missing): start one with `clusterkit serve judge --experiment {config.experiment_name} --trial "
+            f"{config.trial_name} --model {judge.model or 'NAME'}`, or name a server with judge.url=http://HOST:PORT"
+        )
+    names = [verify_model(url, judge.model) for url in urls]
+    if len(set(names)) > 1:
+        raise UserError(f"the judges serve different models ({', '.join(names)}): let all of them serve one")
+    cache = AnswerCache(cache_folder(config) / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None
+    client = ChatClient(
+        lambda: find_urls(config), names[0], judge.concurrency, Patience(judge.timeout_s, judge.wait_s), cache
+    )
+    return ServedReader(client, judge.top_k, judge.answer_tokens, judge.answer_temperature, judge.verdict_tokens)
