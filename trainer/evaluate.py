@@ -30,7 +30,8 @@ class EvalSpec:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """accuracy: share of tasks with reward 1. metrics: means of the QA metrics. Failed trajectories count as wrong.
+    """accuracy: mean reward, or what the reward counts in its place (r1 of a memory). metrics: means of the QA metrics,
+    or of the reward's own. Failed trajectories count as wrong.
     sampled_accuracy: the same at the training temperature, where it was measured beside the greedy one.
     """
 
@@ -77,8 +78,8 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
     )
     scores = [_score(task, group.trajectories[0]) for task, group in zip(tasks, roll(tasks, plan), strict=True)]
     return EvalResult(
-        accuracy=sum(s.reward for s in scores) / count,
-        metrics={name: sum(s.metrics[name] for s in scores) / count for name in scores[0].metrics},
+        accuracy=sum(s.accuracy for s in scores) / count,
+        metrics=_means(scores),
         num_tasks=count,
         num_failed=sum(s.failed for s in scores),
         seconds=time.perf_counter() - began,
@@ -87,11 +88,27 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    reward: float
+    accuracy: float
     metrics: dict[str, float]
     failed: bool
 
 
 def _score(task: Task, trajectory: Trajectory) -> _Score:
-    metrics = qa_metrics(trajectory.answer_text, list(task.answers))
-    return _Score(trajectory.reward, metrics, trajectory.error is not None)
+    failed = trajectory.error is not None
+    accuracy = trajectory.reward if trajectory.accuracy is None else trajectory.accuracy
+    if not task.questions:
+        return _Score(accuracy, qa_metrics(trajectory.answer_text, list(task.answers)), failed)
+    # Questions that are asked of the memory: the reward has measured, by data source too.
+    source = task.meta.get("source", "")
+    by_source = {f"{source}/perf": accuracy, f"{source}/mem": trajectory.metrics.get("memory_tokens", 0.0)}
+    return _Score(accuracy, {**trajectory.metrics, **(by_source if source else {})}, failed)
+
+
+def _means(scores: list[_Score]) -> dict[str, float]:
+    """Means over all trajectories, a failed one counting as 0; those of a source (SOURCE/NAME) over its own."""
+    names = dict.fromkeys(name for score in scores for name in score.metrics)
+    means = {}
+    for name in names:
+        values = [score.metrics[name] for score in scores if name in score.metrics]
+        means[name] = sum(values) / (len(values) if "/" in name else len(scores))
+    return means

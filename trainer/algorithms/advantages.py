@@ -59,6 +59,48 @@ def turn_advantages(advantages: Tensor, trajectory_of_turn: Tensor, credit: Lite
     return per_turn / turns[trajectory_of_turn]
 
 
+def gigpo_advantages(
+    outcomes: Tensor,
+    own: Tensor,
+    trajectory_of_turn: Tensor,
+    groups: Tensor,
+    norm: Literal["mean", "mean_std"],
+    discount: float,
+    weight: float,
+) -> Tensor:
+    """Advantage of turns that are rewarded apart, in two parts (GiGPO, Feng et al. 2025, arXiv 2505.10978).
+
+    weight · (the trajectory's outcome among its group's) + (the turn's return among the returns of the group's turns of
+    the same number), where a return is the turn's own reward plus `discount` times that of the next turn, and so on.
+    Turns of the same number read the same chunk: they are GiGPO's groups of equal states.
+
+    Args:
+        outcomes: [trajectories] float. own: [turns] float, each turn's own part.
+        trajectory_of_turn: [turns] int64, ascending; the turns of a trajectory stand in their order.
+        groups: [trajectories] int64, as in `group_advantages`. norm: the same.
+        discount: 0 to 1. weight: of the trajectory's part.
+
+    Returns:
+        [turns] float64.
+
+    """
+    position = _turn_numbers(trajectory_of_turn)
+    returns = own.double().clone()
+    for turn in range(len(returns) - 2, -1, -1):
+        if trajectory_of_turn[turn] == trajectory_of_turn[turn + 1]:
+            returns[turn] += discount * returns[turn + 1]
+    group_of_turn = groups[trajectory_of_turn]
+    longest = int(position.max()) + 1 if len(position) else 1
+    of_turns = group_advantages(returns, group_of_turn * longest + position, norm)
+    return weight * group_advantages(outcomes, groups, norm)[trajectory_of_turn] + of_turns
+
+
+def _turn_numbers(trajectory_of_turn: Tensor) -> Tensor:
+    """Number of every turn within its trajectory, from 0."""
+    first = torch.searchsorted(trajectory_of_turn, trajectory_of_turn)
+    return torch.arange(len(trajectory_of_turn)) - first
+
+
 def zero_variance_groups(advantages: Tensor, groups: Tensor) -> int:
     """Number of groups without a learning signal: every advantage is 0."""
     unique, member = torch.unique(groups, return_inverse=True)

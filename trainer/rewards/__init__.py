@@ -7,6 +7,7 @@ from typing import Protocol
 
 from trainer import custom
 from trainer.config import RunConfig
+from trainer.judge.reader import Reader
 from trainer.rewards.boxed import boxed_reward
 from trainer.types import Task, Trajectory
 
@@ -32,4 +33,16 @@ def make_reward(config: RunConfig) -> Reward:
     if custom.is_custom(config.reward.name):
         reward: Reward = custom.make("reward.name", config.reward.name, config.code_dir, config.reward)
         return reward
+    if config.reward.name == "memalpha":
+        from trainer.rewards.memalpha import MemAlphaReward  # noqa: PLC0415 (a client of servers)
+
+        return MemAlphaReward(config.reward, make_reader(config))
     return Boxed()
+
+
+def make_reader(config: RunConfig) -> Reader:
+    """Who answers from memories and judges. Raises UserError for servers that cannot be used."""
+    from trainer.judge.reader import RuleReader  # noqa: PLC0415
+    from trainer.judge.served import make_served_reader  # noqa: PLC0415
+
+    return RuleReader() if config.judge.reader == "rules" else make_served_reader(config)

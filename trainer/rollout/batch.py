@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
-from trainer.algorithms.advantages import group_advantages, turn_advantages, zero_variance_groups
+from trainer.algorithms.advantages import group_advantages, zero_variance_groups
 from trainer.algorithms.aggregation import token_weights
 from trainer.algorithms.table import resolve
 from trainer.config import AgentConfig, RunConfig
-from trainer.seeding import derive_seed
+from trainer.rollout.credit import control_rewards, rewarded_turns, shared_by_turns, trajectory_means
 from trainer.types import Group, Row, Trajectory
 
 COUNTERS = ("empty_memory", "truncated_memory", "truncated_final", "truncated_context")
@@ -27,17 +26,6 @@ class TrainingBatch:
     minibatches: list[list[Row]]
     advantages: list[float]
     stats: dict[str, float]
-
-
-def control_rewards(rewards: list[float], control: str, *seed_parts: str | int) -> list[float]:
-    """Rewards as a negative control wants them: permuted over the batch, with the sign turned round, or untouched."""
-    if control == "shuffled":
-        shuffled = list(rewards)
-        random.Random(derive_seed(*seed_parts)).shuffle(shuffled)
-        return shuffled
-    if control == "flipped":
-        return [-r for r in rewards]
-    return rewards
 
 
 def response_limit(c: AgentConfig, trajectories: list[Trajectory]) -> int:
@@ -59,10 +47,15 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
     rewards = control_rewards([t.reward for t in trajectories], config.control.rewards, config.seed, "shuffle", step)
     numbers = torch.tensor([group_of[i] for i in ok], dtype=torch.long)
     advantages = torch.zeros(len(trajectories), dtype=torch.float64)
-    if ok:
-        values = group_advantages(torch.tensor([rewards[i] for i in ok]), numbers, algorithm.advantage)
-        advantages[ok] = 0.0 if config.control.zero_advantages else values
-    flat = turn_rows(trajectories, advantages, config)
+    if ok and all(trajectories[i].turn_rewards for i in ok):
+        per_turn = rewarded_turns([trajectories[i] for i in ok], numbers, config, step)
+        advantages[ok] = trajectory_means([trajectories[i] for i in ok], per_turn)
+    else:
+        if ok:
+            values = group_advantages(torch.tensor([rewards[i] for i in ok]), numbers, algorithm.advantage)
+            advantages[ok] = 0.0 if config.control.zero_advantages else values
+        per_turn = shared_by_turns(trajectories, advantages, config)
+    flat = turn_rows(trajectories, per_turn, config)
     per_batch = len(groups) // config.train.minibatches
     limit = response_limit(config.agent, trajectories)
     minibatches = []
@@ -76,13 +69,11 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
     return TrainingBatch(minibatches, advantages.tolist(), stats)
 
 
-def turn_rows(trajectories: list[Trajectory], advantages: torch.Tensor, config: RunConfig) -> list[Row]:
-    """One row per turn, with the trajectory's advantage after credit. Weights are still to be set."""
+def turn_rows(trajectories: list[Trajectory], per_turn: torch.Tensor, config: RunConfig) -> list[Row]:
+    """One row per turn, with its advantage: [turns], in the order of the trajectories. Weights are still to be set."""
     turns = [(i, turn) for i, t in enumerate(trajectories) for turn in t.turns]
-    index = torch.tensor([i for i, _ in turns], dtype=torch.long)
-    per_turn = turn_advantages(advantages, index, config.algorithm.credit).tolist()
     rows = []
-    for (i, turn), advantage in zip(turns, per_turn, strict=True):
+    for (i, turn), advantage in zip(turns, per_turn.tolist(), strict=True):
         completion = turn.completion
         if config.algorithm.drop_truncated_final and turn.kind == "final" and completion.finish_reason == "length":
             continue
@@ -113,9 +104,10 @@ def rollout_stats(
     prompt = sum(len(turn.prompt_ids) for turn in turns)
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
     finals = [t.turns[-1] for t in trajectories if t.turns]
-    counters: Counter[str] = Counter()
+    counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
     for t in trajectories:
         counters.update(t.counters)
+    scored = [t.metrics for t in trajectories if t.metrics]
     return {
         "task_reward": sum(t.reward for t in trajectories) / count,
         "final_reward": sum(rewards) / count,
@@ -132,5 +124,6 @@ def rollout_stats(
         "prompt_tokens": float(prompt),
         "sampled_tokens": float(sampled),
         "failed_trajectories": float(sum(t.error is not None for t in trajectories)),
-        **{name: float(counters[name]) for name in COUNTERS},
+        **{name: float(count) for name, count in counters.items()},
+        **{name: sum(m[name] for m in scored) / len(scored) for name in (scored[0] if scored else {})},
     }

@@ -30,6 +30,9 @@ def write_rollouts(path: Path, groups: list[Group], advantages: list[float], tok
                     "advantage": next(remaining),
                     "counters": trajectory.counters,
                     "error": trajectory.error,
+                    "metrics": trajectory.metrics,
+                    "turn_rewards": trajectory.turn_rewards.totals if trajectory.turn_rewards else None,
+                    "details": trajectory.details,
                     "turns": [
                         {
                             "kind": turn.kind,
