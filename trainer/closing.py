@@ -28,7 +28,7 @@ TRAINING_MIXTURE = Line(chunks=0, blank_memory=False)
 
 def trained_chunks(config: RunConfig) -> list[int]:
     """Fewest and most chunks of a training document; empty where the task does not choose them."""
-    return [config.task.min_chunks, config.task.max_chunks] if config.task.name == "recall" else []
+    return [config.task.min_chunks, config.task.max_chunks] if config.task.name in ("recall", "facts") else []
 
 
 def time_split(folder: Path) -> dict[str, float]:

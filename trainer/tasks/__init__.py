@@ -16,8 +16,19 @@ def make_source(config: RunConfig) -> TaskSource:
         from trainer.tasks.hotpotqa import HotpotQA  # noqa: PLC0415 (reads no data for other tasks)
 
         return HotpotQA(config.task, config.seed, config.cache_dir)
+    if config.task.name == "memalpha":
+        from trainer.tasks.memalpha import MemAlphaTexts  # noqa: PLC0415
+
+        return MemAlphaTexts(config.task, config.seed, config.cache_dir)
+    if config.task.name == "facts":
+        from trainer.tasks.facts import Facts  # noqa: PLC0415
+
+        return Facts(config.task, config.seed)
     if config.task.name != "recall":
-        raise UserError(f"task.name={config.task.name} has no task source in this version: choose recall or hotpotqa")
+        raise UserError(
+            f"task.name={config.task.name} has no task source in this version: choose recall, hotpotqa, facts or "
+            "memalpha"
+        )
     from trainer.tasks.recall import Recall  # noqa: PLC0415
 
     return Recall(config.task, config.seed)

@@ -18,22 +18,20 @@ import torch
 from torch import Tensor
 
 from trainer import seeding, types
-from trainer.agents import memagent, template
-from trainer.agents.memagent import MemAgent, check_window
+from trainer.agents import memagent, memalpha, memalpha_prompt, template
 from trainer.config import RunConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import RunError
 from trainer.evaluate import EvalSpec, evaluate
 from trainer.rollout.controller import RolloutController
 from trainer.staging import staged_folder
-from trainer.tasks import make_source, recall
-from trainer.tasks.recall import Recall
+from trainer.tasks import facts, make_source, recall
 from trainer.train import attention, logprobs, packing
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.model import stop_token_ids
 from trainer.train.packing import PackedBatch, pack
-from trainer.warmup import demos, tiny
-from trainer.warmup.demos import Demonstrator
+from trainer.warmup import demos, lessons, memory_demos, tiny
+from trainer.warmup.lessons import Lesson, make_lesson
 
 # Recall practice ends once the mean share of confident answers over this many steps reaches this.
 RECALL_WINDOW, RECALL_TARGET = 10, 0.98
@@ -42,7 +40,8 @@ REPORT_EVERY_S = 1.0
 SAVE_EVERY_S = 30.0
 
 # The code that decides what comes out of the warm-up: a change in it is a new content hash.
-SOURCES = (seeding, types, memagent, template, recall, attention, logprobs, packing, tiny, demos)
+SOURCES = (seeding, types, memagent, template, recall, attention, logprobs, packing, tiny, demos, lessons)
+MEMORY_SOURCES = (facts, memalpha, memalpha_prompt, memory_demos)
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -62,11 +61,12 @@ def own_words(config: RunConfig) -> list[str]:
 def content_key(config: RunConfig) -> str:
     """Hash of everything that the warmed-up weights depend on: settings, code, library versions, threads."""
     digest = hashlib.sha256()
+    memory = config.agent.name == "memalpha"
     parts = {
         "model": config.model.model_dump(),
         # A task or agent of the user's own is warmed up like ours: what it is called and told changes nothing here.
-        "task": {**config.task.model_dump(exclude={"options", "as_chat"}), "name": "recall"},
-        "agent": {**config.agent.model_dump(exclude={"options"}), "name": "memagent"},
+        "task": {**config.task.model_dump(exclude={"options", "as_chat"}), "name": "facts" if memory else "recall"},
+        "agent": {**config.agent.model_dump(exclude={"options"}), "name": "memalpha" if memory else "memagent"},
         "warmup": config.warmup.model_dump(),
         "seed": config.seed,
         "torch": torch.__version__,
@@ -74,7 +74,7 @@ def content_key(config: RunConfig) -> str:
         **({"words": words} if (words := own_words(config)) else {}),
     }
     digest.update(json.dumps(parts, sort_keys=True).encode())
-    for module in SOURCES:
+    for module in (*SOURCES, *(MEMORY_SOURCES if memory else ())):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:20]
@@ -103,13 +103,13 @@ class Warmup:
         if (done / "warmup.json").exists():
             self.report({"phase": "gate", "cached": True, **json.loads((done / "warmup.json").read_text())})
             return done
-        source = Recall(self.config.task, self.config.seed)
-        tokenizer = tiny.make_tokenizer([*source.vocabulary(), *own_words(self.config)])
-        check_window(MemAgent(self.config.agent, tokenizer), self.config.model.tiny.max_position_embeddings)
+        lesson = make_lesson(self.config)
+        tokenizer = tiny.make_tokenizer([*lesson.vocabulary(), *own_words(self.config)])
+        lesson.make_agent(tokenizer)  # refuses limits that do not fit, before anything is learned
         scores: list[float] = []
         for attempt in range(self.config.warmup.retries + 1):
             init_seed = seeding.derive_seed(self.config.seed, "init", attempt) % 2**31
-            lm, score = self._train(source, tokenizer, init_seed, done.with_name(f"{done.name}.{attempt}.partial"))
+            lm, score = self._train(lesson, tokenizer, init_seed, done.with_name(f"{done.name}.{attempt}.partial"))
             scores.append(score)
             if score >= self.config.warmup.gate:
                 _store(lm, tokenizer, done, {"init_seed": init_seed, "attempts": attempt + 1, "accuracy": score})
@@ -120,12 +120,12 @@ class Warmup:
             "warmup.recall_steps or warmup.retries, or lower warmup.gate"
         )
 
-    def _train(self, source: Recall, tokenizer: Any, init_seed: int, partial: Path) -> tuple[Any, float]:
+    def _train(self, lesson: Lesson, tokenizer: Any, init_seed: int, partial: Path) -> tuple[Any, float]:
         warmup = self.config.warmup
         began = time.perf_counter()
         lm = tiny.make_lm(self.config.model, tokenizer, init_seed)
-        agent = MemAgent(self.config.agent, tokenizer)
-        demonstrator = Demonstrator(self.config, source, agent, tokenizer)
+        agent = lesson.make_agent(tokenizer)
+        demonstrator = lesson.demonstrations(agent, tokenizer)
         loop = _Loop(lm, self, init_seed, partial)
 
         def recall_batch(step: int) -> PackedBatch:
@@ -138,8 +138,8 @@ class Warmup:
         loop.run("recall", warmup.recall_steps, recall_batch, decay=False, target=RECALL_TARGET)
         loop.run("sft", warmup.steps, demo_batch, decay=True)
         engine = EmbeddedEngine(lm.eval(), stop_token_ids(lm, tokenizer), self.config.rollout.max_batch_tokens)
-        controller = RolloutController(agent, engine, self.config.seed)
-        score = evaluate(controller.run, source, EvalSpec("dev", GATE_TASKS, chunks=1)).accuracy
+        controller = RolloutController(agent, engine, self.config.seed, reward=lesson.reward())
+        score = lesson.passed(evaluate(controller.run, lesson.source, EvalSpec("dev", GATE_TASKS, chunks=1)))
         seconds = round(time.perf_counter() - began, 3)
         self.report({"phase": "gate", "accuracy": score, "init_seed": init_seed, "cached": False, "seconds": seconds})
         partial.unlink(missing_ok=True)

@@ -1,0 +1,53 @@
+"""Facts to be remembered: documents as in recall, and questions that come only after everything was read.
+
+The agent does not know while it reads what will be asked, so what is not kept is lost: the share of facts in the final
+memory is what the questions measure. Keys of questions occur once in a document; others may come again once a document
+has more facts than there are keys.
+"""
+
+from __future__ import annotations
+
+import random
+
+from trainer.tasks.recall import Fact, Recall
+from trainer.types import Question, Task
+
+SOURCE = "facts"
+
+
+class Facts(Recall):
+    """TaskSource of generated documents with several questions each; see Recall for splits and vocabulary."""
+
+    def _make(self, task_id: str, split: str, rng: random.Random, chunks: int) -> Task:
+        config = self.config
+        count = chunks or rng.randint(config.min_chunks, config.max_chunks)
+        places = [(chunk, place) for chunk in range(count) for place in range(config.facts_per_chunk)]
+        wanted = min(config.num_questions, len(places), len(self.keys) // 2)
+        asked = set(rng.sample(places, wanted))
+        drawn = rng.sample(self.keys, len(self.keys))
+        question_keys, other_keys = drawn[:wanted], drawn[wanted:]
+        questions: list[Fact] = []
+        others: list[str] = []
+        sections = []
+        for chunk in range(count):
+            used: set[str] = set()
+            facts = []
+            for place in range(config.facts_per_chunk):
+                if (chunk, place) in asked:
+                    fact = self.fact(rng, split, question_keys.pop(), used)
+                    questions.append(fact)
+                else:
+                    if not others:
+                        others = rng.sample(other_keys, len(other_keys))
+                    fact = self.fact(rng, "train", others.pop(), used)
+                facts.append(fact)
+            sections.append(self.section(rng, facts))
+        asked_for = tuple(Question(key, (value,)) for key, value in questions)
+        return Task(
+            id=task_id,
+            question=asked_for[0].question,
+            answers=asked_for[0].answers,
+            chunks=tuple(sections),
+            meta={"source": SOURCE, "chunks": count},
+            questions=asked_for,
+        )
