@@ -27,6 +27,7 @@ FREE = (
     "recover_after",
     "monitor.",
     "servers.",
+    "weights.",
     "checkpoint.",
     "eval.",
     "train.total_steps",

@@ -19,21 +19,36 @@ def folder_problem(folder: Path, reference: Path) -> str:
     Both are Hugging Face folders with safetensors. Compared are names and shapes, not values.
     """
     try:
-        new, served = tensor_shapes(folder), tensor_shapes(reference)
-        tied = bool(_json(reference / "config.json").get("tie_word_embeddings"))
+        new, served, tied = tensor_shapes(folder), tensor_shapes(reference), ties_head(reference)
     except (OSError, ValueError) as error:
         return str(error)
+    return shapes_problem(new, served, tied, str(folder), "the served model")
+
+
+def shapes_problem(
+    new: dict[str, tuple[int, ...]], served: dict[str, tuple[int, ...]], tied: bool, new_is: str, served_is: str
+) -> str:
+    """Why tensors of these names and shapes cannot replace the served ones; empty when they can.
+
+    tied: whether the served model's head is its embedding. new_is, served_is: what to call the two.
+    """
+    new, served = dict(new), dict(served)
     if tied:  # then the head is the embedding, and may be stored once or twice
         new.pop(TIED_HEAD, None)
         served.pop(TIED_HEAD, None)
     if missing := sorted(served.keys() - new.keys()):
-        return f"{folder} lacks {len(missing)} of {len(served)} tensors, {missing[0]} for one"
+        return f"{new_is} lacks {len(missing)} of {len(served)} tensors, {missing[0]} for one"
     if foreign := sorted(new.keys() - served.keys()):
-        return f"{folder} holds {len(foreign)} tensors that the served model lacks, {foreign[0]} for one"
+        return f"{new_is} holds {len(foreign)} tensors that {served_is} lacks, {foreign[0]} for one"
     for name, shape in served.items():
         if new[name] != shape:
-            return f"{folder}: {name} has shape {new[name]}, the served model's has {shape}"
+            return f"{new_is}: {name} has shape {new[name]}, that of {served_is} has {shape}"
     return ""
+
+
+def ties_head(folder: Path) -> bool:
+    """Whether the folder's config.json says that the head is the embedding. Raises OSError or ValueError."""
+    return bool(_json(folder / "config.json").get("tie_word_embeddings"))
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,187 @@
+"""Publishing through a folder: the policy as a Hugging Face checkpoint in the servers' dtype, which every server loads.
+
+Works with every kind of server, near and far (where the folder is on storage that all hosts see), and is what other
+ways fall back to. The folder is complete before any server hears of it, and written before generation is interrupted.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from trainer.errors import RunError
+from trainer.files import disk_error, is_full, sync_folder, sync_tree, write_atomic
+from trainer.train.learner import Learner
+from trainer.weights.publisher import Outlet, PublishStats, agree, measured, same_host
+from trainer.weights.source import WeightSource
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class FolderPublisher:
+    """Publisher over folders `root/v{version}`.
+
+    Args:
+        learner: whose policy is published. outlet: rank 0's way to the servers; None on other ranks.
+        tokenizer: saved beside the weights. root: where folders go; it is this publisher's alone.
+        keep: newest versions that stay; the one that servers hold stays in any case.
+        bucket_bytes: weights that are in memory a second time while they are written.
+        dtype: of the servers' weights.
+
+    Raises:
+        UserError: the trained tensors are not those that the servers were started with.
+
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        outlet: Outlet | None,
+        tokenizer: Any,
+        root: Path,
+        keep: int = 2,
+        bucket_bytes: int = 1 << 30,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.world = learner.world
+        self.source = WeightSource(learner, bucket_bytes, dtype)
+        self.root = root
+        self.keep = keep
+        self._lm = learner.policy.lm
+        self._tokenizer = tokenizer
+        self._outlet = outlet
+        self._in_use: Path | None = None
+        agree(self.world, caught(lambda: outlet.check(self.source.shapes)) if outlet else None)
+
+    def publish(self, version: int, *, folder: bool = False) -> PublishStats:  # noqa: ARG002 (there always is one)
+        """See Publisher."""
+        began = time.perf_counter()
+        written = self.write(version)
+        prepared = time.perf_counter() - began
+        stats = PublishStats(version, "disk", 0, self.source.nbytes, prepared, 0.0, 0.0, 0.0, 0.0)
+        outlet = self._outlet
+        if outlet is not None:
+            problem = caught(lambda: outlet.submit(outlet.engine.update_from_folder(written, version)).result())
+            agree(self.world, problem)
+            stats = measured(outlet, stats)
+            self.used(written)
+        else:
+            agree(self.world, None)
+        return self.world.broadcast(replace(stats, total_seconds=time.perf_counter() - began))
+
+    def write(self, version: int) -> Path:
+        """Write the present weights as this version and return their folder, complete and durable. Collective.
+
+        Raises:
+            RunError: it cannot be written; nothing is left of it.
+
+        """
+        folder = self.root / f"v{version}"
+        temporary = folder.with_name(folder.name + ".tmp")
+        main = self.world.is_main
+        problem = caught(lambda: _fresh(temporary)) if main else None
+        flat = self.source.buffer() if main else None
+        files: dict[str, str] = {}
+        self.source.open()
+        for number, bucket in enumerate(self.source.buckets):
+            self.source.fill(bucket, flat)
+            if flat is None or problem is not None:
+                continue  # the other ranks must not wait for this one
+            one = len(self.source.buckets) == 1
+            file = (
+                "model.safetensors" if one else f"model-{number + 1:05d}-of-{len(self.source.buckets):05d}.safetensors"
+            )
+            host = flat[: bucket.nbytes].cpu()
+            tensors = {piece.name: view for piece, view in zip(bucket.pieces, bucket.views(host), strict=True)}
+            problem = caught(partial(save_file, tensors, temporary / file, metadata={"format": "pt"}))
+            files.update(dict.fromkeys(tensors, file))
+        self.source.close()
+        if main and problem is None:
+            problem = caught(lambda: self._finish(temporary, folder, files))
+        if problem is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        agree(self.world, _explained(problem, folder))
+        return folder
+
+    def used(self, folder: Path) -> None:
+        """Servers hold this version now: older ones beyond `keep` go. Rank 0."""
+        self._in_use = folder
+        found = [path for path in self.root.glob("v*") if path.name[1:].isdigit()]
+        found.sort(key=lambda path: int(path.name[1:]), reverse=True)
+        for old in found[self.keep :]:
+            if old != self._in_use:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all versions. No server may join afterwards."""
+        if self.world.is_main:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def _finish(self, temporary: Path, folder: Path, files: dict[str, str]) -> None:
+        config = copy.deepcopy(self._lm.config)
+        config.dtype = self.source.dtype
+        config.architectures = [type(self._lm).__name__]
+        config.save_pretrained(temporary)
+        if getattr(self._lm, "generation_config", None) is not None:
+            self._lm.generation_config.save_pretrained(temporary)
+        self._tokenizer.save_pretrained(temporary)
+        if len(set(files.values())) > 1:
+            index = {"metadata": {"total_size": self.source.nbytes}, "weight_map": files}
+            write_atomic(temporary / "model.safetensors.index.json", json.dumps(index))
+        sync_tree(temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+
+
+def choose_root(wanted: str, run: Path, outlet: Outlet | None, nbytes: int, keep: int = 2) -> Path:
+    """Where versions go: `wanted` if given, memory where all servers share this host and it has room, else the run.
+
+    nbytes: of one version. On ranks without an outlet the answer does not matter.
+    """
+    name = f"clusterkit-{os.getuid()}-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"
+    if wanted:
+        return Path(wanted) / name
+    if outlet is not None and same_host(outlet.engine) and SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
+        root = SHARED_MEMORY / name
+        shutil.rmtree(root, ignore_errors=True)  # what a killed attempt left
+        if shutil.disk_usage(SHARED_MEMORY).free > (keep + 2) * nbytes:
+            return root
+    return run / "weights"
+
+
+def caught(work: Callable[[], object]) -> Exception | None:
+    """Do it; what it raised, for the other ranks to hear of."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
+
+
+def _fresh(folder: Path) -> None:
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
+def _explained(problem: Exception | None, folder: Path) -> Exception | None:
+    system = disk_error(problem) if problem is not None else None
+    if system is None:
+        return problem
+    reason, remedy = system.strerror or str(system), "make the folder writable, or name another one"
+    if is_full(system):
+        reason, remedy = "no space left", "free some, or name another folder"
+    return RunError(f"cannot write weights for the servers to {folder}: {reason}; {remedy} (weights.folder)")

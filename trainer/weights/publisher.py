@@ -1,0 +1,114 @@
+"""What every way of publishing weights has in common.
+
+A publisher gives the trainer's present weights to the inference servers as a new version. It is collective: every
+rank of the trainer calls it, rank 0 talks to the servers. Afterwards every server that is still in use has been asked
+and holds that version; none is ever left in use with weights of two versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from trainer.engines.served import ServedEngine
+from trainer.errors import RunError, UserError
+from trainer.train.distributed import World
+from trainer.weights.folder import shapes_problem, tensor_shapes, ties_head
+
+Submit = Callable[[Coroutine[Any, Any, Any]], "Future[Any]"]
+"""Runs a coroutine on the engine's event loop, from another thread (`BackgroundLoop.submit`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishStats:
+    """How one version was published, the same on every rank.
+
+    transport: the way that it went. servers: that hold it now. bytes: of one copy of the weights. Seconds: prepare,
+    before generation was interrupted (gathering, writing, meeting servers); pause, until nothing ran any more;
+    transfer, until every server held the weights; resume, until requests flowed again; total, of the whole call.
+    """
+
+    version: int
+    transport: Literal["nccl", "disk", "ipc"]
+    servers: int
+    bytes: int
+    prepare_seconds: float
+    pause_seconds: float
+    transfer_seconds: float
+    resume_seconds: float
+    total_seconds: float
+
+
+class Publisher(Protocol):
+    """One way of bringing weights to servers."""
+
+    def publish(self, version: int, *, folder: bool = False) -> PublishStats:
+        """Give the present weights to all servers as `version`. Collective.
+
+        folder: also leave them in a folder, so that servers can join (and ones that died come back) before the next
+        version; rank 0's wish counts.
+
+        Raises:
+            RunError: no server holds the version; the same on every rank.
+
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave every group and remove what was written for servers. Rank 0 after its last `publish`; others too."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Rank 0's way to the servers: their engine, and what runs coroutines on its loop."""
+
+    engine: ServedEngine
+    submit: Submit
+
+    def check(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Raise UserError unless the trained tensors are those of the model that the servers were started with."""
+        model = self.engine.model
+        try:
+            served, tied = tensor_shapes(model), ties_head(model)
+        except (OSError, ValueError) as error:
+            raise UserError(f"the servers' model cannot be read: {error}") from error
+        if problem := shapes_problem(shapes, served, tied, "the trained model", "the served one"):
+            raise UserError(
+                f"servers of {model} cannot take the trained weights: {problem}. Start them with that model"
+            )
+
+
+def agree(world: World, problem: BaseException | None) -> None:
+    """Raise rank 0's error on every rank. Collective."""
+    text = world.broadcast(f"{problem}" if isinstance(problem, UserError) else repr(problem) if problem else "")
+    if problem is not None:
+        raise problem
+    if text:
+        raise RunError(text)
+
+
+def measured(outlet: Outlet, stats: PublishStats) -> PublishStats:
+    """The stats with what the engine measured of its last update."""
+    own = outlet.engine.stats
+    return replace(
+        stats,
+        servers=len(outlet.engine.pool.usable()),
+        pause_seconds=own.pause_seconds,
+        transfer_seconds=own.transfer_seconds,
+        resume_seconds=own.resume_seconds,
+    )
+
+
+def same_host(engine: ServedEngine) -> bool:
+    """Whether all servers in use listen on this host's loopback address."""
+    hosts = {server.url.partition("://")[2].rpartition(":")[0] for server in engine.pool.usable()}
+    return hosts <= {"127.0.0.1", "localhost", "[::1]"}
+
+
+def default_folder(run: Path) -> Path:
+    """Where versions are written within a run's folder."""
+    return run / "weights"

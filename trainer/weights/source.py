@@ -1,0 +1,154 @@
+"""The trained weights as servers take them: by Hugging Face name, whole, in the servers' dtype, bucket by bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor, Shard
+
+from trainer.train.distributed import World
+from trainer.train.learner import Learner
+from trainer.weights.buckets import Bucket, Piece, plan_buckets
+
+PREFIX = "lm."
+
+
+class WeightSource:
+    """Reads the policy's present weights into buffers of this rank's device.
+
+    Args:
+        learner: whose policy, sharded over `learner.world` or not.
+        bucket_bytes: of one buffer. dtype: that the servers keep floating-point weights in.
+
+    """
+
+    def __init__(self, learner: Learner, bucket_bytes: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.learner = learner
+        self.world: World = learner.world
+        self.dtype = dtype
+        self.buckets = plan_buckets(
+            (
+                Piece(name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape))
+                for name, t in served_state(learner).items()
+            ),
+            bucket_bytes,
+        )
+        self._state: dict[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor."""
+        return {piece.name: piece.shape for bucket in self.buckets for piece in bucket.pieces}
+
+    def buffer(self) -> Tensor:
+        """A buffer for any of the buckets, [bytes] uint8 on this rank's device."""
+        size = max((bucket.nbytes for bucket in self.buckets), default=0)
+        return torch.empty(size, dtype=torch.uint8, device=self.world.device)
+
+    def open(self) -> None:
+        """Take hold of the present weights. Every rank, before `fill`; nothing may train until `close`."""
+        self._state = served_state(self.learner)
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self._state = {}
+
+    @torch.no_grad()
+    def fill(self, bucket: Bucket, flat: Tensor | None) -> None:
+        """Put a bucket's weights into rank 0's buffer; the others give None. Collective, the same buckets in order.
+
+        On a GPU this only queues work on the current stream.
+        """
+        names = [piece.name for piece in bucket.pieces]
+        views = dict(zip(names, bucket.views(flat), strict=True)) if flat is not None else {}
+        by_rows = [piece for piece in bucket.pieces if _split_by_rows(self._state[piece.name], self.world)]
+        if by_rows:
+            self._gather(by_rows, views)
+        rest = [piece for piece in bucket.pieces if piece not in by_rows]
+        whole = [_whole(self._state[piece.name], piece.dtype) for piece in rest]
+        if views and rest:
+            _copy([views[piece.name] for piece in rest], whole)
+
+    def _gather(self, pieces: list[Piece], views: dict[str, Tensor]) -> None:
+        """Bring the row shards of several tensors to rank 0 in one message a rank; each casts its own first."""
+        size, device = self.world.size, self.world.device
+        # FSDP2 splits rows as torch.chunk does: all ranks but the last ones have the same number.
+        rows = [-(-piece.shape[0] // size) for piece in pieces]
+        slot = [count * (piece.nbytes // piece.shape[0]) for count, piece in zip(rows, pieces, strict=True)]
+        starts = [sum(slot[:i]) for i in range(len(slot))]
+        sent = torch.empty(sum(slot), dtype=torch.uint8, device=device)
+
+        def part(message: Tensor, index: int, rank: int) -> Tensor:
+            piece = pieces[index]
+            count = max(0, min(rows[index], piece.shape[0] - rank * rows[index]))
+            end = starts[index] + count * (piece.nbytes // piece.shape[0])
+            return message[starts[index] : end].view(piece.dtype).view(count, *piece.shape[1:])
+
+        everyone = range(len(pieces))
+        locals_ = [_local(self._state[piece.name]) for piece in pieces]
+        _copy([part(sent, i, self.world.rank) for i in everyone], locals_)
+        received = [torch.empty_like(sent) for _ in range(size)] if views else None
+        dist.gather(sent, received, dst=0)
+        for rank, message in enumerate(received or []):
+            parts = [part(message, i, rank) for i in everyone]
+            first = [rank * count for count in rows]
+            into = [
+                views[piece.name][row : row + len(own)]
+                for piece, row, own in zip(pieces, first, parts, strict=True)
+            ]  # fmt: skip
+            _copy(into, parts)
+
+
+def served_state(learner: Learner) -> dict[str, Tensor]:
+    """Hugging Face name -> weight or shard of it, tied weights once. Only looks, moves nothing between ranks."""
+    state: dict[str, Any] = get_model_state_dict(learner.policy)
+    tied = tied_names(learner.policy.lm)
+    named = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
+    return {name: tensor for name, tensor in named.items() if name not in tied}
+
+
+def tied_names(lm: Any) -> set[str]:
+    """Names of weights that are another weight under a second name (a head that is the embedding)."""
+    if not getattr(lm.config, "tie_word_embeddings", False):
+        return set()
+    return set(getattr(lm, "all_tied_weights_keys", None) or {})
+
+
+def _split_by_rows(tensor: Tensor, world: World) -> bool:
+    """Whether every rank of the world holds some rows of it, and nothing else is to be known."""
+    if not isinstance(tensor, DTensor) or tensor.ndim == 0:
+        return False
+    return (
+        world.size > 1
+        and tensor.device_mesh.size() == world.size
+        and len(tensor.placements) == 1
+        and isinstance(tensor.placements[0], Shard)
+        and tensor.placements[0].dim == 0
+    )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole: Tensor = tensor.to(dtype).full_tensor()  # type: ignore[attr-defined]
+    return whole
+
+
+def _copy(into: list[Tensor], out_of: list[Tensor]) -> None:
+    """Copy many tensors, casting, in few kernels."""
+    pairs = [(a, b) for a, b in zip(into, out_of, strict=True) if a.numel()]
+    if pairs:
+        torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs], non_blocking=True)
