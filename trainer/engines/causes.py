@@ -26,6 +26,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
      "this is no model folder (config.json is missing or names no model type): check the model path"),
     (r"architectures .* (are|is) not supported|no SGLang implementation",
      "the server does not know this model architecture: use a newer server, or another model"),
+    (r"max_model_len .*greater than the derived", "the model has a shorter context: lower servers.context_length"),
     (r"is not divisible by|assert self\.total_num_(kv_)?heads % tp_size",
      "the model's heads do not divide by the tensor parallel size: use a size that divides them"),
     (r"unrecognized arguments|invalid choice",

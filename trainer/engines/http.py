@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
+# Until the end of a server's process is noticed at the latest.
+NOTICE_SECONDS = 0.5
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -155,6 +158,7 @@ class ServerPool:
                 failures += 1
                 if isinstance(error, ServerLostError) and not await self.healthy(server):
                     server.discard(str(error))
+                    await self._reason(server)
                 elif failures >= self.limits.attempts:
                     raise EngineError(f"{failures} tries failed; the last: {error}") from error
                 else:
@@ -163,6 +167,13 @@ class ServerPool:
                 self.redispatched += 1
             finally:
                 server.in_flight -= 1
+
+    async def _reason(self, server: Server) -> None:
+        """Wait a moment, where no server is left, for the end of its process: that says more than a lost connection."""
+        first = server.problem
+        deadline = time.monotonic() + NOTICE_SECONDS
+        while not self.usable() and server.problem == first and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
 
     async def healthy(self, server: Server) -> bool:
         """Whether the server's health check answers 200. Asked twice: one lost connection proves nothing."""

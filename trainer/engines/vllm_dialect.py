@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ from trainer.types import SamplingParams
 log = logging.getLogger(__name__)
 
 TRIED_VERSIONS = ("0.32.0",)
+# Folder with the code of ours that runs inside the workers, and nothing else.
+VLLM_SIDE = Path(__file__).with_name("vllm_side")
+WORKER_EXTENSION = "clusterkit_vllm.ClusterkitWeights"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 # What a server says of weights that it was started with, until it is told their version.
 UNNAMED = "default"
+# GiB of KV cache of a server on the CPU; ServerOptions.env may say otherwise.
+CPU_CACHE_GIB = "2"
 
 
 class VLLMDialect:
@@ -44,6 +50,7 @@ class VLLMDialect:
         arguments += ["--host", options.host, "--port", str(port)]
         # Log-probs under the distribution that was sampled from: with its temperature, without banned tokens.
         arguments += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+        arguments += ["--worker-extension-cls", WORKER_EXTENSION]
         arguments += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
         # The token routes; where there is a tokenizer the chat routes stay usable beside them.
         has_tokenizer = any((options.model / name).is_file() for name in TOKENIZER_FILES)
@@ -62,9 +69,12 @@ class VLLMDialect:
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(VLLM_SIDE), os.environ.get("PYTHONPATH", ""))))
         found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}  # for weights over NCCL, as with SGLang
         if options.gpus:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.gpus))
+        else:  # by default it takes most of the memory, and pins its threads to cores that other servers pin theirs to
+            found |= {"VLLM_CPU_KVCACHE_SPACE": CPU_CACHE_GIB, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         if options.deterministic:
             found["VLLM_BATCH_INVARIANT"] = "1"
         return found
@@ -155,7 +165,7 @@ class VLLMDialect:
 
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. The folder was checked before; whatever fails now leaves the weights in doubt."""
-        body: Json = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        body: Json = {"method": "clusterkit_load", "args": [str(folder)]}
         await pool.call(server, "POST", "/collective_rpc", body, LOAD_DEADLINE)
         await self._name(pool, server, version)
 

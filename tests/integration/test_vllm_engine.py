@@ -1,0 +1,251 @@
+"""The engine over a real vLLM server on the CPU: exact ids and log-probs, weight updates, caches, failures.
+
+One server serves the whole file; the tests run in this order, and the last one kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+
+from tests.vllmserver import VOCABULARY, random_qwen2, start_vllm, vllm_options, vllm_python
+from trainer.engines.dialect import make_dialect
+from trainer.engines.http import EngineError, RefusedError, Server, ServerPool
+from trainer.engines.launching import launch
+from trainer.engines.process import ServerProcess, ServerStartError
+from trainer.engines.served import ServedEngine
+from trainer.types import Completion, SamplingParams
+
+EXACT = 1e-3
+"""Largest |difference| of log-probs: float32 on both sides, sums in another order."""
+
+
+@dataclass
+class Served:
+    server: Server
+    process: ServerProcess
+    pool: ServerPool
+    models: list[Any]
+    folders: list[Path]
+
+    def engine(self, stop_ids: set[int] | None = None, version: int | None = None) -> ServedEngine:
+        engine = ServedEngine(
+            self.pool, make_dialect("vllm"), self.folders[0], stop_ids or set(), version or self.server.version
+        )
+        if self.server not in self.pool.servers:
+            asyncio.run(engine.join(self.server))
+        return engine
+
+    def score(self, version: int, prompt: list[int], done: Completion, params: SamplingParams) -> torch.Tensor:
+        """transformers' log-probs of the response under one version's weights and the sampling distribution."""
+        with torch.inference_mode():
+            logits = self.models[version](torch.tensor([prompt + done.token_ids])).logits[0, len(prompt) - 1 : -1]
+            logits[:, list(params.banned_token_ids)] = -torch.inf
+        return torch.log_softmax(logits / params.temperature, -1)[range(len(done.token_ids)), done.token_ids]
+
+    def distance(self, version: int, prompt: list[int], done: Completion, params: SamplingParams) -> torch.Tensor:
+        return (self.score(version, prompt, done, params) - torch.tensor(done.logprobs)).abs()
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(2, VOCABULARY) for _ in range(length)]
+
+
+async def ask(engine: ServedEngine, asked: list[tuple[list[int], SamplingParams]], key: str = "") -> list[Completion]:
+    return list(await asyncio.gather(*(engine.generate(prompt, params, key=key) for prompt, params in asked)))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    vllm_python()
+    base = tmp_path_factory.mktemp("vllm")
+    models = [random_qwen2(seed) for seed in range(2)]
+    folders = [base / "v0", base / "v1"]
+    for model, folder in zip(models, folders, strict=True):
+        model.save_pretrained(folder)
+    server, process = asyncio.run(start_vllm(folders[0], base / "vllm.log", name="one"))
+    pool = ServerPool(make_dialect("vllm").health_path)
+    yield Served(server, process, pool, models, folders)
+    family = psutil.Process(process.pid).children(recursive=True) if process.running else []
+    asyncio.run(process.stop())
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(48), SamplingParams(48, 0.6), SamplingParams(48, 1.0, 0, (5, 9, 70))]
+)
+def test_ids_and_logprobs_are_exactly_those_of_the_model(served: Served, params: SamplingParams) -> None:
+    asked = [(prompt_of(20 + 7 * n, n), replace(params, seed=n)) for n in range(6)]
+    dones = asyncio.run(ask(served.engine(), asked))
+    for (prompt, sent), done in zip(asked, dones, strict=True):
+        assert (done.version, done.spans) == (0, ())
+        assert len(done.token_ids) == len(done.logprobs) <= 48
+        assert done.finish_reason == ("length" if len(done.token_ids) == 48 else "stop")
+        assert not set(done.token_ids) & set(sent.banned_token_ids)
+        assert float(served.distance(0, prompt, done, sent).max()) < EXACT
+    assert len({tuple(done.token_ids) for done in dones}) == 6
+
+
+def test_a_seed_gives_the_same_response_again_and_others_give_others(served: Served) -> None:
+    prompt = prompt_of(30, 1)
+    seeds = [1, 2, 2**64 - 1]
+    twice = [asyncio.run(ask(served.engine(), [(prompt, SamplingParams(24, 1.0, s)) for s in seeds])) for _ in range(2)]
+    assert [d.token_ids for d in twice[0]] == [d.token_ids for d in twice[1]]
+    assert len({tuple(d.token_ids) for d in twice[0]}) == 3
+
+
+def test_a_stop_token_ends_a_response_and_belongs_to_it(served: Served) -> None:
+    prompt = prompt_of(30, 3)
+    (free,) = asyncio.run(ask(served.engine(), [(prompt, SamplingParams(16, 1.0, 4))]))
+    stop = free.token_ids[5]
+    (bound,) = asyncio.run(ask(served.engine({stop}), [(prompt, SamplingParams(16, 1.0, 4))]))
+    assert bound.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert bound.finish_reason == "stop"
+
+
+def test_a_group_shares_its_prompt_and_no_other_version_does(served: Served) -> None:
+    prompt = prompt_of(1500, 5)
+    engine = served.engine()
+
+    async def run() -> None:
+        await engine.generate(prompt, SamplingParams(4, seed=99), key="group")
+        await ask(engine, [(prompt, SamplingParams(4, seed=n)) for n in range(7)], key="group")
+
+    asyncio.run(run())
+    assert engine.stats.cached_tokens / engine.stats.prompt_tokens > 0.7
+
+    async def of_another_version() -> int:
+        body = engine.dialect.request(prompt, SamplingParams(1), 1, [], replace_version(served.server, 77))
+        answer = await served.pool.call(served.server, "POST", engine.dialect.generate_path, body, 60)
+        return engine.dialect.read(answer, "one").cached_tokens
+
+    assert asyncio.run(of_another_version()) == 0
+
+
+def replace_version(server: Server, version: int) -> Server:
+    return Server(server.name, server.url, version)
+
+
+def test_a_prompt_beyond_the_context_is_refused(served: Served) -> None:
+    with pytest.raises(RefusedError, match="longer than the maximum model length of 4096"):
+        asyncio.run(ask(served.engine(), [(prompt_of(5000, 1), SamplingParams(8))]))
+    assert served.pool.usable()
+
+
+def test_a_folder_that_does_not_fit_changes_nothing(served: Served, tmp_path: Path) -> None:
+    other = shutil.copytree(served.folders[1], tmp_path / "cut")
+    os.truncate(other / "model.safetensors", (other / "model.safetensors").stat().st_size - 100)
+    engine = served.engine()
+    with pytest.raises(EngineError, match=r"version 1 cannot be loaded: .* is cut short.* The servers keep 0"):
+        asyncio.run(engine.update_from_folder(other, 1))
+    prompt, params = prompt_of(40, 8), SamplingParams(16)
+    (done,) = asyncio.run(ask(engine, [(prompt, params)]))
+    assert (done.version, engine.version) == (0, 0)
+    assert float(served.distance(0, prompt, done, params).max()) < EXACT
+
+
+def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
+    engine = served.engine()
+    asked = [(prompt_of(200, n % 2), SamplingParams(400, 1.0, n, (1,))) for n in range(4)]
+
+    async def sampled() -> float:
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"{served.server.url}/metrics")).text
+        return sum(float(r.split()[-1]) for r in text.splitlines() if r.startswith("vllm:generation_tokens_total{"))
+
+    async def run() -> list[Completion]:
+        before = await sampled()
+        jobs = asyncio.ensure_future(ask(engine, asked))
+        while await sampled() < before + 60:
+            await asyncio.sleep(0.02)
+        await engine.update_from_folder(served.folders[1], 1)
+        return await jobs
+
+    dones = asyncio.run(run())
+    assert engine.version == served.server.version == 1
+    assert engine.stats.interrupted >= 4
+    for (prompt, params), done in zip(asked, dones, strict=True):
+        assert (len(done.token_ids), done.finish_reason) == (400, "length")
+        assert [version for version, _ in done.spans] == [0, 1]
+        versions = torch.tensor(done.token_versions)
+        for version in (0, 1):
+            assert float(served.distance(version, prompt, done, params)[versions == version].max()) < EXACT
+            assert float(served.distance(1 - version, prompt, done, params)[versions == version].mean()) > 0.5
+
+
+def test_what_older_weights_left_in_the_cache_is_never_used(served: Served) -> None:
+    engine = served.engine()
+    prompt, params = prompt_of(1500, 5), SamplingParams(16, seed=3)  # the group's, which version 0 has computed
+    first, second = (asyncio.run(ask(engine, [(prompt, params)]))[0] for _ in range(2))
+    assert first.version == second.version == 1
+    assert float(served.distance(1, prompt, first, params).max()) < EXACT
+    assert first.token_ids == second.token_ids
+    assert engine.stats.cached_tokens > 1000  # of the second, from the first
+
+
+def test_a_server_with_other_weights_than_expected_is_not_taken(served: Served) -> None:
+    engine = ServedEngine(served.pool, make_dialect("vllm"), served.folders[0], set())
+    with pytest.raises(EngineError, match="reports weight version 1, expected 0"):
+        asyncio.run(engine.join(Server("stranger", served.server.url)))
+
+
+def test_a_server_that_cannot_start_says_why(served: Served, tmp_path: Path) -> None:
+    strange = shutil.copytree(served.folders[0], tmp_path / "strange")
+    config = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps({**config, "architectures": ["NobodysForCausalLM"]}))
+    good = served.folders[0]
+    bare = tmp_path / "bin" / "python"  # the tests' own interpreter under another name: it has no vLLM
+    bare.parent.mkdir()
+    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath("/proc/self/exe")} -I "$@"\n')
+    bare.chmod(0o755)
+    wanted = [
+        vllm_options(strange, tmp_path / "strange.log", name="strange"),
+        vllm_options(good, tmp_path / "long.log", name="long", context_length=100_000),
+        vllm_options(good, tmp_path / "flag.log", name="flag", flags=("--no-such-option",)),
+        replace(vllm_options(good, tmp_path / "bare.log", name="bare"), python=str(bare)),
+    ]
+
+    async def run() -> list[BaseException | Any]:
+        return await asyncio.gather(*(launch("vllm", options) for options in wanted), return_exceptions=True)
+
+    errors = asyncio.run(run())
+    assert all(isinstance(error, ServerStartError) for error in errors), errors
+    reasons = [
+        "does not know this model architecture",
+        "lower servers.context_length",
+        "does not know an option",
+        "vLLM is not installed in this Python",
+    ]
+    for error, options, reason in zip(errors, wanted, reasons, strict=True):
+        assert reason in str(error)
+        assert f"(log: {options.log})" in str(error)
+
+
+def test_a_killed_server_ends_what_waits_for_it_with_the_reason(served: Served) -> None:
+    engine = served.engine()
+
+    async def run() -> None:
+        jobs = asyncio.ensure_future(ask(engine, [(prompt_of(50, n), SamplingParams(1500, seed=n)) for n in range(4)]))
+        while served.server.in_flight < 4:
+            await asyncio.sleep(0.01)
+        (process,) = psutil.Process(served.process.pid).children()
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"no inference server is left \(one: it was ended by SIGKILL.*vllm.log"):
+            await jobs
+
+    asyncio.run(run())
+    assert not asyncio.run(engine.health())
