@@ -11,12 +11,13 @@ from pathlib import Path
 from trainer import closing
 from trainer.agents import make_agent
 from trainer.agents.memagent import MemAgent, check_budget, check_window
+from trainer.agents.memalpha import MemAlpha
 from trainer.agents.template import encode
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.evaluate import EvalResult, EvalSpec, evaluate
 from trainer.metrics import Monitor
-from trainer.rewards import make_reward
+from trainer.rewards import make_reward, reward_counts
 from trainer.rollout.batch import TrainingBatch, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.making import SamplerParts, embedded_sampler
@@ -61,13 +62,16 @@ class TrainingRun(SteppedRun):
         if isinstance(agent, MemAgent):
             check_window(agent, window)
             check_budget(agent, config.train.max_tokens_per_mb)
+        if isinstance(agent, MemAlpha):
+            agent.check_window(window)
+        self.reward = make_reward(config)
         self.course = Course.of(config, self.source.train_size)
         replica = sampling_copy(lm, world) if config.engine == "embedded" else None
         self.reference = PolicyModel(copy.deepcopy(lm)) if config.algorithm.kl_coef > 0 else None
         stop_ids = stop_token_ids(lm, self.tokenizer)
         self.learner = Learner(lm, config, world, self.course.total_steps * config.train.minibatches)
         parts = SamplerParts(
-            config, world, self.source, self.course, agent, make_reward(config), stop_ids, self.stop_here,
+            config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
             window=min(window, config.train.max_tokens_per_mb),
         )  # fmt: skip
         self.sampler: Sampler
@@ -111,7 +115,7 @@ class TrainingRun(SteppedRun):
             parts = self.sampler.publish(number)
         for name, seconds in parts.items():
             batch.stats[f"weights_{name}_s"] = seconds
-        batch.stats |= self.sampler.stats()
+        batch.stats |= self.sampler.stats() | reward_counts(self.reward)
         if self.config.rollout.save_trajectories and self.world.is_main:
             with self.clock.phase("other"):
                 path = self.paths.logs / "rollouts" / f"step_{number}.jsonl.zst"

@@ -133,6 +133,14 @@ class MemAlpha:
         """Tokens of a text."""
         return len(encode_plain(self.tokenizer, text))
 
+    def check_window(self, window: int) -> None:
+        """Raise UserError when the context that is kept to is larger than the model's window of `window` tokens."""
+        if self.config.context_tokens > window:
+            raise UserError(
+                f"agent.context_tokens={self.config.context_tokens} is over the model's context window of {window} "
+                f"tokens: set agent.context_tokens={window}, and agent.chunk_tokens well below it"
+            )
+
     def _tell_shrunk(self, task_id: str, turn: int) -> None:
         """Say the first time what the counter shrunk_prompts goes on counting."""
         if not self._said_shrunk:

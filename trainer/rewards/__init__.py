@@ -40,6 +40,12 @@ def make_reward(config: RunConfig) -> Reward:
     return Boxed()
 
 
+def reward_counts(reward: Reward) -> dict[str, float]:
+    """What a reward counted since the last call, for the numbers of a step: nothing for most of them."""
+    counts = getattr(reward, "counts", None)
+    return dict(counts()) if callable(counts) else {}
+
+
 def make_reader(config: RunConfig) -> Reader:
     """Who answers from memories and judges. Raises UserError for servers that cannot be used."""
     from trainer.judge.reader import RuleReader  # noqa: PLC0415

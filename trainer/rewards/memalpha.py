@@ -72,6 +72,10 @@ class MemAlphaReward:
         }
         return sum(trajectory.turn_rewards.totals) / count
 
+    def counts(self) -> dict[str, float]:
+        """What the reader counted since the last call."""
+        return self.reader.counts()
+
     def _own_part(self, turn: dict[str, Any], r4: float) -> float:
         turn["r2"], turn["r4"] = success_share(turn["calls"]), r4
         own: float = turn["r2"] + self.config.gamma * r4

@@ -11,12 +11,13 @@ import inspect
 import logging
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.agents.base import AnyAgent
 from trainer.agents.memagent import MemAgent, RolloutOptions
+from trainer.agents.memalpha import MemAlpha
 from trainer.engines.base import Engine
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import UserError
@@ -25,6 +26,9 @@ from trainer.seeding import derive_seed
 from trainer.types import Group, Task, Trajectory
 
 log = logging.getLogger(__name__)
+
+STOP_LOOK_S = 0.5
+"""How often a reward's wait is interrupted by the question whether the run is to stop, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,10 @@ class RolloutController:
     def _check_agent(self, done: Sequence[Trajectory]) -> None:
         """An agent of the user's own that fails on everything has a mistake in it: nothing could be learned."""
         errors = [t.error for t in done if t.error is not None]
+        if errors and len(errors) == len(done) and isinstance(self.agent, MemAlpha):
+            raise UserError(
+                f"every one of {len(done)} trajectories failed, the first with: {errors[0]}. main.log says more"
+            )
         if errors and len(errors) == len(done) and not isinstance(self.agent, MemAgent):
             raise UserError(
                 f"the agent {type(self.agent).__name__} failed on every one of {len(done)} trajectories, on the first "
@@ -156,8 +164,8 @@ class RolloutController:
         name = type(self.reward).__name__
         try:
             found = self.reward.score(task, trajectory)
-            value = float(await found if inspect.isawaitable(found) else found)
-        except (UserError, asyncio.CancelledError):
+            value = float(await self._unless_stopped(found) if inspect.isawaitable(found) else found)
+        except (UserError, RolloutInterruptedError, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("reward %s of task %s", name, task.id)
@@ -168,6 +176,18 @@ class RolloutController:
         if not math.isfinite(value):
             raise UserError(f"the reward {name} of task {task.id} is {value}: return a finite number")
         return value
+
+    async def _unless_stopped(self, waiting: Awaitable[float]) -> float:
+        """What a reward that waits for others returns; a run that is to stop does not wait for them."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=STOP_LOOK_S)
+                if not task.done() and self.stop_requested():
+                    raise RolloutInterruptedError
+            return task.result()
+        finally:
+            task.cancel()
 
 
 class RolloutInterruptedError(Exception):

@@ -24,6 +24,7 @@ import zstandard
 
 from trainer.agents import make_agent
 from trainer.agents.memagent import MemAgent, check_window
+from trainer.agents.memalpha import MemAlpha
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
@@ -121,6 +122,8 @@ class RolloutRun:
         agent, window = make_agent(config, self.tokenizer), context_window(lm, config.model)
         if isinstance(agent, MemAgent):
             check_window(agent, window)
+        if isinstance(agent, MemAlpha):
+            agent.check_window(window)
         stop_here = stop if world.size == 1 else lambda: False
         ids = stop_token_ids(lm, self.tokenizer)
         engine = EmbeddedEngine(lm.eval(), ids, config.rollout.max_batch_tokens, stop_here)

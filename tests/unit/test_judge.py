@@ -1,0 +1,299 @@
+"""The judge's client against servers that are slow, gone, wrong or make no sense; retrieval; registry; cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import small_config
+from httpstub import Answer, Drop, Hang, HttpStub
+
+from trainer.errors import RunError, UserError
+from trainer.judge.cache import AnswerCache
+from trainer.judge.client import ChatClient, Patience, verify_model
+from trainer.judge.reader import RuleReader, Unanswered
+from trainer.judge.registry import register, registered, registry_file, unregister
+from trainer.judge.retrieval import Ranking
+from trainer.judge.served import ServedReader, make_served_reader, read_verdict, read_yes_no
+from trainer.paths import user_name
+
+MODELS = "/v1/models"
+CHAT = "/v1/chat/completions"
+MEMORY = {"core": "the user is Ada", "semantic": {"sem_0001": "Ada lives in Arnby"}, "episodic": {}}
+
+
+def says(text: Any) -> Answer:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def serves(*names: str) -> Answer:
+    return 200, {"data": [{"id": name} for name in names]}
+
+
+class Judge(HttpStub):
+    """Answers chats with the given answers in turn, the last one again and again, and lists one model."""
+
+    def __init__(self, *answers: Answer, model: str = "judge") -> None:
+        super().__init__(self._handle)
+        self.answers, self.model = list(answers), model
+
+    async def _handle(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        if path == MODELS:
+            return serves(self.model)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def client(*servers: HttpStub, wait: float = 20.0, cache: AnswerCache | None = None, answer: float = 5.0) -> ChatClient:
+    return ChatClient(lambda: [s.url for s in servers], "judge", 8, Patience(answer, wait, 2.0), cache)
+
+
+def reader(*servers: HttpStub, **changes: Any) -> ServedReader:
+    return ServedReader(client(*servers, **changes), 20, 64, 0.7, 128)
+
+
+def test_a_question_is_asked_with_the_memory_and_answered() -> None:
+    async def ask() -> None:
+        async with Judge(says("<think>hm</think> Arnby")) as server:
+            assert await reader(server).answer("Where does Ada live?", MEMORY) == "Arnby"
+            _, _, body = server.seen[-1]
+            assert body["model"] == "judge"
+            assert "- Ada lives in Arnby" in body["messages"][0]["content"]
+            assert "the user is Ada" in body["messages"][0]["content"]
+            assert body["messages"][1]["content"] == "Where does Ada live?"
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("trouble", [(500, {}), (429, {}), (503, {}), Drop(), Hang()])
+def test_a_server_in_trouble_is_asked_again(trouble: Answer) -> None:
+    async def ask() -> None:
+        async with Judge(trouble, says("yes")) as server:
+            one = client(server, answer=0.5)
+            assert await one.chat([{"role": "user", "content": "?"}]) == "yes"
+            assert one.counters["judge_retries"] == 1
+
+    asyncio.run(ask())
+
+
+def test_another_server_answers_for_one_that_is_gone() -> None:
+    async def ask() -> None:
+        async with Judge(says("first")) as gone, Judge(says("second")) as there:
+            gone.die()
+            answers = [await client(gone, there).chat([{"role": "user", "content": str(i)}]) for i in range(4)]
+            assert answers == ["second"] * 4
+
+    asyncio.run(ask())
+
+
+def test_a_run_waits_for_a_judge_that_is_gone_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        servers: list[HttpStub] = []
+        one = ChatClient(lambda: [s.url for s in servers], "judge", 8, Patience(5.0, 60.0, 2.0))
+        waiting = asyncio.ensure_future(one.chat([{"role": "user", "content": "?"}]))
+        while "the run waits" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        async with Judge(says("here")) as server:
+            servers.append(server)  # at an address that was not known before
+            assert await waiting == "here"
+            assert "answers again" in caplog.text
+
+    asyncio.run(ask())
+
+
+def test_a_judge_that_stays_away_ends_the_run_with_what_to_do() -> None:
+    async def ask() -> None:
+        async with Judge(says("x")) as server:
+            server.die()
+            with pytest.raises(RunError, match=r"has not answered for .*clusterkit serve judge.*recover checkpoint"):
+                await client(server, wait=0.3).chat([{"role": "user", "content": "?"}])
+
+    asyncio.run(ask())
+
+
+def test_another_model_in_the_judges_place_is_not_asked() -> None:
+    async def ask() -> None:
+        async with Judge((500, {}), says("I am another"), model="impostor") as server:
+            with pytest.raises(RunError, match="came back with impostor in place of judge"):
+                await client(server).chat([{"role": "user", "content": "?"}])
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_is_refused_is_that_requests_failure() -> None:
+    async def ask() -> None:
+        async with Judge((400, {"message": "too long"})) as server:
+            one = reader(server)
+            with pytest.raises(Unanswered, match="too long"):
+                await one.answer("Where?", MEMORY)
+            assert one.counts()["judge_unanswered"] == 1
+
+    asyncio.run(ask())
+
+
+def test_a_memory_too_long_for_the_judge_is_shown_in_part() -> None:
+    async def ask() -> None:
+        async with Judge((400, {"message": "too long"}), says("Arnby")) as server:
+            many = {**MEMORY, "semantic": {f"sem_{i}": f"fact {i}" for i in range(10)}}
+            assert await reader(server).answer("Where?", many) == "Arnby"
+            shown = [body["messages"][0]["content"].count("- fact") for _, path, body in server.seen if path == CHAT]
+            assert shown == [10, 5]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ('{"VALID": true, "REASON": "clear"}', True),
+        ('Sure! ```json\n{"valid": "No", "reason": "empty"}\n```', False),
+        ('<think>{"VALID": true}</think>{"VALID": false}', False),
+        ('{"VALID": "vielleicht"}', None),
+        ("是的", None),
+        ("{{{{", None),
+        ("", None),
+        ('{"REASON": "x"}', None),
+    ],
+)
+def test_verdicts_are_read_or_not_at_all(text: str, verdict: bool | None) -> None:
+    assert read_verdict(text) is verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("Yes.", True), ("no", False), ("NO, it lacks", False), ("yes and no", None), ("oui", None)]
+)
+def test_yes_or_no(text: str, said: bool | None) -> None:
+    assert read_yes_no(text) is said
+
+
+def test_garbage_is_asked_about_once_more_and_counted_never_taken_for_no() -> None:
+    async def ask() -> None:
+        async with Judge(says("是的"), says('{"VALID": true, "REASON": "ok"}'), says("blah")) as server:
+            one = reader(server)
+            assert await one.worth_keeping("semantic", "a fact", "") is True
+            with pytest.raises(Unanswered, match="blah"):
+                await one.worth_keeping("semantic", "another", "")
+            counts = one.counts()
+            assert counts["judge_unreadable"] == 3
+            assert counts["judge_unanswered"] == 1
+            assert one.counts() == {}
+
+    asyncio.run(ask())
+
+
+def test_a_server_without_schemas_is_asked_without() -> None:
+    async def ask() -> None:
+        async with Judge((400, {"message": "response_format"}), says('{"VALID": false, "REASON": ""}')) as server:
+            one = reader(server)
+            assert await one.worth_keeping("semantic", "a", "") is False
+            assert await one.worth_keeping("semantic", "b", "") is False
+            bodies = [body for _, path, body in server.seen if path == CHAT]
+            assert ["response_format" in body for body in bodies] == [True, False, False]
+
+    asyncio.run(ask())
+
+
+def test_answers_are_kept_on_disk_by_content_and_asked_for_once(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with Judge(says("one"), says("two"), says("three")) as server:
+            first = client(server, cache=AnswerCache(tmp_path))
+            both = await asyncio.gather(*(first.chat([{"role": "user", "content": "same"}]) for _ in range(5)))
+            assert both == ["one"] * 5
+            (kept,) = tmp_path.glob("*.jsonl")
+            with kept.open("a") as file:
+                file.write('{"key": "torn')  # by a kill
+            second = client(server, cache=AnswerCache(tmp_path))
+            assert await second.chat([{"role": "user", "content": "same"}]) == "one"
+            assert await second.chat([{"role": "user", "content": "same"}], temperature=0.5) == "two"
+            assert server.count(CHAT) == 2
+
+    asyncio.run(ask())
+
+
+def test_no_more_requests_are_under_way_than_allowed() -> None:
+    async def ask() -> None:
+        now = most = 0
+
+        async def slow(method: str, path: str, body: dict[str, Any]) -> Answer:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            now -= 1
+            return says("x")
+
+        async with HttpStub(slow) as server:
+            one = ChatClient(lambda: [server.url], "judge", 3, Patience(5.0, 5.0, 2.0))
+            await asyncio.gather(*(one.chat([{"role": "user", "content": str(i)}]) for i in range(20)))
+        assert most == 3
+
+    asyncio.run(ask())
+
+
+def judged_config(tmp_path: Path, *settings: str) -> Any:
+    return small_config(f"fileroot={tmp_path}", f"cache_dir={tmp_path / 'cache'}", *settings)
+
+
+def test_a_run_is_refused_where_no_judge_can_be_reached(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no judge is registered for .*serve judge .*--trial run1.*judge\.url="):
+        make_served_reader(judged_config(tmp_path))
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 cannot be reached.*start it"):
+        make_served_reader(judged_config(tmp_path, "judge.url=http://127.0.0.1:9"))
+
+
+def test_the_judges_model_is_verified() -> None:
+    async def ask() -> None:
+        async with Judge(says("x"), model="/storage/models/Qwen3-14B") as server:
+            found = await asyncio.to_thread(verify_model, server.url, "Qwen/Qwen3-14B")
+            assert found == "/storage/models/Qwen3-14B"
+            with pytest.raises(UserError, match=r"serves /storage/models/Qwen3-14B, not Qwen3-32B.*judge\.model"):
+                await asyncio.to_thread(verify_model, server.url, "Qwen3-32B")
+
+    asyncio.run(ask())
+
+
+def test_registered_judges_are_found_by_experiment_and_trial(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with Judge(says("Arnby"), model="models/small") as server:
+            config = judged_config(tmp_path, "judge.model=small")
+            path = registry_file(tmp_path, user_name(), config.experiment_name, config.trial_name)
+            entry = register(path, "small", [server.url])
+            one = await asyncio.to_thread(make_served_reader, config)
+            assert await one.answer("Where?", MEMORY) == "Arnby"
+            newer = register(path, "small", [])
+            unregister(path, entry)  # that is no longer ours
+            assert registered(path) == newer
+            unregister(path, newer)
+            assert registered(path) is None
+
+    asyncio.run(ask())
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="is no address"):
+        small_config("judge.url=gpu03:30000")
+
+
+def test_retrieval_takes_the_entries_with_the_questions_rare_words() -> None:
+    entries = {f"sem_{i}": f"The river Number{i} is a river near a town" for i in range(100)}
+    entries["sem_x"] = "ADA was born in Arnby, a town."
+    best = Ranking(entries, 20).best("Where was Ada born?")
+
+    assert len(best) == 20
+    assert next(iter(best)) == "sem_x"
+    assert Ranking({"a": "x", "b": "y"}, 20).best("nothing") == {"a": "x", "b": "y"}
+    assert list(Ranking(entries, 3).best("zzz qqq")) == ["sem_98", "sem_99", "sem_x"]
+
+
+def test_rules_answer_from_facts() -> None:
+    memory = {"core": "kigo honey . tome paper", "semantic": {"1": "bako lamp", "2": "bako chair"}, "episodic": {}}
+    one = RuleReader()
+
+    assert asyncio.run(one.answer("bako", memory)) == "chair"  # what was written last
+    assert asyncio.run(one.answer("kigo", memory)) == "honey"
+    assert asyncio.run(one.answer("dilu", memory)) == ""
+    assert json.dumps(one.counts()) == "{}"
