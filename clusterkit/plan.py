@@ -45,9 +45,9 @@ class Plan:
     def chunks(self) -> float:
         """Average number of chunks that a trajectory reads."""
         task, agent = self.config.task, self.config.agent
-        if agent.name == "single_turn":
+        if agent.name == "single_turn" or task.name == "memalpha":  # texts have the chunks that they have
             return 0.0
-        if task.name == "recall":
+        if task.name in ("recall", "facts"):
             chunks = (task.min_chunks + task.max_chunks) / 2
         else:
             chunks = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
@@ -60,7 +60,9 @@ class Plan:
         if agent.name == "single_turn":
             longest = self._question_tokens + agent.max_final_tokens
             return self.trajectories_per_step * longest
-        chunk = config.recall_chunk_tokens if config.task.name == "recall" else agent.chunk_tokens
+        if config.task.name == "memalpha":
+            return self.trajectories_per_step * agent.context_tokens
+        chunk = config.recall_chunk_tokens if config.task.name in ("recall", "facts") else agent.chunk_tokens
         fixed = TEMPLATE_TOKENS[agent.template] + self._question_tokens + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
         return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
@@ -181,6 +183,8 @@ class Plan:
             made = self.trajectories_per_step
             return f"{rollout.batch_size} tasks x {rollout.group_size} = {made} trajectories of your own classes"
         each = f"of about {self.chunks:g} chunks, about" if self.chunks else "of one response, at most"
+        if self.config.task.name == "memalpha":
+            each = "and, for one chunk of each, at most"
         return (
             f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories {each} "
             f"{count(self.tokens_per_step)} tokens"

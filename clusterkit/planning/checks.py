@@ -27,6 +27,8 @@ def longest_sequence(config: RunConfig) -> int:
     agent = config.agent
     if agent.name == "single_turn":
         return agent.max_question_tokens + agent.max_final_tokens
+    if agent.name == "memalpha":
+        return agent.context_tokens
     fixed = TEMPLATE_TOKENS[agent.template] + agent.max_question_tokens + agent.max_memory_tokens
     return fixed + max(agent.chunk_tokens + agent.max_memory_tokens, agent.max_final_tokens)
 
@@ -63,6 +65,8 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
     question, words = f"question {agent.max_question_tokens}", TEMPLATE_TOKENS[agent.template]
     if agent.name == "single_turn":
         terms = f"{question} + response {agent.max_final_tokens}"
+    elif agent.name == "memalpha":
+        terms = f"chunk {agent.chunk_tokens} + response {agent.max_memory_tokens} + as much of the memory as fits"
     elif agent.chunk_tokens + agent.max_memory_tokens >= agent.max_final_tokens:
         terms = f"{question} + chunk {agent.chunk_tokens} + 2 x memory {agent.max_memory_tokens} + prompt {words}"
     else:

@@ -28,6 +28,8 @@ class Arm:
     seed: int
     rewards: str = "true"
     zero: bool = False
+    preset: str = "tiny"
+    num_tasks: int = NUM_TASKS
 
     @property
     def name(self) -> str:
@@ -38,7 +40,7 @@ class Arm:
             f"seed={self.seed}",
             f"trial_name={self.name}",
             "eval.split=test",
-            f"eval.num_tasks={NUM_TASKS}",
+            f"eval.num_tasks={self.num_tasks}",
             "train.threads=1",
             "monitor.tensorboard=false",
             "rollout.save_trajectories=false",
@@ -68,7 +70,7 @@ class Outcome:
 def run_arm(arm: Arm, root: Path) -> Outcome:
     """Train one arm with the real trainer and read its results."""
     settings = [*arm.overrides(), f"fileroot={root / 'runs'}", f"cache_dir={root / 'cache'}"]
-    config = resolve("tiny", None, settings).config
+    config = resolve(arm.preset, None, settings).config
     path = root / f"{arm.name}.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     command = [sys.executable, "-m", "trainer", str(path)]

@@ -279,6 +279,7 @@ def test_hosts_and_space_of_a_preset_come_from_its_values() -> None:
         **{"tiny": (1, 0), "135M_cpu": (1, 0), "0.5B": (1, 4), "4B": (1, 8)},
         **{"1.5B_n1": (1, 8), "1.5B_n4": (4, 8), "1.5B_n16": (16, 8)},
         **{"7B_n4": (4, 8), "7B_n16": (16, 8), "7B-zero_n16": (16, 8), "32B_n16": (16, 8)},
+        **{"memalpha-tiny": (1, 0), "memalpha-4B": (1, 2), "memalpha-4B_n4": (4, 8)},
     }
     assert needs["7B_n4"].data_space == (2 + 2 * 12 + 5 * 2) * 7_615_616_512
 
