@@ -35,8 +35,8 @@ FAST = Limits(connect=1.0, request=10.0, control=2.0, health=0.5, attempts=3, ba
 class FaultyServer:
     """Samples 100, 101, … one token at a time. `hold`: stop before that token until let go or aborted."""
 
-    def __init__(self, version: int = 0) -> None:
-        self.version: int | str = version
+    def __init__(self, version: int | str = 0) -> None:
+        self.version = version
         self.hold: int | None = None
         self.sglang = "0.5.17"
         self.update_answer: Answer | None = None
@@ -317,6 +317,18 @@ def test_a_server_that_joins_later_gets_the_present_weights(scenario: Scenario) 
         assert late.version == 1
         updates = [b for _, p, b in rig.stubs[1].seen if p == "/update_weights_from_disk"]
         assert [(Path(b["model_path"]).name, b["weight_version"]) for b in updates] == [("v1", "1")]
+
+    scenario(body)
+
+
+def test_a_server_of_an_unknown_version_gets_the_present_weights(scenario: Scenario) -> None:
+    async def body(rig: Rig) -> None:
+        rig.stubs.append(await HttpStub(FaultyServer(version="who knows")).__aenter__())
+        server = Server("old", rig.stubs[0].url, version=-1)
+        await rig.engine.join(server)
+        assert server.version == 0
+        assert rig.stubs[0].count("/abort_request") == 1  # of an earlier trainer
+        assert (await rig.engine.generate([1], PARAMS)).version == 0
 
     scenario(body)
 

@@ -66,7 +66,7 @@ class Dialect(Protocol):
         ...
 
     async def probe(self, pool: ServerPool, server: Server) -> str:
-        """Find out the server's version, that it returns what training needs and holds the weights it should."""
+        """Find out the server's version, what it returns, and that it holds the weights it should (if known)."""
         ...
 
     async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:

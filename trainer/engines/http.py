@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One server. version: of the weights it holds. problem: why it gets no requests (empty: it does)."""
+    """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does)."""
 
     name: str
     url: str

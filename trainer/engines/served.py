@@ -87,6 +87,8 @@ class ServedEngine:
     async def join(self, server: Server) -> str:
         """Use this server from now on; it is given the present weights when it holds others. During an update it waits.
 
+        A server of an unknown version (-1) is given them in any case; what somebody else left running on it is cut off.
+
         Returns:
             The version of the server's software.
 
@@ -103,6 +105,7 @@ class ServedEngine:
                         f"{server.name} holds weight version {server.version}, and version {version} is in no folder "
                         "that it could load: publish a version to a folder first"
                     )
+                await self.dialect.cut_off(self.pool, server)
                 await self._pause_server(server)
                 await self._take(server, version, lambda s: self.dialect.load_folder(self.pool, s, folder, version))
                 await self._continue(server)

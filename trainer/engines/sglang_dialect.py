@@ -101,7 +101,8 @@ class SGLangDialect:
                 "%s runs SGLang %s; this code was tried with %s only: what it needs is checked, the rest is unknown",
                 server.name, version, ", ".join(TRIED_VERSIONS),
             )  # fmt: skip
-        await self.check_version(pool, server, server.version)
+        if server.version >= 0:
+            await self.check_version(pool, server, server.version)
         sampling = {"max_new_tokens": 1, "temperature": 1.0}
         body: Json = {"input_ids": [1], "sampling_params": sampling, "return_logprob": True, "extra_key": "probe"}
         meta = (await pool.call(server, "POST", self.generate_path, body, control)).get("meta_info") or {}

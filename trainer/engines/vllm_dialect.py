@@ -125,9 +125,10 @@ class VLLMDialect:
                 server.name, version, ", ".join(TRIED_VERSIONS),
             )  # fmt: skip
         info = await pool.call(server, "GET", "/weight_info", None, control)
-        if info.get("weight_version") == UNNAMED:
+        if info.get("weight_version") == UNNAMED and server.version >= 0:
             await self._name(pool, server, server.version)
-        await self.check_version(pool, server, server.version)
+        if server.version >= 0:
+            await self.check_version(pool, server, server.version)
         body: Json = {
             "token_ids": [1],
             "sampling_params": {"max_tokens": 1, "logprobs": 0, "detokenize": False},
