@@ -38,6 +38,7 @@ COMMANDS = {
     "recover": Command("clusterkit.cli.recover", "Check what a run would go on from, and whether it fits."),
     "alerts": Command("clusterkit.cli.alerts", "Send failures, stalls and the end of a run to a webhook or command."),
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
+    "data": Command("clusterkit.cli.data", "Make training and evaluation files from files that you have."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
 }
 

@@ -1,0 +1,119 @@
+"""Inputs of `clusterkit data prepare`: JSON, JSON Lines and Parquet, recognised by the columns of their first row.
+
+| style | columns |
+|---|---|
+| hotpotqa | _id or id, question, answer, context, supporting_facts: the official file, or the form of the hub |
+| squad | id, question, context, answers {text: […]}: the form of the hub, or the official nested file |
+| booksum | text or chapter, summary or summary_text; bid, book_id or book names the book |
+| memalpha | instance_id, data_source, chunks, questions_and_answers |
+| math | problem, question or prompt, with answer, solution or solutions |
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.files import sha256
+from trainer.tasks.jsonl import Row
+from trainer.tasks.tables import read_table
+
+STYLES = ("hotpotqa", "squad", "booksum", "memalpha", "math")
+_COLUMNS = {
+    "memalpha": [{"chunks"}, {"questions_and_answers"}],
+    "hotpotqa": [{"question"}, {"context"}, {"supporting_facts"}],
+    "squad": [{"question"}, {"context"}, {"answers"}],
+    "booksum": [{"text", "chapter"}, {"summary", "summary_text"}],
+    "math": [{"problem", "question", "prompt"}, {"answer", "solution", "solutions"}],
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file. style: of STYLES. rows: all of them. digest: SHA-256 of the file's bytes."""
+
+    path: Path
+    style: str
+    rows: list[Row]
+    digest: str
+
+
+def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
+    """Read a file and tell its style.
+
+    Raises:
+        UserError: it is missing, damaged, of no known style, or of one that is not wanted here.
+
+    """
+    rows = list(_rows(path))
+    style = style_of(rows[0])
+    if style not in allowed:
+        raise UserError(f"{path} looks like {style}; this command wants {' or '.join(allowed)}")
+    return Input(path, style, rows, sha256(path))
+
+
+def style_of(row: Row) -> str:
+    """Style of a file by its first row. Raises UserError that lists what there is for one of no known style."""
+    there = {name for name, value in row.fields.items() if value is not None}
+    for style, wanted in _COLUMNS.items():
+        if all(names & there for names in wanted):
+            return style
+    known = "; ".join(
+        f"{style}: {', '.join('/'.join(sorted(names)) for names in wanted)}" for style, wanted in _COLUMNS.items()
+    )
+    raise row.error(f"columns {', '.join(map(repr, row.fields)) or 'none'} are of no known style ({known})")
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """Rows of a table, or of a JSON document that is a list or SQuAD's nested form."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file" if not path.exists() else f"{path} is a folder: name a file in it")
+    document = _document(path)
+    if document is None:
+        yield from read_table(path)
+        return
+    number = 0
+    for number, fields in enumerate(_items(document), start=1):
+        if not isinstance(fields, dict):
+            raise UserError(f"{path}, item {number}: must be an object")
+        yield Row(path, number, fields)
+    if not number:
+        raise UserError(f"{path}: the file has no items")
+
+
+def _document(path: Path) -> Any:
+    """A file that is one JSON list or object over several lines or rows; None for tables."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            start = stream.read(64).lstrip()
+            if not start.startswith((b"[", b"{")):
+                return None
+            if start.startswith(b"{") and b'"data"' not in start and b'"version"' not in start:
+                return None
+            return json.loads(start + stream.read())
+    except (ValueError, EOFError, OSError):
+        return None  # read row by row, which says what is wrong and where
+
+
+def _items(document: Any) -> Iterator[Any]:
+    if isinstance(document, list):
+        yield from document
+        return
+    for article in document.get("data", []):
+        for paragraph in article.get("paragraphs", []):
+            for asked in paragraph.get("qas", []):
+                texts = [answer.get("text", "") for answer in asked.get("answers", [])]
+                yield {
+                    "id": asked.get("id"),
+                    "title": article.get("title", ""),
+                    "context": paragraph.get("context"),
+                    "question": asked.get("question"),
+                    "answers": {"text": texts},
+                }
