@@ -1,6 +1,6 @@
 """A real vLLM server on the CPU for tests: which Python has vLLM, a small model that it serves, and its start.
 
-`scripts/vllm-cpu.sh` makes the environment. The server answers token ids on the token route (`ServedEngine`), and where
+`scripts/vllm_cpu.py` makes the environment. The server answers token ids on the token route (`ServedEngine`), and where
 the model folder has a tokenizer also on /v1/completions and /v1/chat/completions.
 """
 
@@ -27,7 +27,7 @@ CONTEXT = 4096
 def vllm_python() -> str:
     """The interpreter that has vLLM: $CLUSTERKIT_VLLM_PYTHON, else that of .venv-vllm. Skips the test without one."""
     found = os.environ.get("CLUSTERKIT_VLLM_PYTHON") or str(REPOSITORY / ".venv-vllm" / "bin" / "python")
-    require(Path(found).exists(), "needs vLLM: run scripts/vllm-cpu.sh, or name its Python in CLUSTERKIT_VLLM_PYTHON")
+    require(Path(found).exists(), "needs vLLM: run scripts/vllm_cpu.py, or name its Python in CLUSTERKIT_VLLM_PYTHON")
     return found
 
 

@@ -133,6 +133,7 @@ def served(smollm2_path: Path, perturbed: Path, logs: Path) -> Iterator[Served]:
 
     async def stop() -> None:
         await asyncio.gather(*(process.stop() for process in processes))
+        await pool.close()
 
     asyncio.run(stop())
     assert psutil.wait_procs(family, timeout=30)[1] == []
@@ -283,6 +284,7 @@ def test_with_seeds_a_deterministic_server_gives_the_same_response_in_any_compan
             return alone, list(together)
         finally:
             await process.stop()
+            await engine.pool.close()
 
     alone, together = asyncio.run(run())
     assert [done.token_ids for done in alone] == [done.token_ids for done in together]

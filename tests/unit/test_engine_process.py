@@ -177,6 +177,24 @@ def test_it_never_outlives_the_trainer_or_the_guard(tmp_path: Path, killed: str)
             "RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.",
             "sees no GPU",
         ),
+        (
+            "ValueError: Free memory on device cuda:0 (1.2/79.1 GiB) on startup is less than desired GPU memory "
+            "utilization (0.85, 67.2 GiB).",
+            "the GPU's memory is full",
+        ),
+        (
+            "ValueError: To serve at least one request with the model's max seq len (131072), 7.0 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (3.1 GiB).",
+            "lower servers.context_length",
+        ),
+        (
+            "Value error, Total number of attention heads (9) must be divisible by tensor parallel size (2).",
+            "do not divide by the tensor parallel size",
+        ),
+        (
+            "Value error, User-specified max_model_len (100000) is greater than the derived max_model_len (4096).",
+            "the model has a shorter context",
+        ),
     ],
 )
 def test_known_causes_come_with_advice(line: str, advice: str) -> None:
