@@ -55,7 +55,7 @@ def make_publisher(
 def serve(parts: SamplerParts, model: Path) -> Served:
     """Rank 0's engine, its servers, and the thread in which it talks to them."""
     config = parts.config
-    dialect = make_dialect(config.engine)
+    dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
     loop = BackgroundLoop()
     engine = ServedEngine(ServerPool(dialect.health_path), dialect, model, parts.stop_ids)
     fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config, time.time())
