@@ -29,7 +29,16 @@ from trainer.weights.publisher import Outlet
 
 # Processes start from one that has imported everything already.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["weightserver", "publishing"])
+CONTEXT.set_forkserver_preload(
+    [
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.qwen2.modeling_qwen2",
+        "trainer.weights.nccl",
+        "trainer.rollout.controller",
+        "trainer.engines.embedded",
+    ]
+)
+
 MODELS = ("llama", "qwen2")  # tied and untied output weights
 
 
@@ -60,7 +69,10 @@ class Servers:
         return Server(f"s{len(self.processes) - 1}", f"http://127.0.0.1:{here.recv()}")
 
     def add(self, **faults: Any) -> Server:
-        server = self.start(**faults)
+        return self.join(self.start(**faults))
+
+    def join(self, server: Server) -> Server:
+        """Use a server, which another process may have started."""
         self.loop.run(self.engine.join(server))
         return server
 

@@ -28,12 +28,15 @@ from torch.distributed import distributed_c10d as c10d
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong. die_at, refuse_at, hang_at: number of the bucket, from 0. hang_join: it never joins a group."""
+    """What goes wrong. die_at, refuse_at, hang_at: number of the bucket, from 0. hang_join: it never joins a group.
+    memory_saver: whether it was started so that it can give its memory away.
+    """
 
     die_at: int = -1
     refuse_at: int = -1
     hang_at: int = -1
     hang_join: bool = False
+    memory_saver: bool = True
 
 
 class Weights:
@@ -108,7 +111,7 @@ class Weights:
         if path == "/model_info":
             return 200, {"weight_version": self.version}
         if path == "/server_info":
-            return 200, {"version": "0.5.17", "tp_size": 1}
+            return 200, {"version": "0.5.17", "tp_size": 1, "enable_memory_saver": self.given.memory_saver}
         if path == "/state":  # of this stand-in only
             return 200, {"digest": self.digest(), "groups": len(self.groups), "calls": self.seen}
         self.seen.append(path)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import publishing
 import pytest
 import torch
+from builders import sampled_rows, small_parts
 from publishing import CONTEXT, MODELS, Servers, Trainer, digest_of, folder_tensors, save_model, servers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.checkpoint.export import export
-from trainer.engines.http import EngineError
+from trainer.config import WeightsConfig
+from trainer.engines.http import EngineError, Server
 from trainer.errors import RunError, UserError
 from trainer.train.distributed import join_world, leave_world, single_world
+from trainer.types import SamplingParams
+from trainer.weights.choose import make_publisher
+from trainer.weights.colocated import ColocatedPublisher
+from trainer.weights.folders import FolderPublisher
 
 
 @pytest.fixture
@@ -188,43 +194,81 @@ def test_without_any_peer_the_error_names_them(rig: Servers, tmp_path: Path) -> 
         trainer(rig, tmp_path).nccl(deadline_s=1.0).publish(1)
 
 
-def run_rank(rank: int, size: int, model: str, folder: Path, fault: dict[str, int]) -> None:
-    """One of several trainer ranks: publishes twice over groups, once through a folder; rank 0 has the servers."""
+def test_a_server_on_the_same_device_gives_its_memory_away_and_gets_it_back(rig: Servers, tmp_path: Path) -> None:
+    server = rig.add()
+    one = trainer(rig, tmp_path)
+    publisher = ColocatedPublisher(one.folders, rig.outlet, bucket_mb=1)
+    for version in (1, 2):
+        publisher.release()
+        waiting = rig.loop.submit(rig.engine.generate([1], SamplingParams(1)))
+        one.learn()
+        stats = publisher.publish(version)
+        assert (stats.transport, stats.servers) == ("ipc", 1)
+        assert waiting.result(10).version == version  # nothing was asked of a server without weights
+        assert in_use(rig) == {"s0": expected(one)}
+    calls = [path for path in rig.state(server)["calls"] if "memory" in path or "tensor" in path or path == "/generate"]
+    again = ["/release_memory_occupation", "/resume_memory_occupation", "/update_weights_from_tensor"]
+    assert calls == ["/generate", *([*again, "/resume_memory_occupation", "/generate"] * 2)]  # the first is a probe
+
+
+def test_a_server_that_cannot_give_its_memory_away_is_refused(rig: Servers, tmp_path: Path) -> None:
+    rig.add(memory_saver=False)
+    one = trainer(rig, tmp_path)
+    with pytest.raises(UserError, match=r"s0 cannot share its GPU: start it .*--enable-memory-saver"):
+        ColocatedPublisher(one.folders, rig.outlet)
+
+
+def test_the_publisher_follows_the_servers_and_the_settings(rig: Servers, tmp_path: Path) -> None:
+    rig.add()
+    one = Trainer("llama", single_world(), rig.outlet, tmp_path / "unused")
+    tokenizer = small_parts().tokenizer
+    chosen = make_publisher(one.learner, rig.outlet, tokenizer, WeightsConfig(), tmp_path / "run")
+    assert isinstance(chosen, FolderPublisher)  # no GPU here
+    assert chosen.root.parent == Path("/dev/shm")
+    assert chosen.publish(1).servers == 1
+    chosen.close()
+    assert not chosen.root.exists()
+    with pytest.raises(UserError, match=r"no GPU to send weights from: set weights\.transport=disk"):
+        make_publisher(one.learner, rig.outlet, tokenizer, WeightsConfig(transport="nccl"), tmp_path / "run")
+
+
+def run_rank(rank: int, size: int, model: str, folder: Path, there: list[Server]) -> None:
+    """One of several trainer ranks: publishes twice over groups; rank 0 has the servers."""
     torch.set_num_threads(1)
     world = join_world(rank, size, f"file://{folder}/rendezvous")
-    report: dict[str, Any] = {}
-    with servers(folder / "model") if rank == 0 else publishing.contextlib.nullcontext() as rig:
-        if rig is not None:
-            for number in range(2):
-                rig.add(**(fault if number else {}))
+    with servers(folder / "model") if rank == 0 else contextlib.nullcontext() as rig:
+        for server in there if rig else ():
+            rig.join(server)
         one = Trainer(model, world, rig.outlet if rig else None, folder / "weights")
-        publisher = one.nccl(deadline_s=2.0)
+        publisher = one.nccl(deadline_s=5.0)
+        lm = publishing.make_lm(model)
+        rows = sampled_rows(lm, 3, lm.config.vocab_size)
+        stats = []
         for version in (1, 2):
             one.learn()
-            report[f"v{version}"] = publisher.publish(version, folder=version == 2 and rank == 0)
-        export(one.learner, publishing.small_parts().tokenizer, folder / "export")
-        if rig is not None:
-            report["served"] = in_use(rig)
-        publisher.world.barrier()
-    torch.save(report, folder / f"rank{rank}.pt")
+            one.learner.logprobs(rows)  # leaves some weights gathered
+            stats.append(publisher.publish(version, folder=version == 2 and rank == 0))
+        export(one.learner, small_parts().tokenizer, folder / "export")
+    torch.save(stats, folder / f"rank{rank}.pt")
     leave_world(world)
 
 
 @pytest.mark.parametrize(("model", "fault"), [(MODELS[0], {}), (MODELS[1], {}), (MODELS[1], {"refuse_at": 3})])
 def test_three_ranks_gather_the_bytes_of_an_export(tmp_path: Path, model: str, fault: dict[str, int]) -> None:
-    save_model(model, tmp_path / "model")
-    processes = [CONTEXT.Process(target=run_rank, args=(r, 3, model, tmp_path, fault)) for r in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    reports = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(3)]
+    with servers(save_model(model, tmp_path / "model")) as rig:
+        there = [rig.start(), rig.start(**fault)]
+        processes = [CONTEXT.Process(target=run_rank, args=(r, 3, model, tmp_path, there)) for r in range(3)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(timeout=120)
+            if process.is_alive():
+                process.kill()
+        assert [process.exitcode for process in processes] == [0, 0, 0]
+        digests = [rig.state(server)["digest"] for server in there]
     whole = {name: tensor.to(torch.bfloat16) for name, tensor in folder_tensors(tmp_path / "export").items()}
-    assert reports[0]["served"] == dict.fromkeys(("s0", "s1"), digest_of(whole))
+    assert digests == [digest_of(whole)] * 2
     assert digest_of(folder_tensors(tmp_path / "weights" / "v2")) == digest_of(whole)
-    for report in reports[1:]:
-        assert (report["v1"], report["v2"]) == (reports[0]["v1"], reports[0]["v2"])
-    assert reports[0]["v2"].transport == ("disk" if fault else "nccl")
+    first, *others = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(3)]
+    assert others == [first, first]
+    assert [stats.transport for stats in first] == (["disk", "disk"] if fault else ["nccl", "nccl"])

@@ -28,6 +28,7 @@ from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
+from trainer.weights.environment import prepare_nccl
 
 log = logging.getLogger("trainer")
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
@@ -68,6 +69,7 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
             if on_ray(config):
                 run = RayRun(config, folder, number, stop, start)
             elif config.ranks == 1:
+                prepare_nccl(config)
                 world = single_world(first_training_gpu(config))
                 run = make_run(config, folder, world, monitor, stop, start)
             else:

@@ -21,6 +21,7 @@ from trainer.runs import AnyRun, make_run
 from trainer.serving.wanted import first_training_gpu
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
+from trainer.weights.environment import prepare_nccl
 
 
 def set_threads(config: RunConfig) -> None:
@@ -61,6 +62,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     code, message = 0, ""
     try:
         gpu = rank + first_training_gpu(config) if job.gpu is None else job.gpu
+        prepare_nccl(config)
         world = join_world(rank, config.ranks, job.rendezvous, gpu)
         run = make_run(config, job.model_folder, world, monitor, stop, job.start)
         run.run()

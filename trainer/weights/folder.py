@@ -51,6 +51,12 @@ def ties_head(folder: Path) -> bool:
     return bool(_json(folder / "config.json").get("tie_word_embeddings"))
 
 
+def served_dtype(folder: Path) -> str:
+    """Name of the dtype that servers of this folder keep weights in. Raises OSError or ValueError."""
+    config = _json(folder / "config.json")
+    return str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+
+
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor in the folder's safetensors files. Raises OSError or ValueError, with the path."""
     files = sorted(folder.glob("*.safetensors"))

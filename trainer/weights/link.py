@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_SECONDS = 0.0002
-NCCL_SETTINGS = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-"""What both ends of a link must have in their environment before they first use NCCL. SGLang sets it for itself;
-without it on this side the first broadcast fails with «Cuda failure 'invalid argument'»."""
 # A failed link must not end the trainer: its deadlines are ours, not those of NCCL's own watchdog.
 _UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 _FOREVER = timedelta(days=30)
@@ -188,13 +185,6 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
         missing,
         bool(refused) and all(isinstance(error, RefusedError) for error in refused.values()),
     )
-
-
-def set_nccl() -> bool:
-    """Set what links need in this process's environment; False when something else was set there on purpose."""
-    for name, value in NCCL_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    return all(os.environ[name] == value for name, value in NCCL_SETTINGS.items())
 
 
 async def _ranks(pool: ServerPool, server: Server, seconds: float) -> int:

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from trainer.config import WeightsConfig
 from trainer.engines.http import Server
-from trainer.errors import UserError
 from trainer.weights.folders import FolderPublisher, caught
-from trainer.weights.link import Link, LinkError, MissingPeerError, PeerGoneError, meet, set_nccl
+from trainer.weights.link import Link, LinkError, MissingPeerError, PeerGoneError, meet
 from trainer.weights.publisher import Outlet, PublishStats, agree, measured
 from trainer.weights.source import WeightSource
 from trainer.weights.transfer import Transfer
@@ -37,9 +36,6 @@ class NcclPublisher:
         outlet: rank 0's way to the servers; None on other ranks.
         config: transport (auto or nccl), bucket size, deadline, servers per group.
 
-    Raises:
-        UserError: the environment of this process forbids it.
-
     """
 
     def __init__(self, folders: FolderPublisher, outlet: Outlet | None, config: WeightsConfig) -> None:
@@ -51,11 +47,6 @@ class NcclPublisher:
         self._links: list[Link] = []
         self._given_up = ""  # why everything goes through the folder from now on; the same on every rank
         self._buffers: list[Tensor] = []
-        if outlet is not None and self.world.device.type == "cuda" and not set_nccl():
-            raise UserError(
-                "weights over NCCL need NCCL_CUMEM_ENABLE=0 and NCCL_NVLS_ENABLE=0 in the trainer's environment, and "
-                "something else is set there: set these two, or weights.transport=disk"
-            )
 
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:
         """See Publisher."""

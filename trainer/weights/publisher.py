@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trainer.engines.served import ServedEngine
@@ -104,11 +103,6 @@ def measured(outlet: Outlet, stats: PublishStats) -> PublishStats:
 
 
 def same_host(engine: ServedEngine) -> bool:
-    """Whether all servers in use listen on this host's loopback address."""
+    """Whether there are servers in use, and all listen on this host's loopback address."""
     hosts = {server.url.partition("://")[2].rpartition(":")[0] for server in engine.pool.usable()}
-    return hosts <= {"127.0.0.1", "localhost", "[::1]"}
-
-
-def default_folder(run: Path) -> Path:
-    """Where versions are written within a run's folder."""
-    return run / "weights"
+    return bool(hosts) and hosts <= {"127.0.0.1", "localhost", "[::1]"}
