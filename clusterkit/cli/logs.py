@@ -34,8 +34,11 @@ def logs(
     lines: int = typer.Option(200, "--lines", "-n", min=0, help="Begin with so many lines of its end; 0: with all."),
     console: bool = typer.Option(False, "--console", help="What the newest attempt printed, instead of main.log."),
     rank: int | None = typer.Option(None, "--rank", min=0, help="What that rank of the newest attempt printed."),
+    engine: str | None = typer.Option(
+        None, "--engine", help="What that engine server printed: its name or number (clusterkit serve list)."
+    ),
 ) -> None:
-    """Print a run's log: main.log, or what an attempt or one of its ranks printed.
+    """Print a run's log: main.log, or what an attempt, one of its ranks or an engine server printed.
 
     With --cluster NAME of a run on that cluster, else on this machine.
     """
@@ -44,14 +47,20 @@ def logs(
 
         run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
         numbers = run.attempt_numbers()
-        _show_here(_file(run, numbers[-1] if numbers else 0, console, rank), lines, follow)
+        _show_here(_file(run, numbers[-1] if numbers else 0, console, rank, engine), lines, follow)
         return
     import asyncio  # noqa: PLC0415
 
-    asyncio.run(_show_there(select(hosts), experiment, trial, (console, rank), lines, follow))
+    asyncio.run(_show_there(select(hosts), experiment, trial, (console, rank, engine), lines, follow))
 
 
-def _file(run: RunDirectory, attempt: int, console: bool, rank: int | None) -> Path:
+def _file(run: RunDirectory, attempt: int, console: bool, rank: int | None, engine: str | None) -> Path:
+    if engine is not None:
+        from trainer.errors import UserError  # noqa: PLC0415
+
+        if "/" in engine or engine.startswith("."):
+            raise UserError(f"--engine {engine}: give a server's name or number; clusterkit serve list shows them")
+        return run.logs / "servers" / (f"server-{engine}.log" if engine.isdigit() else f"{engine}.log")
     if rank is not None:
         return run.logs / f"attempt_{attempt}" / f"rank_{rank}.log"
     return run.console(attempt) if console else run.logs / "main.log"
@@ -76,7 +85,7 @@ async def _show_there(
     selection: Selection,
     experiment: str | None,
     trial: str | None,
-    which: tuple[bool, int | None],
+    which: tuple[bool, int | None, str | None],
     lines: int,
     follow: bool,
 ) -> None:

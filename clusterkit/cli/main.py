@@ -26,10 +26,10 @@ COMMANDS = {
     "down": Command("clusterkit.cli.down", "Take the cluster off its hosts; touches nothing of others."),
     "bundle": Command("clusterkit.cli.bundle", "Collect what hosts without a network need."),
     "train": Command("clusterkit.cli.train", "Train a memory agent from a preset, or go on with an unfinished run."),
-    "eval": Command("clusterkit.cli.eval", "Score a checkpoint on mathematics and memory suites."),
     "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
     "stop": Command("clusterkit.cli.stop", "End a training: a recover checkpoint first; it can go on later."),
     "logs": Command("clusterkit.cli.logs", "Print a run's log, and go on printing it."),
+    "serve": Command("clusterkit.cli.serve", "Engine servers of a run: list them, add one while it trains, end one."),
     "jobs": Command("clusterkit.cli.jobs", "List the jobs of the cluster's Ray."),
     "report": Command("clusterkit.cli.report", "Write a run, or two compared, as one web page."),
     "dashboard": Command("clusterkit.cli.dashboard", "Serve that page live to a browser on this machine."),
@@ -44,7 +44,7 @@ COMMANDS = {
 }
 
 
-HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs"}
+HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs", "serve"}
 """Commands with `--hostnames a b c` and the spellings of older tools."""
 
 

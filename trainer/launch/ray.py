@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.launch.rank import RankJob, rank_main
 from trainer.launch.ranks import GRACE_SECONDS, conclude, last_step
+from trainer.launch.ray_servers import RayServers, namespace_of
 from trainer.paths import RunPaths
 from trainer.signals import SIGNALS, StopFlag
 
@@ -58,18 +59,25 @@ class RayRun:
         """
         import ray  # noqa: PLC0415 (not installed where nothing is dispatched)
 
-        ray.init(address="auto", logging_level=logging.WARNING)
+        ray.init(address="auto", namespace=namespace_of(self.config), logging_level=logging.WARNING)
         self.stop.install()  # Ray has put handlers of its own in place, which end the process at once
         try:
-            ranks = _Ranks(self._reserved_actors())
-            try:
-                self._start(ranks)
-                ranks.watch(self.stop)
-                self._conclude(ranks)
-            finally:
-                ranks.kill()
+            with self._servers():
+                ranks = _Ranks(self._reserved_actors())
+                try:
+                    self._start(ranks)
+                    ranks.watch(self.stop)
+                    self._conclude(ranks)
+                finally:
+                    ranks.kill()
         finally:
             ray.shutdown()
+
+    def _servers(self) -> AbstractContextManager[object]:
+        """The run's engine servers on the cluster's nodes; nothing where it has none."""
+        if self.config.engine == "embedded":
+            return nullcontext()
+        return RayServers(self.config, self.folder, self.stop)
 
     def _reserved_actors(self) -> list[Any]:
         """One actor for every rank, each in its own place."""

@@ -18,8 +18,6 @@ log = logging.getLogger("trainer")
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 60.0
-UNKNOWN_VERSION = -1
-"""Of the weights of a server that was there before this attempt: whatever it holds, it is given the present ones."""
 
 
 class Fleet:
@@ -28,21 +26,17 @@ class Fleet:
     All methods belong to the event loop of the engine.
     """
 
-    def __init__(self, engine: ServedEngine, folder: Path, config: RunConfig, since: float) -> None:
+    def __init__(self, engine: ServedEngine, folder: Path, config: RunConfig) -> None:
         self.engine, self.folder, self.config = engine, folder, config
-        self.since = since
         self._joined: dict[str, tuple[float, Server]] = {}
         self._refused: dict[str, float] = {}
+        self.wants_folder = False
+        """Whether a server waits for the present weights in a folder, to join."""
 
     @property
     def required(self) -> int:
         """Servers that must answer before the first step."""
         return self.config.servers.min_required or max(self.config.num_servers, 1)
-
-    @property
-    def least(self) -> int:
-        """Servers below which nothing is sampled."""
-        return max(self.config.servers.min_required, 1)
 
     def usable(self) -> int:
         """Servers that get requests now."""
@@ -102,14 +96,18 @@ class Fleet:
         return self._refused.get(one.name) != one.started
 
     async def _join(self, one: Registration) -> None:
-        fresh = one.started >= self.since and not one.kept
-        server = Server(one.name, one.url, 0 if fresh else UNKNOWN_VERSION)
+        server = Server(one.name, one.url)
         try:
+            server.version = await self.engine.dialect.held_version(self.engine.pool, server)
+            if server.version != self.engine.version and not self.engine.has_folder:
+                self.wants_folder = True  # the next version brings one
+                return
             version = await self.engine.join(server)
         except EngineError as error:
             self._refused[one.name] = one.started  # until it is started anew
             log.warning("engine server %s cannot be used: %s", one.name, error)
             return
+        self.wants_folder = False
         self._joined[one.name] = (one.started, server)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
 

@@ -33,11 +33,11 @@ def config_file(config: RunConfig, folder: Path) -> Path:
     return path
 
 
-def host_command(config_file: Path, model: Path, place: Place, address: str, kept: bool) -> list[str]:
-    """The command of a server's host."""
-    command = [sys.executable, "-m", registry.HOST_MODULE, str(config_file), "--model", str(model)]
+def host_command(file: Path, model: Path, place: Place, address: str, kept: bool, tied: bool) -> list[str]:
+    """The command of a server's host. file: the run's configuration. kept, tied: see `python -m trainer.serving`."""
+    command = [sys.executable, "-m", registry.HOST_MODULE, str(file), "--model", str(model)]
     command += ["--name", place.name, "--gpus", ",".join(map(str, place.gpus)), "--address", address]
-    return command + (["--kept"] if kept else ["--tied"])
+    return command + ["--kept"] * kept + ["--tied"] * tied
 
 
 class LocalServers:
@@ -61,7 +61,7 @@ class LocalServers:
                 continue
             with (self.folder / f"{place.name}.host.log").open("ab") as output:
                 self._hosts[place.name] = subprocess.Popen(
-                    host_command(file, self.model, place, "127.0.0.1", kept),
+                    host_command(file, self.model, place, "127.0.0.1", kept, tied=not kept),
                     stdin=subprocess.DEVNULL if kept else subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.export import export
+from trainer.config import RunConfig
 from trainer.engines.dialect import make_dialect
 from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
@@ -17,7 +16,15 @@ from trainer.rollout.making import SamplerParts
 from trainer.rollout.served import Served, ServedSampler
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet
+from trainer.serving.wanted import gives_memory_away
 from trainer.train.learner import Learner
+from trainer.weights.choose import make_publisher as choose_publisher
+from trainer.weights.colocated import ColocatedPublisher
+from trainer.weights.folders import FolderPublisher
+from trainer.weights.publisher import Outlet, Publisher
+
+SHARED_BUCKET_MB = 512
+"""Of a GPU's memory, while the server on it reads weights out of the trainer's."""
 
 
 def served_sampler(
@@ -25,31 +32,29 @@ def served_sampler(
 ) -> ServedSampler:
     """Sampling on servers. model: folder that the servers start with. stop: whether the run is to stop."""
     config, world = parts.config, parts.world
-    paths = RunPaths.of(config)
     served = serve(parts, model) if world.is_main else None
-    publisher = make_publisher(learner, tokenizer, paths.logs / "weights", served)
+
+    def publisher() -> Publisher:
+        return make_publisher(config, learner, tokenizer, served)
+
     return ServedSampler(config, parts.source, parts.course, world, stop, served, publisher)
 
 
-def make_publisher(
-    learner: Learner, tokenizer: Any, folder: Path, served: Served | None
-) -> Callable[[int], dict[str, float]]:
-    """Through folders."""
+def make_publisher(config: RunConfig, learner: Learner, tokenizer: Any, served: Served | None) -> Publisher:
+    """How weights reach the servers that are there now. Collective.
 
-    def publish(version: int) -> dict[str, float]:
-        export(learner, tokenizer, folder / f"v{version}")
-        problem: Exception | None = None
-        if served is not None:
-            try:
-                served.loop.run(served.engine.update_from_folder(folder / f"v{version}", version))
-            except Exception as error:
-                problem = error
-        learner.world.broadcast(problem)
-        if problem:
-            raise problem
-        return {}
+    Raises:
+        UserError: the trained tensors are not those of the servers' model.
 
-    return publish
+    """
+    outlet = Outlet(served.engine, served.loop.submit) if served is not None else None
+    weights, shared = config.weights, config.allocation is not None and config.allocation.colocated
+    if shared:  # NCCL cannot have two processes on one GPU
+        weights = weights.model_copy(update={"transport": "disk"})
+    publisher = choose_publisher(learner, outlet, tokenizer, weights, RunPaths.of(config).logs)
+    if gives_memory_away(config) and outlet is not None and isinstance(publisher, FolderPublisher):
+        return ColocatedPublisher(publisher, outlet, min(weights.bucket_mb, SHARED_BUCKET_MB))
+    return publisher
 
 
 def serve(parts: SamplerParts, model: Path) -> Served:
@@ -57,6 +62,9 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     config = parts.config
     dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
     loop = BackgroundLoop()
-    engine = ServedEngine(ServerPool(dialect.health_path), dialect, model, parts.stop_ids)
-    fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config, time.time())
+    pool = ServerPool(dialect.health_path)
+    # A server that died is started again by its host: until then nothing is lost and nothing fails.
+    pool.least, pool.patience = max(config.servers.min_required, 1), config.servers.start_seconds
+    engine = ServedEngine(pool, dialect, model, parts.stop_ids)
+    fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config)
     return Served(engine, fleet, parts.controller(engine), loop)

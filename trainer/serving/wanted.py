@@ -11,6 +11,9 @@ from trainer.config import RunConfig
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
 
+MEMORY_SAVER = ("--enable-memory-saver",)
+"""What an SGLang server needs to give its memory away and take it back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -42,6 +45,14 @@ def first_training_gpu(config: RunConfig) -> int:
     return config.num_servers * gpus_per_server(config)
 
 
+def gives_memory_away(config: RunConfig) -> bool:
+    """Whether the server frees its GPU memory while the trainer, on the same GPU, learns (`train.offload`)."""
+    wanted = config.allocation
+    alone = config.ranks == 1 and config.num_servers == 1 and gpus_per_server(config) == 1
+    shared = wanted is not None and wanted.colocated and config.engine == "sglang"
+    return shared and alone and config.train.offload and not config.rollout.max_staleness
+
+
 def server_options(
     config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
 ) -> ServerOptions:
@@ -63,7 +74,7 @@ def server_options(
         memory_fraction=config.rollout.gpu_memory_fraction,
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
-        flags=tuple(c.flags),
+        flags=(*(MEMORY_SAVER if gives_memory_away(config) else ()), *c.flags),
         start_seconds=c.start_seconds,
         python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
     )

@@ -1,0 +1,183 @@
+"""The engine servers of a run, seen and changed from here: on this machine, or on a cluster through its head node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clusterkit.dispatch.head import Head
+from clusterkit.dispatch.storage import newest_run, put_code
+from clusterkit.rundir import RunDirectory, user_name
+from trainer.errors import RunError, UserError
+from trainer.serving import registry
+from trainer.serving.registry import Registration
+
+START_SECONDS = 1200.0
+END_SECONDS = 60.0
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """One server of a run as a user sees it. up: seconds since its present start."""
+
+    registration: Registration
+    up: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {**asdict(self.registration), "gpus": list(self.registration.gpus), "up_s": round(self.up, 1)}
+
+
+def views(found: Sequence[Registration]) -> list[ServerView]:
+    """Registrations with their age."""
+    return [ServerView(one, max(time.time() - one.started, 0.0)) for one in found]
+
+
+def table(found: Sequence[ServerView]) -> list[str]:
+    """Lines of a table; one that says so where there are none."""
+    if not found:
+        return ["the run has no engine servers"]
+    rows = [("server", "state", "node", "gpus", "engine", "up", "address")]
+    for view in found:
+        one = view.registration
+        gpus = ",".join(map(str, one.gpus)) or "-"
+        rows.append((one.name, one.state, one.node, gpus, one.engine, f"{view.up:.0f} s", one.url or "-"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines + [f"{one.name}: {one.reason}" for one in (view.registration for view in found) if one.reason]
+
+
+# -- on this machine ------------------------------------------------------------------------------------------------
+
+
+def here(run: RunDirectory) -> list[Registration]:
+    """Servers of a run on this machine."""
+    return registry.read(registry.folder_of(run.logs))
+
+
+def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable[[str], None]) -> Registration:
+    """Add a server to a run and wait until it answers. It stays until it is stopped.
+
+    Raises:
+        UserError: the run has no servers that this one could be like. RunError: it did not start; with the cause.
+
+    """
+    folder = registry.folder_of(run.logs)
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise UserError(
+            f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm or sglang to its "
+            "train command"
+        )
+    known = [one.model for one in here(run) if one.model]
+    if not (model or known):
+        raise UserError("no other server of the run is there to take the model from: give --model FOLDER")
+    before = {one.name for one in here(run)}
+    name = next(name for n in range(1 << 16) if (name := f"server-{n}") not in before)
+    command = [sys.executable, "-m", registry.HOST_MODULE, str(config), "--model", model or known[0], "--kept"]
+    command += ["--name", name, "--gpus", ",".join(map(str, gpus))]
+    with (folder / f"{name}.host.log").open("ab") as output:
+        host = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    say(f"{name} is starting; its log is {folder / name}.log")
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        one = next((one for one in here(run) if one.name == name and one.pid == host.pid), None)
+        if one is not None and one.state == "ready":
+            return one
+        if host.poll() is not None or (one is not None and one.state == "ended"):
+            lines = (folder / f"{name}.host.log").read_text(errors="replace").strip().splitlines()
+            raise RunError(
+                f"{name} did not start: {(one and one.reason) or (lines[-1] if lines else 'no reason given')}"
+            )
+        time.sleep(POLL_SECONDS)
+    raise RunError(
+        f"{name} has not answered within {START_SECONDS:.0f} s; it goes on starting, see {folder / name}.log"
+    )
+
+
+def stop_here(run: RunDirectory, names: Sequence[str]) -> list[str]:
+    """End servers on this machine, all that are named, and all without names; returns the names.
+
+    Raises:
+        UserError: the run has no such server here.
+
+    """
+    found = {one.name: one for one in here(run)}
+    if unknown := [name for name in names if name not in found]:
+        there = ", ".join(found) or "none"
+        raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {there})")
+    wanted = [one for one in found.values() if not names or one.name in names]
+    for one in wanted:
+        if one.node == os.uname().nodename and registry.process_runs(one.pid):
+            os.kill(one.pid, 15)
+    deadline = time.monotonic() + END_SECONDS
+    while any(registry.process_runs(one.pid) for one in wanted) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for one in wanted:
+        if registry.process_runs(one.pid):
+            raise RunError(f"{one.name} (process {one.pid}) does not end: kill -9 {one.pid}")
+        registry.remove(registry.folder_of(run.logs), one.name)
+    return [one.name for one in wanted]
+
+
+# -- on a cluster ---------------------------------------------------------------------------------------------------
+
+
+async def run_there(head: Head, experiment: str | None, trial: str | None) -> RunDirectory:
+    """The newest run of that name. Raises RunError when there is none."""
+    run = await newest_run(head.session, head.fileroot, user_name(), experiment, trial)
+    if run is None:
+        raise RunError(f"no run {experiment or '*'}/{trial or '*'} of {user_name()} on cluster {head.cluster.name}")
+    return run
+
+
+async def there(head: Head, run: RunDirectory) -> list[Registration]:
+    """Servers of a run on a cluster."""
+    folder = registry.folder_of(run.logs)
+    script = f'for f in {shlex.quote(str(folder))}/*.json; do [ -f "$f" ] && cat "$f" && echo; done; true'
+    found = []
+    for line in (await head.session.run(script, root=True)).stdout.splitlines():
+        try:
+            values = json.loads(line)
+            found.append(Registration(**values | {"gpus": tuple(values.get("gpus", ()))}))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+async def job_there(head: Head, run: RunDirectory, action: str, argument: str) -> str:
+    """Have the cluster's Ray add or stop a server; what it said.
+
+    Raises:
+        RunError: it failed, with its last line.
+
+    """
+    code = await put_code(head.session, head.cluster, ())
+    config = registry.folder_of(run.logs) / "config.yaml"
+    submission = f"{run.user}-{run.experiment}-{run.trial}-serve-{action}-{time.time_ns()}"
+    words = ["python3", "-m", "trainer.launch.ray_servers", action, str(config), *([argument] if argument else [])]
+    async with head.jobs() as jobs:
+        await jobs.submit(
+            submission,
+            f"exec {shlex.join(words)}",
+            environment={"PYTHONPATH": code, "USER": run.user, "LOGNAME": run.user},
+            metadata={"kind": "clusterkit-serve", "user": run.user, "experiment": run.experiment, "trial": run.trial},
+        )
+        while (job := await jobs.get(submission)).alive:
+            await asyncio.sleep(POLL_SECONDS)
+        lines = (await jobs.logs(submission)).strip().splitlines()
+    last = lines[-1] if lines else job.message
+    if job.status != "SUCCEEDED":
+        raise RunError(last.removeprefix("error: "))
+    return last

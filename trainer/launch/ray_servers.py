@@ -1,0 +1,235 @@
+"""The engine servers of a run on the nodes of a Ray cluster: one actor a server, which keeps the server's host there.
+
+As with ranks, the actor only reserves the place; the host (`python -m trainer.serving`) is a process of its own, tied
+to the actor by its standard input. Actors of servers that outlive their trainer are detached, and found again by name.
+
+`python -m trainer.launch.ray_servers add|stop CONFIG.yaml NAME` adds one to a run, or ends one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.__main__ import load_config
+from trainer.config import RunConfig
+from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.paths import RunPaths
+from trainer.serving import registry
+from trainer.serving.keeper import config_file, host_command
+from trainer.serving.wanted import Place, gpus_per_server
+
+log = logging.getLogger("trainer")
+
+POLL_SECONDS = 0.5
+WAITING_SECONDS = 60.0
+PLACE_SECONDS = 600.0
+"""How long `add` waits for GPUs."""
+
+
+def namespace_of(config: RunConfig) -> str:
+    """Ray's namespace of a run: names of its actors are unique within it."""
+    return f"clusterkit/{config.experiment_name}/{config.trial_name}"
+
+
+class ServerActor:
+    """On the node of one server: starts its host, which ends when the actor does."""
+
+    def __init__(self, file: str, model: str, name: str, kept: bool) -> None:
+        import ray  # noqa: PLC0415
+
+        address = str(ray.util.get_node_ip_address())
+        gpus = tuple(int(number) for number in ray.get_gpu_ids())
+        command = host_command(Path(file), Path(model), Place(name, gpus), address, kept, tied=True)
+        output = (Path(file).parent / f"{name}.host.log").open("ab")
+        with output:
+            self._host = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def placed(self) -> bool:
+        """Answers once the actor has its place."""
+        return True
+
+    def poll(self) -> int | None:
+        """Exit code of the host; None while it runs."""
+        return self._host.poll()
+
+    def stop(self) -> None:
+        """End the server in order; returns when it has ended."""
+        self._host.terminate()
+        self._host.wait()
+
+
+class RayServers:
+    """The servers that a run starts; a context manager, within `ray.init` with the run's namespace.
+
+    model: folder of the weights to start with. stop: whether the run is to stop. colocated: for every server, where it
+    shares its GPUs with ranks: (id of the node, GPU numbers there).
+    """
+
+    def __init__(self, config: RunConfig, model: Path, stop: Callable[[], bool]) -> None:
+        self.config, self.model, self.stop = config, model, stop
+        self.folder = registry.folder_of(RunPaths.of(config).logs)
+        self._actors: dict[str, Any] = {}
+
+    def __enter__(self) -> RayServers:
+        file = config_file(self.config, self.folder)
+        kept = not self.config.servers.shutdown_on_exit
+        names = [f"server-{number}" for number in range(self.config.num_servers)]
+        self._forget_dead()
+        for name in names:
+            self._actors[name] = make_actor(self.config, file, self.model, name, kept)
+        self._await_places()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.config.servers.shutdown_on_exit:
+            for name, actor in self._actors.items():
+                end_actor(actor)
+                registry.remove(self.folder, name)
+
+    def _forget_dead(self) -> None:
+        """Forget registrations whose actor is gone: of an attempt that was killed, or of a node that is no more."""
+        for one in registry.read(self.folder):
+            if find_actor(one.name) is None:
+                registry.remove(self.folder, one.name)
+
+    def _await_places(self) -> None:
+        """Wait until every actor has its place; says what is missing."""
+        import ray  # noqa: PLC0415
+
+        told = time.monotonic()
+        waiting = [actor.placed.remote() for actor in self._actors.values()]
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_SECONDS)
+            if self.stop():
+                raise InterruptedRunError("interrupted while waiting for places in Ray for the engine servers")
+            if waiting and time.monotonic() - told > WAITING_SECONDS:
+                told = time.monotonic()
+                each = gpus_per_server(self.config)
+                kind = "GPU" if each else "CPU"
+                free, have = (int(f().get(kind, 0)) for f in (ray.available_resources, ray.cluster_resources))
+                log.warning(
+                    "waiting for places of %d engine servers, %d %s each on one node; the cluster has %d, %d free",
+                    len(waiting), each or 1, kind, have, free,
+                )  # fmt: skip
+
+
+def make_actor(config: RunConfig, file: Path, model: Path, name: str, kept: bool) -> Any:
+    """The actor of a server: the one of that name where it is there, else a new one."""
+    import ray  # noqa: PLC0415
+
+    each = gpus_per_server(config)
+    return (
+        ray.remote(ServerActor)
+        .options(
+            name=name,
+            get_if_exists=True,
+            lifetime="detached" if kept else None,
+            num_cpus=1,
+            num_gpus=each,
+            scheduling_strategy="DEFAULT" if each else "SPREAD",
+            max_restarts=config.servers.restarts,
+        )
+        .remote(str(file), str(model), name, kept)
+    )
+
+
+def find_actor(name: str) -> Any:
+    """The living actor of a server in this namespace, or None."""
+    import ray  # noqa: PLC0415
+
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return None
+
+
+def end_actor(actor: Any) -> None:
+    """End a server in order, then its actor."""
+    import ray  # noqa: PLC0415
+
+    with suppress(Exception):  # gone already
+        ray.get(actor.stop.remote(), timeout=60)
+    with suppress(Exception):
+        ray.kill(actor)
+
+
+def add(config: RunConfig, file: Path, model: Path) -> str:
+    """Add one server to a run; returns its name. It stays until it is stopped.
+
+    Raises:
+        RunError: no node has the GPUs for it.
+
+    """
+    import ray  # noqa: PLC0415
+
+    folder = registry.folder_of(RunPaths.of(config).logs)
+    taken = {one.name for one in registry.read(folder)}
+    name = next(name for name in (f"server-{n}" for n in range(1 << 16)) if name not in taken and not find_actor(name))
+    actor = make_actor(config, file, model, name, kept=True)
+    ready, _ = ray.wait([actor.placed.remote()], timeout=PLACE_SECONDS)
+    if not ready:
+        ray.kill(actor)
+        raise RunError(
+            f"no node had {gpus_per_server(config)} GPUs free within {PLACE_SECONDS:.0f} s: free some, or add hosts"
+        )
+    return name
+
+
+def end(config: RunConfig, name: str) -> None:
+    """End one server of a run. Raises UserError when the run has none of that name."""
+    folder = registry.folder_of(RunPaths.of(config).logs)
+    actor = find_actor(name)
+    if actor is None and name not in {one.name for one in registry.read(folder)}:
+        raise UserError(f"the run has no server {name}: clusterkit serve list shows those it has")
+    if actor is not None:
+        end_actor(actor)
+    registry.remove(folder, name)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    import ray  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="python -m trainer.launch.ray_servers", description=__doc__)
+    parser.add_argument("action", choices=("add", "stop"))
+    parser.add_argument("config", type=Path)
+    parser.add_argument("name", nargs="?", default="")
+    parser.add_argument("--model", type=Path, default=None)
+    arguments = parser.parse_args()
+    try:
+        config = load_config(arguments.config)
+        ray.init(address="auto", namespace=namespace_of(config), logging_level=logging.WARNING)
+        if arguments.action == "stop":
+            end(config, arguments.name)
+            print(f"{arguments.name} has ended")
+        else:
+            model = arguments.model or Path(_model_of(config))
+            print(f"{add(config, arguments.config, model)} is starting")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _model_of(config: RunConfig) -> str:
+    """The model that the run's other servers were started with, else the run's own."""
+    folder = registry.folder_of(RunPaths.of(config).logs)
+    models = [one.model for one in registry.read(folder) if one.model]
+    model = models[0] if models else config.model.path
+    if not model:
+        raise UserError("the run has no servers yet and its model is not known: give --model FOLDER")
+    return model
+
+
+if __name__ == "__main__":
+    sys.exit(main())
