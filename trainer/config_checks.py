@@ -56,7 +56,7 @@ def check_batch(c: RunConfig) -> None:
 
 def check_warmup(c: RunConfig) -> None:
     """A model built from nothing learns recall in its own words, a pretrained one everything else."""
-    if c.model.path is None and c.task.name in ("hotpotqa", "math", "memalpha"):
+    if c.model.path is None and c.task.name in ("hotpotqa", "math", "memalpha", "needles"):
         raise ValueError(
             f"task.name={c.task.name} needs a pretrained model: set model.path, or use --preset 135M_cpu "
             "(a model built from nothing can only learn task.name=recall or facts, examples, and tasks of your own)"

@@ -81,16 +81,17 @@ class ModelConfig(Section):
         return {True: "full", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
-TASKS = ("recall", "hotpotqa", "math", "sft", "facts", "memalpha")
+TASKS = ("recall", "needles", "hotpotqa", "math", "sft", "facts", "memalpha")
 AGENTS = ("memagent", "single_turn", "memalpha")
-REWARDS = ("boxed", "memalpha")
+REWARDS = ("boxed", "math", "memalpha")
 
 
 class TaskConfig(Section):
     """What the policy learns on."""
 
     name: str = "recall"
-    """recall: generated key-value facts spread over chunks. hotpotqa: real questions among real documents. math:
+    """recall: generated key-value facts spread over chunks. needles: the same in English, for pretrained models.
+    hotpotqa: real questions among real documents. math:
     problems whose answer can be checked. sft: examples with their answers, for trainer.type=sft. facts: as recall, with
     several questions that are asked once everything was read, for agent.name=memalpha. memalpha: the same with real
     documents from files. Or `module:Class` for one of your own (docs/custom.md)."""
@@ -218,7 +219,8 @@ class RewardConfig(Section):
     """How an answer is scored."""
 
     name: str = "boxed"
-    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. memalpha: questions answered from the
+    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. math: the final answer compared as a
+    value, scaled by task.reward_scale. memalpha: questions answered from the
     memory (r1), calls that worked (r2), compression (r3), entries worth keeping (r4). Or `module:Class` for one of your
     own (docs/custom.md)."""
     beta: Annotated[float, Field(ge=0)] = 0.05

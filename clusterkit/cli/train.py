@@ -115,7 +115,7 @@ def train(
     if any((*wishes, container_image, container_mount)):
         raise UserError("options for Slurm: add --slurm to submit the run, or leave them out to train here")
     from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
-    from clusterkit.planning.runnable import require_runnable  # noqa: PLC0415
+    from clusterkit.planning.runnable import require_here, require_runnable  # noqa: PLC0415
     from clusterkit.resolve import resolve  # noqa: PLC0415
     from clusterkit.trials import Course, choose_trial, require_free  # noqa: PLC0415
 
@@ -128,6 +128,7 @@ def train(
         _print_plan(resolved, trial, as_json)
         return
     require_runnable(resolved.config)
+    require_here(resolved.config)
     require_free(trial.run)
     if trial.course is Course.COMPLETE:
         _print_complete(trial, as_json)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from clusterkit.owncode import require_own
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.sft.examples import examples_file
+
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+"""The driver's own list, one entry a GPU."""
 
 
 def require_runnable(config: RunConfig) -> None:
@@ -18,28 +23,42 @@ def require_runnable(config: RunConfig) -> None:
     if missing := missing_parts(config):
         preset = config.preset or "PRESET"
         raise UserError(
-            f"preset {preset} cannot be trained by this version: it asks for {'; '.join(missing)}.\n"
-            f"What works today: clusterkit presets plan {preset}, clusterkit train --preset {preset} --dry-run, and "
-            "training with the embedded engine (--preset tiny)"
+            f"preset {preset} cannot be trained by this version: it asks for {'; '.join(missing)}. Change "
+            f"allocation_mode; clusterkit presets plan {preset} shows what it asks for"
         )
     if config.trainer.type == "sft":
         examples_file(config.task)
     require_own(config)
 
 
+def require_here(config: RunConfig) -> None:
+    """Refuse, before anything is written, a run that this machine has not got the GPUs for.
+
+    Raises:
+        UserError: with the ways out.
+
+    """
+    if not config.gpus:
+        return
+    name = config.preset or "PRESET"
+    cluster = f"train it on a cluster with clusterkit train --preset {name} --cluster NAME"
+    if config.n_nodes > 1:
+        raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}")
+    there = sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
+    if config.gpus > there:
+        usable = f"{there} {'is' if there == 1 else 'are'}" if there else "none is"
+        raise UserError(
+            f"this run takes {config.gpus} GPUs, and {usable} usable here (nvidia-smi shows them): {cluster}, or see "
+            f"how it fits fewer GPUs with clusterkit presets plan {name} --nodes 1"
+        )
+
+
 def missing_parts(config: RunConfig) -> list[str]:
     """What a configuration asks for and the trainer has not got; empty where it can run."""
     missing = []
     wanted = config.allocation
-    if wanted is not None and wanted.rollout is not None:
-        engine = wanted.rollout.backend or "vllm"
-        missing.append(f"{engine} servers on {wanted.rollout_gpus} GPUs (only the embedded engine is there)")
-    if wanted is not None and wanted.training is not None:
-        missing.append(f"training ranks on {wanted.training_gpus} GPUs (allocation_mode is not executed yet)")
-    if config.train.offload:
-        missing.append("train.offload")
-    if config.agent.name == "single_turn":
-        missing.append("agent single_turn")
-    if config.task.name == "math":
-        missing.append("task math")
+    if wanted is not None and wanted.training is not None and wanted.training.layout.context > 1:
+        missing.append("context parallel training (c): every conversation fits into one GPU's micro-batch here")
+    if wanted is not None and wanted.rollout is not None and wanted.rollout.layout.pipeline > 1:
+        missing.append("pipeline parallel servers (p): use tensor parallel (t)")
     return missing

@@ -290,7 +290,11 @@ def test_what_the_embedded_engine_trains_may_start(preset: str, task: str) -> No
 
 
 @pytest.mark.parametrize(("preset", "task"), GPU_PRESETS)
-def test_what_needs_engine_servers_is_refused_with_what_is_missing(preset: str, task: str) -> None:
-    config = resolve(preset, task).config
-    with pytest.raises(UserError, match=rf"preset {preset} cannot be trained.*sglang servers on \d+ GPUs"):
+def test_every_gpu_preset_may_start(preset: str, task: str) -> None:
+    require_runnable(resolve(preset, task).config)
+
+
+def test_what_no_part_can_do_is_refused_with_the_way_out() -> None:
+    config = resolve("1.5B_n1", "memagent", ["allocation_mode=sglang:d4p2|fsdp:d8"]).config
+    with pytest.raises(UserError, match=r"pipeline parallel servers.*tensor parallel"):
         require_runnable(config)

@@ -71,12 +71,12 @@ def test_an_allocation_is_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--preset", "1.5B_n1"], ["cannot be trained by this version", "sglang servers on 4 GPUs", "presets plan"]),
-        (["--preset", "7B_n4", "--task", "memagent"], ["sglang servers on 32 GPUs", "--dry-run"]),
+        (["--preset", "1.5B_n1"], ["takes 8 GPUs", "none is usable here", "--cluster NAME", "presets plan"]),
+        (["--preset", "7B_n4", "--task", "memagent"], ["takes 4 hosts", "--cluster NAME"]),
         (["--preset", "1.5B_n4", "n_nodes=2"], ["is for 32 GPUs", "presets plan 1.5B_n4 --nodes N"]),
     ],
 )
-def test_what_cannot_be_trained_yet_is_refused_before_anything_is_written(
+def test_what_cannot_be_trained_here_is_refused_before_anything_is_written(
     tmp_path: Path, arguments: list[str], parts: list[str]
 ) -> None:
     answer = run(tmp_path, "train", *arguments)

@@ -8,8 +8,8 @@ from trainer import custom
 from trainer.agents.base import AnyAgent
 from trainer.agents.memagent import MemAgent
 from trainer.agents.memalpha import MemAlpha
+from trainer.agents.single_turn import SingleTurn
 from trainer.config import RunConfig
-from trainer.errors import UserError
 
 
 def make_agent(config: RunConfig, tokenizer: Any) -> AnyAgent:
@@ -20,6 +20,6 @@ def make_agent(config: RunConfig, tokenizer: Any) -> AnyAgent:
         return agent
     if name == "memalpha":
         return MemAlpha(config.agent, tokenizer)
-    if name != "memagent":
-        raise UserError(f"agent.name={name} has no agent in this version: choose memagent, memalpha, or module:Class")
+    if name == "single_turn":
+        return SingleTurn(config.agent, tokenizer)
     return MemAgent(config.agent, tokenizer)

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 from trainer.assets import resolve_model
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
@@ -63,6 +65,8 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
     status, message, step = "failed", "", start.global_step
     try:
+        if not on_ray(config):
+            require_gpus(config)
         folder = model_folder(config, monitor, stop)
         run: AnyRun | RankedRun | RayRun
         with servers(config, folder):
@@ -89,6 +93,20 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         with suppress(OSError):  # on a full disk there is an error to be told already
             monitor.record("finish", status=status, global_step=step, message=message)
         monitor.close()
+
+
+def require_gpus(config: RunConfig) -> None:
+    """Raise UserError unless this process can use the GPUs that the run takes."""
+    there = torch.cuda.device_count() if config.gpus and torch.cuda.is_available() else 0
+    if config.n_nodes > 1 and config.gpus:
+        raise UserError(
+            f"mode=local with n_nodes={config.n_nodes}: a run on several hosts needs mode=ray, or a cluster"
+        )
+    if config.gpus > there:
+        raise UserError(
+            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {there} here: check "
+            "nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA build for this driver"
+        )
 
 
 def on_ray(config: RunConfig) -> bool:

@@ -33,6 +33,10 @@ def make_reward(config: RunConfig) -> Reward:
     if custom.is_custom(config.reward.name):
         reward: Reward = custom.make("reward.name", config.reward.name, config.code_dir, config.reward)
         return reward
+    if config.reward.name == "math":
+        from trainer.rewards.math import MathReward  # noqa: PLC0415 (a package of its own)
+
+        return MathReward(config.task)
     if config.reward.name == "memalpha":
         from trainer.rewards.memalpha import MemAlphaReward  # noqa: PLC0415 (a client of servers)
 

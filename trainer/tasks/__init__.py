@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from trainer import custom
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.tasks.base import TaskSource
 
+SOURCES = {
+    "recall": "recall:Recall",
+    "needles": "needles:Needles",
+    "facts": "facts:Facts",
+    "math": "math:Math",
+    "hotpotqa": "hotpotqa:HotpotQA",
+    "memalpha": "memalpha:MemAlphaTexts",
+}
+"""Module below this one, and class, by the task's name: only the one that is wanted is imported."""
+CACHED = ("hotpotqa", "memalpha")
+"""Those that look for their data in the asset cache, too."""
+
 
 def make_source(config: RunConfig) -> TaskSource:
     """The task source that a configuration names. Raises UserError for data that cannot be used."""
-    if custom.is_custom(config.task.name):
+    name = config.task.name
+    if custom.is_custom(name):
         return _own(config)
-    if config.task.name == "hotpotqa":
-        from trainer.tasks.hotpotqa import HotpotQA  # noqa: PLC0415 (reads no data for other tasks)
+    if name not in SOURCES:
+        raise UserError(f"task.name={name} has no tasks to roll out: it is for trainer.type=sft")
+    module, _, attribute = SOURCES[name].partition(":")
+    made = getattr(import_module(f"trainer.tasks.{module}"), attribute)
+    more = (config.cache_dir,) if name in CACHED else ()
+    source: TaskSource = made(config.task, config.seed, *more)
+    return source
 
-        return HotpotQA(config.task, config.seed, config.cache_dir)
-    if config.task.name == "memalpha":
-        from trainer.tasks.memalpha import MemAlphaTexts  # noqa: PLC0415
 
-        return MemAlphaTexts(config.task, config.seed, config.cache_dir)
-    if config.task.name == "facts":
-        from trainer.tasks.facts import Facts  # noqa: PLC0415
+def leave_out_misfits(source: TaskSource, agent: object) -> None:
+    """Leave out training tasks that the agent can tell it cannot take, where both know how (`keep`, `fits`).
 
-        return Facts(config.task, config.seed)
-    if config.task.name != "recall":
-        raise UserError(
-            f"task.name={config.task.name} has no task source in this version: choose recall, hotpotqa, facts or "
-            "memalpha"
-        )
-    from trainer.tasks.recall import Recall  # noqa: PLC0415
+    Raises:
+        UserError: none is left.
 
-    return Recall(config.task, config.seed)
+    """
+    keep, fits = getattr(source, "keep", None), getattr(agent, "fits", None)
+    if keep is not None and fits is not None:
+        keep(fits)
 
 
 def _own(config: RunConfig) -> TaskSource:

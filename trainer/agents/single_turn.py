@@ -1,0 +1,85 @@
+"""One prompt, one response: what AReaL trains on mathematical problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.agents.memagent import RolloutOptions
+from trainer.agents.template import encode
+from trainer.config import AgentConfig
+from trainer.engines.base import Engine
+from trainer.errors import UserError
+from trainer.types import SamplingParams, Task, Trajectory, Turn
+
+MARK_TOKENS = 128
+"""More than a chat template adds to a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A task and its prompt's token ids."""
+
+    task: Task
+    ids: list[int]
+
+
+class SingleTurn:
+    """The question as a user's message in the model's chat template; one that holds such marks goes as it is."""
+
+    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        # Marks such as <|im_start|>; single characters and blanks may well stand in a question.
+        self._marks = tuple(mark for mark in tokenizer.added_tokens_encoder if len(mark.strip()) > 2)
+
+    def longest_conversation(self) -> int:
+        """Tokens of the longest prompt plus response."""
+        return self.config.max_question_tokens + self.config.max_final_tokens
+
+    def prepare(self, task: Task) -> Prompted:
+        """Tokenise the prompt. Raises UserError when it is over agent.max_question_tokens."""
+        ids = self._ids(task.question)
+        limit = self.config.max_question_tokens
+        if len(ids) > limit:
+            raise UserError(
+                f"task {task.id}: the prompt has {len(ids)} tokens and agent.max_question_tokens is {limit}: raise it"
+            )
+        return Prompted(task, ids)
+
+    def fits(self, task: Task) -> bool:
+        """Whether the prompt is within agent.max_question_tokens."""
+        limit = self.config.max_question_tokens
+        # A token is a byte or more: most prompts are short enough without being cut into tokens.
+        return len(task.question.encode()) + MARK_TOKENS <= limit or len(self._ids(task.question)) <= limit
+
+    def _ids(self, question: str) -> list[int]:
+        if any(mark in question for mark in self._marks):
+            # As AReaL does it: the tokenizer puts its own first token before a whole prompt, where it has one.
+            return list(self.tokenizer(question)["input_ids"])
+        if self.config.template == "words":
+            return encode(self.tokenizer, f"<u> {question} <a>")
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise UserError(
+                "the model's tokenizer has no chat template and the prompts are none by themselves: use an "
+                "instruction-tuned checkpoint, or put a chat_template.jinja into its folder"
+            )
+        messages = [{"role": "user", "content": question}]
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=self.config.enable_thinking
+        )
+        return encode(self.tokenizer, str(text))
+
+    async def rollout(self, prepared: Prompted, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """One response. The reward is left at 0: rewards are not the agent's business."""
+        params = SamplingParams(
+            max_new_tokens=self.config.max_final_tokens,
+            temperature=options.temperature,
+            seed=options.seed_of_turn(0),
+            banned_token_ids=options.banned_final_ids,
+        )
+        completion = await engine.generate(prepared.ids, params, key=prepared.task.id)
+        counters = Counter({"truncated_final": int(completion.finish_reason == "length")})
+        text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        turns = [Turn("final", prepared.ids, completion)]
+        return Trajectory(prepared.task.id, turns, reward=0.0, answer_text=text, counters=dict(+counters))

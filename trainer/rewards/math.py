@@ -1,0 +1,38 @@
+"""Reward of a mathematical answer, as AReaL has it: (verdict - bias) · scale, the verdict 1 when right and -1 when not.
+
+Answers are compared in processes that can be killed (`evaluation.grading`): no answer can stop a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from evaluation.grading.extract import final_answer, last_box
+from evaluation.grading.pool import GradingPool
+
+from trainer.config import TaskConfig
+from trainer.types import Task, Trajectory
+
+MOST_WORKERS = 16
+
+
+class MathReward:
+    """Scores the final answer of a response; a trajectory's accuracy is 1 or 0."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.config = config
+        self._pool: GradingPool | None = None
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """The reward; a response that was cut off, or has no final answer, is wrong."""
+        answer = final_answer(trajectory.answer_text).text
+        right = bool(answer) and await self._right(task, answer)
+        trajectory.accuracy = float(right)
+        return ((1.0 if right else -1.0) - self.config.reward_bias) * self.config.reward_scale
+
+    async def _right(self, task: Task, answer: str) -> bool:
+        if self._pool is None:
+            self._pool = GradingPool(min(os.cpu_count() or 1, MOST_WORKERS))
+        truths = [last_box(text) or text for text in task.answers]
+        return (await asyncio.wrap_future(self._pool.submit(truths, answer))).right

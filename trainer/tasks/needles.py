@@ -1,0 +1,91 @@
+"""Needles in a haystack for models that know English, after RULER's multi-key task (Hsieh et al., arXiv 2404.06654).
+
+Every section has sentences that tell a number for a name, among others that tell nothing; the question asks for the
+number of one name. Numbers are drawn anew for every document, so nothing can be known beforehand. The task cuts its own
+sections, so that no sentence is torn.
+"""
+
+from __future__ import annotations
+
+import random
+
+from trainer.config import TaskConfig
+from trainer.seeding import derive_seed
+from trainer.tasks.recall import make_keys
+from trainer.types import Task
+
+NOISE = (
+    "The grass is green.",
+    "The sky is blue.",
+    "The sun is yellow.",
+    "Here we go.",
+    "There and back again.",
+    "A train passed slowly through the fields.",
+    "The river was calm in the afternoon.",
+    "Somebody played music near the market.",
+    "It rained over the hills until the evening.",
+    "The shops closed early that day.",
+    "Children laughed behind the old school.",
+    "Nobody noticed how long it took.",
+    "The birds returned before the winter.",
+    "A gate stood open at the end of the road.",
+    "People talked about the weather.",
+    "The lights went out one after the other.",
+)
+NEEDLE = "The special magic number for {key} is {value}."
+QUESTION = "What is the special magic number for {key}?"
+HELD_OUT_KEYS = 0.2
+
+
+class Needles:
+    """TaskSource of generated documents. A task is a pure function of (seed, split, index, chunks); names that held-out
+    questions ask for are never asked for in training.
+    """
+
+    chance = 1e-5
+
+    def __init__(self, config: TaskConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.train_size = config.train_size
+        names = [name.capitalize() for name in make_keys(max(config.num_keys, 64))]
+        held = int(len(names) * HELD_OUT_KEYS)
+        self._names = {"train": names[2 * (held // 2) :], "dev": names[: held // 2], "test": names[held // 2 : held]}
+
+    def num_heldout(self, split: str) -> int:  # noqa: ARG002 (the protocol's signature)
+        """Held-out tasks are generated: there is no end to them."""
+        return 1 << 31
+
+    def train(self, index: int) -> Task:
+        """Training task number `index`; documents have min_chunks … max_chunks sections in equal shares."""
+        return self._make(f"train-{index}", "train", random.Random(derive_seed(self.seed, "needles", index)), 0)
+
+    def heldout(self, split: str, index: int, chunks: int = 0) -> Task:
+        """Held-out task of `split`; the same for every run seed. chunks 0: lengths as in training."""
+        rng = random.Random(derive_seed("needles-heldout", split, index, chunks))
+        return self._make(f"{split}-{chunks}-{index}", split, rng, chunks)
+
+    def _make(self, task_id: str, split: str, rng: random.Random, chunks: int) -> Task:
+        config = self.config
+        count = chunks or rng.randint(config.min_chunks, config.max_chunks)
+        asked = rng.choice(self._names[split])
+        others = [name for name in self._names["train"] if name != asked]
+        answer = str(rng.randint(10_000, 99_999))
+        gold = rng.randrange(count)
+        sections = []
+        for number in range(count):
+            told = [
+                NEEDLE.format(key=key, value=rng.randint(10_000, 99_999))
+                for key in rng.sample(others, config.facts_per_chunk - (number == gold))
+            ]
+            if number == gold:
+                told.append(NEEDLE.format(key=asked, value=answer))
+            sentences = told + rng.choices(NOISE, k=config.filler_per_chunk)
+            rng.shuffle(sentences)
+            sections.append(" ".join(sentences))
+        return Task(
+            id=task_id,
+            question=QUESTION.format(key=asked),
+            answers=(answer,),
+            chunks=tuple(sections),
+            meta={"chunks": count, "gold_chunk": gold},
+        )
