@@ -25,7 +25,7 @@ from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.schedule import Course
 from trainer.stepped import RECENT_STEPS, Clock, SteppedRun, named
-from trainer.tasks import make_source
+from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
@@ -58,6 +58,7 @@ class TrainingRun(SteppedRun):
         self.tokenizer = load_tokenizer(model_folder)
         lm = load_lm(model_folder, config.model).to(world.device)
         agent = make_agent(config, self.tokenizer)
+        leave_out_misfits(self.source, agent)
         window = context_window(lm, config.model)
         if isinstance(agent, MemAgent):
             check_window(agent, window)
@@ -110,6 +111,7 @@ class TrainingRun(SteppedRun):
             groups = self.sampler.batch(number)
         self._agree_to_go_on()
         with self.clock.phase("train"):
+            self.sampler.make_room()
             batch, stats = self._learn(groups, number)
         with self.clock.phase("publish"):
             parts = self.sampler.publish(number)

@@ -42,7 +42,10 @@ def test_options_are_read_entry_by_entry(here: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("agent.name=mine", "agent.name=mine is not known: choose memagent, single_turn, or name a class of yours"),
+        (
+            "agent.name=mine",
+            "agent.name=mine is not known: choose memagent, single_turn, memalpha, or name a class of yours",
+        ),
         ("reward.name=a:b:c", "reward.name=a:b:c is not known: choose boxed"),
         ("task.options=3", "task.options=3 is not allowed: it must be a mapping; its entries: task.options.NAME=VALUE"),
         ("task.options.day=2024-01-01", "options must be numbers, texts"),
@@ -69,7 +72,8 @@ def test_trainer_types_in_areals_words() -> None:
 def test_the_new_settings_are_explained() -> None:
     (kind,) = explain("tiny", "sft", "trainer.type")
     assert (kind.value, kind.allowed) == ("sft", "one of grpo, sft, null")
-    (name, options) = explain("tiny", None, "reward")
+    explained = {field.key: field for field in explain("tiny", None, "reward")}
+    name, options = explained["reward.name"], explained["reward.options"]
     assert "module:Class" in name.meaning
     assert "reward.options.NAME" in options.allowed
 

@@ -69,6 +69,10 @@ class Dialect(Protocol):
         """Find out the server's version, what it returns, and that it holds the weights it should (if known)."""
         ...
 
+    async def held_version(self, pool: ServerPool, server: Server) -> int:
+        """The version that the server says its weights are; 0 for those that it was started with."""
+        ...
+
     async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
         """Raise EngineError unless the server says that its weights are `version`."""
         ...

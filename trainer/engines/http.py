@@ -7,9 +7,9 @@ server. Calls that change something (a weight update, a pause) are sent once, to
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +23,10 @@ from trainer.errors import RunError
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+
+KEYS_KEPT = 1 << 16
+"""Keys whose server is remembered."""
+WAIT_SECONDS = 0.2
 
 # Until the end of a server's process is noticed at the latest.
 NOTICE_SECONDS = 0.5
@@ -91,6 +95,12 @@ class ServerPool:
         self.health_path = health_path
         self.limits = limits or Limits()
         self.servers: list[Server] = []
+        self.least = 1
+        """Servers below which requests wait for others to come."""
+        self.patience = 0.0
+        """Seconds that a request waits for them before it fails; 0: it fails at once."""
+        self._homes: OrderedDict[str, Server] = OrderedDict()
+        self._short = False
         self.redispatched = 0
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
@@ -114,19 +124,44 @@ class ServerPool:
     def choose(self, key: str, avoid: Server | None = None) -> Server:
         """The server for a key: always the same one while it is there, so that a group shares one cache.
 
-        A key keeps its server when others join or leave, unless the newcomer is its own. Without a key: the least busy.
+        A new key, and one whose server has gone, goes to the least busy server; so does a request without a key.
 
         Raises:
             EngineError: no server is left; the message says what became of each.
 
         """
+        home = self._homes.get(key)
+        if home is not None and not home.problem and home is not avoid:
+            self._homes.move_to_end(key)
+            return home
         servers = [s for s in self.usable() if s is not avoid] or self.usable()
         if not servers:
-            fates = "; ".join(f"{s.name}: {s.problem}" for s in self.servers) or "none was started"
-            raise EngineError(f"no inference server is left ({fates}). Start the run again to go on")
-        if not key:
-            return min(servers, key=lambda s: (s.in_flight, s.name))
-        return max(servers, key=lambda s: hashlib.blake2b(f"{key}\0{s.name}".encode(), digest_size=8).digest())
+            raise EngineError(f"no inference server is left ({self.fates()}). Start the run again to go on")
+        server = min(servers, key=lambda s: (s.in_flight, s.name))
+        if key:
+            self._homes[key] = server
+            while len(self._homes) > KEYS_KEPT:
+                self._homes.popitem(last=False)
+        return server
+
+    def fates(self) -> str:
+        """What became of the servers, in words."""
+        return "; ".join(f"{s.name}: {s.problem or 'in use'}" for s in self.servers) or "none was started"
+
+    async def enough(self) -> None:
+        """Return once there are enough servers, or when patience has ended."""
+        if len(self.usable()) >= self.least or not self.patience:
+            return
+        if not self._short:
+            self._short = True
+            log.warning(
+                "%d of at least %d inference servers are left (%s): requests wait up to %.0f s for others",
+                len(self.usable()), self.least, self.fates(), self.patience,
+            )  # fmt: skip
+        deadline = time.monotonic() + self.patience
+        while len(self.usable()) < self.least and time.monotonic() < deadline:
+            await asyncio.sleep(WAIT_SECONDS)
+        self._short = len(self.usable()) < self.least
 
     async def dispatch(
         self,
@@ -148,6 +183,7 @@ class ServerPool:
         avoid: Server | None = None
         failures = 0
         while True:
+            await self.enough()
             if admitted is not None:
                 await admitted()
             server = self.choose(key, avoid)

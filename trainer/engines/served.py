@@ -84,6 +84,11 @@ class ServedEngine:
         """Weight version that new responses are sampled with."""
         return self._version
 
+    @property
+    def has_folder(self) -> bool:
+        """Whether the present weights are in a folder, from which servers that join can load them."""
+        return self._folder is not None
+
     async def join(self, server: Server) -> str:
         """Use this server from now on; it is given the present weights when it holds others. During an update it waits.
 

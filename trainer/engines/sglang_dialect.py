@@ -114,6 +114,11 @@ class SGLangDialect:
                 )
         return version
 
+    async def held_version(self, pool: ServerPool, server: Server) -> int:
+        """See Dialect."""
+        info = await pool.call(server, "GET", "/model_info", None, pool.limits.control)
+        return int(said) if (said := str(info.get("weight_version"))).isdigit() else 0
+
     async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
         """See Dialect."""
         info = await pool.call(server, "GET", "/model_info", None, pool.limits.control)

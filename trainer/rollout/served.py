@@ -25,6 +25,8 @@ from trainer.serving.fleet import Fleet
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.types import Group, Task
+from trainer.weights.colocated import ColocatedPublisher
+from trainer.weights.publisher import Publisher
 
 log = logging.getLogger("trainer")
 T = TypeVar("T")
@@ -57,8 +59,8 @@ class ServedSampler(Sampler):
     """One for every rank.
 
     Args:
-        served: on rank 0 only. publish: hands the learner's weights to the engine as a version; collective; returns
-            seconds by part. world: the ranks. stop: whether the run is to stop, asked on rank 0.
+        served: on rank 0 only. publisher: makes what brings the learner's weights to the servers, once these are
+            there; collective. world: the ranks. stop: whether the run is to stop, asked on rank 0.
 
     """
 
@@ -70,10 +72,11 @@ class ServedSampler(Sampler):
         world: World,
         stop: Callable[[], bool],
         served: Served | None,
-        publish: Callable[[int], dict[str, float]],
+        publisher: Callable[[], Publisher],
     ) -> None:
         super().__init__(config, source, course)
-        self.world, self.stop, self.served, self._publish = world, stop, served, publish
+        self.world, self.stop, self.served, self._make_publisher = world, stop, served, publisher
+        self._publisher: Publisher | None = None
         self._buffer: WorkBuffer | None = None
         self._started = False
         self._failure: Exception | None = None
@@ -102,10 +105,22 @@ class ServedSampler(Sampler):
     def publish(self, version: int) -> dict[str, float]:
         """See Sampler."""
         self._start()
-        seconds = self._publish(version)
+        wanting = self.served is not None and self.served.fleet.wants_folder
+        assert self._publisher is not None
+        done = self._publisher.publish(version, folder=wanting)
         if self.served is not None and self._buffer is not None:
             self.served.loop.run(self._go_on(self.served))
-        return seconds
+        return {
+            "prepare": done.prepare_seconds,
+            "pause": done.pause_seconds,
+            "transfer": done.transfer_seconds,
+            "resume": done.resume_seconds,
+        }
+
+    def make_room(self) -> None:
+        """See Sampler; only a server that was started for it has memory to give."""
+        if isinstance(self._publisher, ColocatedPublisher):
+            self._publisher.release()
 
     def stats(self) -> dict[str, float]:
         """See Sampler."""
@@ -117,6 +132,8 @@ class ServedSampler(Sampler):
 
     def close(self) -> None:
         """See Sampler."""
+        if self._publisher is not None:
+            self._publisher.close()
         if self.served is not None:
             self.served.loop.close()
 
@@ -127,6 +144,7 @@ class ServedSampler(Sampler):
         if not self._started:
             self._started = True
             self._together(self._ready)
+            self._publisher = self._make_publisher()
 
     async def _ready(self, served: Served) -> None:
         await served.fleet.ready()
