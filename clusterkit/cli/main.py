@@ -32,6 +32,7 @@ COMMANDS = {
     "serve": Command("clusterkit.cli.serve", "Engine servers of a run: list them, add one while it trains, end one."),
     "jobs": Command("clusterkit.cli.jobs", "List the jobs of the cluster's Ray."),
     "report": Command("clusterkit.cli.report", "Write a run, or two compared, as one web page."),
+    "trace": Command("clusterkit.cli.trace", "Show how a memory grew chunk by chunk, and what each call was worth."),
     "dashboard": Command("clusterkit.cli.dashboard", "Serve that page live to a browser on this machine."),
     "diagnose": Command(
         "clusterkit.cli.diagnose", "Say why a run failed or stands still, and which setting to change."

@@ -12,6 +12,7 @@ from importlib import resources
 from clusterkit.report import facts
 from clusterkit.report.charts import MOST_MARKS, marks, sections
 from clusterkit.report.markup import Html, join, tag
+from clusterkit.report.memory import memory_of
 from clusterkit.report.plot import Plotter
 from clusterkit.report.source import Run
 from clusterkit.status import Status
@@ -64,6 +65,7 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
     statuses = [run.status(now) for run in runs]
     tables = [
         ("closing", "Before and after", facts.closing(runs), True),
+        ("memory", "How the memory grew", memory_of(runs), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
         ("restarts", "Restarts", facts.restarts(runs), True),
         ("checkpoints", "Checkpoints that are kept", facts.checkpoints(runs), False),
