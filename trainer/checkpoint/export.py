@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sync_tree, tree_bytes
 from trainer.train.learner import Learner
+from trainer.weights.source import tied_names
 
 PREFIX = "lm."
 
@@ -39,11 +40,7 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
         temporary = folder.with_name(folder.name + ".tmp")
         lm = learner.policy.lm
         # Gathered from ranks, tied weights have become copies: one of them is enough.
-        tied = (
-            (getattr(lm, "all_tied_weights_keys", None) or {})
-            if getattr(lm.config, "tie_word_embeddings", False)
-            else {}
-        )
+        tied = tied_names(lm)
         weights = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
         weights = {name: tensor for name, tensor in weights.items() if name not in tied}
         try:

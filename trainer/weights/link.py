@@ -119,7 +119,7 @@ class Link:
     def _broadcast(self, flat: Tensor, ready: torch.cuda.Event | None, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
+        options.rootRank, options.rootTensor = 0, 0
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             if ready is not None:
                 ready.wait()  # the stream waits, not this thread

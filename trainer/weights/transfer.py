@@ -67,8 +67,10 @@ class Transfer:
 
     def start(self) -> None:
         """Interrupt generation and begin to send."""
-        if torch.cuda.is_available() and self._buffers[0].is_cuda:
-            torch.cuda.current_stream().synchronize()  # what is gathered already costs no time of the interruption
+        if self._buffers[0].is_cuda:
+            torch.cuda.current_stream(
+                self._buffers[0].device
+            ).synchronize()  # what is gathered already costs no time of the interruption
         self.started = time.perf_counter()
         self._update = self._outlet.submit(self._outlet.engine.update(self._version, self.load, self._folder))
         self._update.add_done_callback(lambda _: self._tell())
