@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from trainer import closing
 from trainer.agents import make_agent
@@ -30,7 +31,7 @@ from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.logprobs import PolicyModel
-from trainer.train.model import context_window, load_lm, load_tokenizer, stop_token_ids
+from trainer.train.model import context_window, copy_in, load_lm, load_tokenizer, stop_token_ids
 from trainer.types import Group
 from trainer.weights.inprocess import sampling_copy
 
@@ -56,7 +57,7 @@ class TrainingRun(SteppedRun):
         super().__init__(config, world, monitor, stop, start)
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
-        lm = load_lm(model_folder, config.model).to(world.device)
+        lm = load_lm(model_folder, config.model, torch.float32).to(world.device)
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
         window = context_window(lm, config.model)
@@ -68,7 +69,7 @@ class TrainingRun(SteppedRun):
         self.reward = make_reward(config)
         self.course = Course.of(config, self.source.train_size)
         replica = sampling_copy(lm, world) if config.engine == "embedded" else None
-        self.reference = PolicyModel(copy.deepcopy(lm)) if config.algorithm.kl_coef > 0 else None
+        self.reference = PolicyModel(copy_in(lm, world.dtype)) if config.algorithm.kl_coef > 0 else None
         stop_ids = stop_token_ids(lm, self.tokenizer)
         self.learner = Learner(lm, config, world, self.course.total_steps * config.train.minibatches)
         parts = SamplerParts(

@@ -23,12 +23,13 @@ from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.errors import InterruptedRunError
+from trainer.errors import InterruptedRunError, RunError
 from trainer.files import write_atomic
 from trainer.metrics import Monitor, epoch_line, stats_line
 from trainer.paths import RunPaths
 from trainer.schedule import LONG_WAIT_S, Course, recover_due, save_due, seconds_to_first_save
 from trainer.train.distributed import World
+from trainer.train.flops import Work, peak_flops
 from trainer.train.learner import Learner, StepStats
 from trainer.types import Row
 
@@ -74,6 +75,7 @@ class SteppedRun(ABC):
         self.store = RecoverStore(self.paths.recover)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
+        self.skipped_in_row = 0
         self.last_recover_at = time.monotonic()
         self.recent: list[float] = []
         self.clock = Clock()
@@ -92,7 +94,12 @@ class SteppedRun(ABC):
         """Hand the learner's weights to whoever else needs them; also called when they were loaded."""
 
     def _optimize(self, minibatches: list[list[Row]], number: int) -> StepStats:
-        """All optimizer steps of a training step; returns their averaged numbers."""
+        """All optimizer steps of a training step; returns their averaged numbers.
+
+        Raises:
+            RunError: the gradient was not finite for train.max_skipped_steps optimizer steps in a row.
+
+        """
         results = []
         for position, minibatch in enumerate(minibatches):
             # Weights have moved after the first optimizer step: from there on the step is finished, never given up.
@@ -101,12 +108,31 @@ class SteppedRun(ABC):
         skipped = sum(not r.stepped and r.values["trained_tokens"] > 0 for r in results)
         if skipped:
             self.monitor.warn(f"step {number}: the gradient was not finite, {skipped} optimizer step(s) skipped")
+        self._count_skipped(results, number)
         keys = {key for r in results for key in r.values}
         totals = {"trained_tokens", "trained_rows", "micro_batches", "masked_tokens"}
         merged = {
             key: sum(r.values.get(key, 0.0) for r in results) / (1 if key in totals else len(results)) for key in keys
         }
-        return StepStats(merged | {"skipped_steps": float(skipped)}, any(r.stepped for r in results))
+        work = sum((r.work for r in results), Work())
+        speed = work.numbers(self.world.size, peak_flops(self.world.device))
+        return StepStats(merged | speed | {"skipped_steps": float(skipped)}, any(r.stepped for r in results), work)
+
+    def _count_skipped(self, results: list[StepStats], number: int) -> None:
+        """Give up when nothing is learned any more."""
+        limit = self.config.train.max_skipped_steps
+        for result in results:
+            if result.values["trained_tokens"] > 0:
+                self.skipped_in_row = 0 if result.stepped else self.skipped_in_row + 1
+            if limit and self.skipped_in_row >= limit:
+                kept = f"step {self.saved_step}" if self.saved_step else "the beginning"
+                raise RunError(
+                    f"step {number}: the gradient was not finite for {limit} optimizer steps in a row, so nothing is "
+                    f"learned any more. Look at actor_loss, grad_norm and mismatch_kl of the last steps in "
+                    f"{self.paths.logs / 'metrics.jsonl'}; lower train.learning_rate or train.grad_clip and go on from "
+                    f"the recover checkpoint of {kept} with --recover-from in a new trial (train.max_skipped_steps "
+                    "says how many are borne)"
+                )
 
     # -- keeping ----------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,7 @@ from builders import (
 )
 from torch import Tensor
 
-from trainer.config import ModelConfig, RunConfig
-from trainer.train.model import prepare_lm
+from trainer.config import RunConfig
 from trainer.types import Row
 
 FREE = ("train.grad_clip=1e9",)  # gradients as they are
@@ -147,19 +146,20 @@ def test_the_chunk_of_logits_does_not_matter(lm: Any) -> None:
 
 def test_gradient_checkpointing_does_not_matter_and_recomputes(lm: Any) -> None:
     rows = off_policy(sampled_rows(lm, 6, lm.config.vocab_size))
-    forwards = {False: 0, True: 0}
+    forwards = {"none": 0, "selective": 0, "full": 0}
     found = {}
-    for on in forwards:
-        one = learner(prepare_lm(copy.deepcopy(lm), ModelConfig(gradient_checkpointing=on)), small_config(*FREE))
+    for kind in forwards:
+        one = learner(lm, small_config(*FREE, f"model.gradient_checkpointing={kind}"))
 
-        def count(*_: Any, on: bool = on) -> None:
-            forwards[on] += 1
+        def count(*_: Any, kind: str = kind) -> None:
+            forwards[kind] += 1
 
         one.policy.lm.model.layers[0].mlp.register_forward_pre_hook(count)
-        found[on], _ = gradients(one, rows)
+        found[kind], _ = gradients(one, rows)
 
-    assert forwards == {False: 1, True: 2}
-    assert relative_difference(found[True], found[False]) <= 1e-6
+    assert forwards == {"none": 1, "selective": 2, "full": 2}
+    assert relative_difference(found["selective"], found["none"]) <= 1e-6
+    assert relative_difference(found["full"], found["none"]) <= 1e-6
 
 
 def test_rows_without_advantage_stay_in_the_denominator_only(lm: Any) -> None:

@@ -29,6 +29,7 @@ from trainer.serving.wanted import first_training_gpu
 from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world
+from trainer.train.model import compute_dtype
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
 from trainer.weights.environment import prepare_nccl
 
@@ -74,7 +75,7 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
                 run = RayRun(config, folder, number, stop, start)
             elif config.ranks == 1:
                 prepare_nccl(config)
-                world = single_world(first_training_gpu(config))
+                world = single_world(first_training_gpu(config), compute_dtype(config.model))
                 run = make_run(config, folder, world, monitor, stop, start)
             else:
                 run = RankedRun(config, folder, number, stop, start)

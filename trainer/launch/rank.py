@@ -21,13 +21,16 @@ from trainer.runs import AnyRun, make_run
 from trainer.serving.wanted import first_training_gpu
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
+from trainer.train.model import compute_dtype
+from trainer.train.tensorparallel import tensor_degree
 from trainer.weights.environment import prepare_nccl
 
 
 def set_threads(config: RunConfig) -> None:
     """Fix the number of CPU threads: results are bit-identical only for the same number."""
     torch.set_num_threads(config.train.threads or max(1, (os.cpu_count() or 1) // config.ranks))
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # On a GPU the deterministic kernels (attention backwards, indexing) would cost a good part of the time.
+    torch.use_deterministic_algorithms(not torch.cuda.is_available(), warn_only=True)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     try:
         gpu = rank + first_training_gpu(config) if job.gpu is None else job.gpu
         prepare_nccl(config)
-        world = join_world(rank, config.ranks, job.rendezvous, gpu)
+        dtype, tensor = compute_dtype(config.model), tensor_degree(config)
+        world = join_world(rank, config.ranks, job.rendezvous, gpu, dtype, tensor)
         run = make_run(config, job.model_folder, world, monitor, stop, job.start)
         run.run()
     except UserError as error:

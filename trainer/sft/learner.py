@@ -27,7 +27,7 @@ class SftLearner(Learner):
     def _forward(self, batch: PackedBatch, model: PolicyModel) -> tuple[Tensor, Tensor]:
         return token_logprobs(model, batch, 1.0, self.config.train.logprob_chunk)
 
-    def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, float]:
+    def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         logp, entropy = self._forward(batch, self.policy)
         loss = -(batch.weights * logp).sum()
         with torch.no_grad():
@@ -35,8 +35,8 @@ class SftLearner(Learner):
             real = (batch.weights > 0).double()
             likely = (logp > -0.6931).double()
             sums = [loss.double(), (entropy.double() * real).sum(), (likely * real).sum(), real.sum()]
-            part = torch.stack(sums).cpu()
-        return loss, part, 0.0
+            part = torch.stack(sums)
+        return loss, part, torch.zeros_like(part[0])
 
     def _means(self, total: dict[str, float]) -> dict[str, float]:
         """loss: per answer token. likely: share of the answers' tokens that had more than half of the probability."""

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -48,7 +50,7 @@ class SftRun(SteppedRun):
         self.examples = load_examples(config.task)
         self.tokenizer = load_tokenizer(model_folder)
         self.encoder = Encoder(config, self.tokenizer)
-        lm = load_lm(model_folder, config.model).to(world.device)
+        lm = load_lm(model_folder, config.model, torch.float32).to(world.device)
         self.longest = min(context_window(lm, config.model), config.train.max_tokens_per_mb)
         self.course = Course.of(config, len(self.examples.train))
         self.learner = SftLearner(lm, config, world, self.course.total_steps * config.train.minibatches)

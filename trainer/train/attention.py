@@ -1,19 +1,23 @@
 """Attention over packed rows: many conversations in one row of tokens, none sees another.
 
-The linear layers of a transformer run on the packed row, where no token is padding. Attention alone is computed on
-small padded blocks: rows of similar length are gathered into one [rows, length] block, causal SDPA runs on it, and
+The linear layers of a transformer run on the packed row, where no token is padding. Attention alone needs to know the
+rows. On CUDA in 16-bit dtypes a flash kernel takes them as they lie (trainer/train/varlen.py). Elsewhere it is computed
+on small padded blocks: rows of similar length are gathered into one [rows, length] block, causal SDPA runs on it, and
 the result goes back to its place. The cost is Σ rows·length² instead of (Σ length)² for one block-diagonal mask.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trainer.train import varlen
 
 IMPLEMENTATION = "clusterkit_packed"
 
@@ -31,16 +35,42 @@ class Block:
     valid: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedLayout:
-    """Where the rows lie in a packed row of tokens. blocks: attention blocks that cover all positions once."""
+    """Where the rows lie in a packed row of tokens. lengths: of the rows, in tokens, laid end to end. ends: [rows + 1]
+    int32 on the device, 0 first.
+    """
 
-    blocks: tuple[Block, ...]
-    num_tokens: int
+    lengths: tuple[int, ...]
+    device: torch.device
+    ends: Tensor
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> PackedLayout:
         """Layout of rows of the given lengths (tokens), laid end to end."""
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(tuple(lengths), device, to_device(ends, device))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(self.lengths)
+
+    @property
+    def squares(self) -> int:
+        """Σ length²: what causal attention costs, but for constants."""
+        return sum(length * length for length in self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """An upper bound of the longest row's tokens that changes seldom (see varlen.LENGTH_STEP)."""
+        step = varlen.LENGTH_STEP
+        return -(-max(self.lengths) // step) * step
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Attention blocks that cover all positions once."""
+        lengths, device = self.lengths, self.device
         starts = [0]
         for length in lengths:
             starts.append(starts[-1] + length)
@@ -60,7 +90,20 @@ class PackedLayout:
             index = start[:, None] + torch.where(valid, offsets[None, :], 0)
             blocks.append(Block(index, valid))
             position = end
-        return cls(tuple(blocks), starts[-1])
+        return tuple(blocks)
+
+    def arguments(self, dtype: torch.dtype, head_size: int) -> dict[str, Any]:
+        """Keyword arguments for a model of ours whose attention is to see these rows."""
+        if varlen.usable(self.device, dtype, head_size):
+            return {"row_ends": self.ends, "longest_row": self.longest}
+        return {"packed_layout": self}
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, without waiting for what the device is doing."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def packed_attention(  # the signature is transformers'
@@ -72,27 +115,39 @@ def packed_attention(  # the signature is transformers'
     scaling: float | None = None,
     dropout: float = 0.0,
     packed_layout: PackedLayout | None = None,
+    row_ends: Tensor | None = None,
+    longest_row: int = 0,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers attention function. query: [batch, heads, queries, d]; key, value: [batch, kv_heads, keys, d].
 
-    With `packed_layout` the batch is one packed row; without, `attention_mask` ([batch, 1, queries, keys], True where
-    a key may be seen) is applied as it is. Returns [batch, queries, heads, d] and no weights.
+    With `packed_layout`, or `row_ends` and `longest_row` for the flash kernel, the batch is one packed row; without,
+    `attention_mask` ([batch, 1, queries, keys], True where a key may be seen) is applied as it is. Returns
+    [batch, queries, heads, d] and no weights.
     """
     if dropout:
         raise ValueError("attention dropout is not supported: it would make the trained policy differ from the sampled")
+    if row_ends is not None:
+        queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))  # [tokens, heads, d]
+        return varlen.attend(queries, keys, values, row_ends, longest_row, scaling)[None], None
     if packed_layout is None:
         return _sdpa(query, key, value, attention_mask, False, scaling).transpose(1, 2), None
+    return _blocks(query, key, value, packed_layout, scaling), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator] # every batch has other blocks: compiled code would be made anew for each
+def _blocks(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scaling: float | None) -> Tensor:
+    """Attention block by block. [1, heads, tokens, d] -> [1, tokens, heads, d]."""
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))  # [tokens, heads, d]
     pieces, places = [], []
-    for block in packed_layout.blocks:
+    for block in layout.blocks:
         q, k, v = (x[block.index].transpose(1, 2) for x in (queries, keys, values))
         out = _sdpa(q, k, v, None, True, scaling)
         pieces.append(out.transpose(1, 2)[block.valid])
         places.append(block.index[block.valid])
     # Every position occurs exactly once, so the inverse permutation puts the pieces back without a scatter.
     restore = torch.argsort(torch.cat(places))
-    return torch.cat(pieces)[restore][None], None
+    return torch.cat(pieces)[restore][None]
 
 
 def _sdpa(

@@ -1,43 +1,85 @@
-"""The ranks of one trainer. One rank needs no process group: every collective is then the identity."""
+"""The ranks of one trainer. One rank that computes in float32 needs no process group: every collective is then the
+identity, and the weights are ordinary tensors.
+
+Ranks form a mesh of data x tensor: the ranks of one row of it hold parts of the same layers (tensor parallel) and work
+on the same rows; FSDP2 shards what they hold over the other dimension. With bfloat16 the sharded weights, the sums of
+gradients and the optimizer's state are float32 ("master weights"), and the weights that a layer computes with are made
+from them when it runs; that holds for one rank, too, which is then a mesh of one.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.errors import UserError
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+DATA, TENSOR = "data", "tensor"
+# Whole gradients are kept over the micro-batches of a step while they take at most this share of a GPU.
+WHOLE_GRADIENTS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among the trainer's ranks."""
+    """This process among the trainer's ranks.
+
+    mesh: data x tensor; None for one rank whose weights are ordinary tensors. dtype: of forward and backward passes.
+    messages: group for Python objects, where the ranks' own group moves tensors on GPUs only; None: the ranks' own.
+    """
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
+    dtype: torch.dtype = torch.float32
     messages: dist.ProcessGroup | None = None
-    """Group for Python objects, where the ranks' own group moves tensors on GPUs only; None: the ranks' own."""
 
     @property
     def is_main(self) -> bool:
         """Rank 0 writes logs, metrics and exports."""
         return self.rank == 0
 
+    @property
+    def tensor_size(self) -> int:
+        """Ranks that share a layer."""
+        return 1 if self.mesh is None else self.mesh[TENSOR].size()
+
+    @property
+    def data_size(self) -> int:
+        """Parts that the rows of a step are shared out to."""
+        return self.size // self.tensor_size
+
+    @property
+    def data_rank(self) -> int:
+        """Which of these parts is this rank's."""
+        return self.rank // self.tensor_size
+
     def sum(self, values: Tensor) -> Tensor:
-        """Element-wise sum over ranks, the same on each."""
+        """Element-wise sum over ranks, the same on each; in place."""
         if self.size > 1:
             dist.all_reduce(values)
+        return values
+
+    def sum_of_parts(self, values: Tensor) -> Tensor:
+        """As `sum`, of what ranks counted on their rows: ranks that share rows count once."""
+        if self.data_size > 1:
+            assert self.mesh is not None
+            dist.all_reduce(values, group=self.mesh[DATA].get_group())
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """Element-wise maximum over ranks, the same on each; in place."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def any(self, flag: bool) -> bool:
@@ -67,27 +109,53 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def apart(self) -> World:
+        """The same ranks with a group of its own for messages, for a thread that must not meet the others' collectives.
 
-def single_world(gpu: int = 0) -> World:
-    """One rank on a GPU, by its number, or on the CPU. Raises UserError when there is no GPU of that number."""
-    if not torch.cuda.is_available():
-        return World(0, 1, torch.device("cpu"))
-    if gpu >= torch.cuda.device_count():
-        raise UserError(
-            f"training is to run on GPU {gpu}, counted from 0, and {torch.cuda.device_count()} are visible here: lower "
-            "what allocation_mode asks for, or check CUDA_VISIBLE_DEVICES and nvidia-smi"
-        )
-    device = torch.device("cuda", gpu)
-    torch.cuda.set_device(device)
-    return World(0, 1, device)
+        Collective where there are several ranks.
+        """
+        return self if self.size == 1 else replace(self, messages=_for_messages())
 
 
-def join_world(rank: int, size: int, rendezvous: str, gpu: int | None = None) -> World:
+def single_world(gpu: int = 0, dtype: torch.dtype = torch.float32) -> World:
+    """One rank on a GPU, by its number, or on the CPU; a mesh of one where it is to have master weights.
+
+    Raises:
+        UserError: there is no GPU of that number.
+
+    """
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        if gpu >= torch.cuda.device_count():
+            raise UserError(
+                f"training is to run on GPU {gpu}, counted from 0, and {torch.cuda.device_count()} are visible here: "
+                "lower what allocation_mode asks for, or check CUDA_VISIBLE_DEVICES and nvidia-smi"
+            )
+        device = torch.device("cuda", gpu)
+        torch.cuda.set_device(device)
+    if dtype == torch.float32:
+        return World(0, 1, device)
+    if not dist.is_initialized():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+    return World(0, 1, device, _mesh(device, 1, 1), dtype)
+
+
+def join_world(
+    rank: int,
+    size: int,
+    rendezvous: str,
+    gpu: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    tensor: int = 1,
+) -> World:
     """Meet the other ranks; gloo on CPU, NCCL where every rank has a GPU.
 
     Args:
         rank: this one's number. size: how many there are. rendezvous: `file://PATH` among the ranks of one machine,
             `tcp://HOST:PORT` between machines. gpu: number of this rank's GPU among those that it sees; None: its rank.
+        dtype: of forward and backward passes. tensor: ranks that share a layer; it divides `size`.
 
     Raises:
         RuntimeError: not all ranks came within ten minutes.
@@ -96,9 +164,12 @@ def join_world(rank: int, size: int, rendezvous: str, gpu: int | None = None) ->
     local = rendezvous.startswith("file://")
     device_index = rank if gpu is None else gpu
     on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= (size if gpu is None else gpu + 1)
-    if not on_gpu and local:
+    device = torch.device("cuda", device_index) if on_gpu else torch.device("cpu")
+    if local:
         # Ranks of one machine: nothing has to listen on an outward interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if on_gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         init_method=rendezvous,
@@ -106,16 +177,20 @@ def join_world(rank: int, size: int, rendezvous: str, gpu: int | None = None) ->
         world_size=size,
         timeout=RENDEZVOUS_TIMEOUT,
     )
-    device = torch.device("cuda", device_index) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    messages = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT) if on_gpu else None
-    return World(rank, size, device, init_device_mesh(device.type, (size,)), messages)
+    return World(rank, size, device, _mesh(device, size, tensor), dtype, _for_messages() if on_gpu else None)
+
+
+def _for_messages() -> dist.ProcessGroup:
+    return dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)
+
+
+def _mesh(device: torch.device, size: int, tensor: int) -> DeviceMesh:
+    return init_device_mesh(device.type, (size // tensor, tensor), mesh_dim_names=(DATA, TENSOR))
 
 
 def leave_world(world: World) -> None:
     """Close the process group, where there is one."""
-    if world.size > 1:
+    if world.mesh is not None and dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -123,6 +198,60 @@ def shard(policy: nn.Module, world: World) -> None:
     """FSDP2 in place: every decoder layer is a unit, the rest (embedding, final norm, head) is the root's."""
     if world.mesh is None:
         return
+    half = world.dtype != torch.float32
+    precision = MixedPrecisionPolicy(world.dtype, torch.float32) if half else MixedPrecisionPolicy()
+    # With one rank nothing is saved by giving the gathered weights back between the passes.
+    keep: dict[str, Any] = {} if world.data_size > 1 else {"reshard_after_forward": False}
+    mesh = world.mesh[DATA]
     for layer in policy.lm.model.layers:  # type: ignore[union-attr]
-        fully_shard(layer, mesh=world.mesh)
-    fully_shard(policy, mesh=world.mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, **keep)
+    fully_shard(policy, mesh=mesh, mp_policy=precision, **keep)
+
+
+def keeps_whole_gradients(policy: nn.Module, world: World) -> bool:
+    """Whether gradients are summed over ranks once a step, not once a micro-batch.
+
+    The sum of the micro-batches is then kept whole on every rank, in float32: on a GPU only where that is a small part.
+    """
+    if world.device.type != "cuda":
+        return True
+    parameters = sum(p.numel() for p in policy.parameters()) // world.tensor_size
+    return 4 * parameters <= WHOLE_GRADIENTS * torch.cuda.get_device_properties(world.device).total_memory
+
+
+def set_gradient_sync(policy: nn.Module, world: World, last: bool) -> None:
+    """Sum gradients over ranks in the next backward pass, or (not `last`) only add them up on each."""
+    if world.mesh is not None:
+        cast(FSDPModule, policy).set_requires_gradient_sync(last)
+
+
+def give_back(policy: nn.Module) -> None:
+    """Let go of weights that were gathered for a forward pass without a backward pass; else they would stay, and be
+    taken for the sharded ones.
+    """
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Scale gradients to a joint norm of at most `limit`; returns the norm before that, a scalar on the device.
+
+    As torch.nn.utils.clip_grad_norm_, which cannot mix tensors of several meshes (tensor parallel layers and others).
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    groups: dict[Any, list[Tensor]] = {}
+    for grad in grads:
+        groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
+    if len(groups) < 2:
+        return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
+    norms = [whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([cast(Any, grad).to_local() for grad in grads], scale)
+    return norm
+
+
+def whole(tensor: Any) -> Tensor:
+    """A sharded tensor gathered (collective), an ordinary one as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,20 +16,33 @@ from trainer.algorithms.losses import k3_kl
 from trainer.algorithms.mismatch import sequence_keep, tis_weights
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
-from trainer.train.distributed import World, shard
+from trainer.errors import RunError
+from trainer.train import offload
+from trainer.train.distributed import (
+    World,
+    clip_gradients,
+    give_back,
+    keeps_whole_gradients,
+    set_gradient_sync,
+    shard,
+)
+from trainer.train.flops import ModelFlops, Work
+from trainer.train.layers import can_compile, prepare_layers
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.packing import PackedBatch, group_identical, pack, share_out
+from trainer.train.tensorparallel import parameter_groups, split_layers
 from trainer.types import Row
 
 
 @dataclass(slots=True)
 class StepStats:
     """Numbers of one optimizer step, equal on all ranks. Means are over the trained tokens. stepped: False when there
-    was nothing to learn from or the gradient was not finite; the weights are then as before.
+    was nothing to learn from or the gradient was not finite; the weights are then as before. work: what it took.
     """
 
     values: dict[str, float]
     stepped: bool
+    work: Work = field(default_factory=Work)
 
 
 def learning_rate(step: int, total: int, config: RunConfig) -> float:
@@ -66,82 +81,125 @@ class Learner:
         self.algorithm = resolve(config.algorithm)
         self.total_optimizer_steps = total_optimizer_steps
         self.optimizer_steps = 0
+        self.flops = ModelFlops.of(lm)
+        compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
+        prepare_layers(lm, config.model.gradient_checkpointing, compiled)
         self.policy = PolicyModel(lm)
+        if world.tensor_size > 1:
+            split_layers(lm, world)
         shard(self.policy, world)
-        decay = [p for p in self.policy.parameters() if p.ndim >= 2]
-        plain = [p for p in self.policy.parameters() if p.ndim < 2]
+        self._sync_once = keeps_whole_gradients(self.policy, world)
         t = config.train
         self.optimizer = torch.optim.AdamW(
-            [{"params": decay, "weight_decay": t.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            parameter_groups(self.policy, t.weight_decay),
             lr=t.learning_rate,
             betas=(t.beta1, t.beta2),
             eps=t.eps,
+            fused=True if world.device.type == "cuda" else None,
         )
 
+    def rest(self) -> None:
+        """Move weights and optimizer state to host memory; the next step brings them back (train.offload)."""
+        offload.move(self.policy, self.optimizer, torch.device("cpu"))
+
+    def wake(self) -> None:
+        """Have weights and optimizer state on the device. `step` and `logprobs` do it by themselves."""
+        offload.move(self.policy, self.optimizer, self.world.device)
+
     def logprobs(self, rows: list[Row], policy: PolicyModel | None = None) -> list[list[float]]:
-        """Log-probs of every row's response under the present policy (or another one), computed on all ranks."""
+        """Log-probs of every row's response under the present policy (or another one), computed on all ranks.
+
+        Raises:
+            RunError: the GPU's memory did not suffice.
+
+        """
+        self.wake()
         model = policy or self.policy
-        plan = self._plan(rows)[self.world.rank]
+        plan = self._plan(rows)[self.world.data_rank]
+        with torch.no_grad(), self._memory("log-probs"):
+            # Fetched together at the end: a value that is fetched makes the host wait for the device.
+            pieces = [self._forward(pack([rows[i] for i in members], self.world.device), model)[0] for members in plan]
+            values = torch.cat(pieces).tolist()
+        give_back(model)
         found: dict[int, list[float]] = {}
-        with torch.no_grad():
-            for members in plan:
-                batch = pack([rows[i] for i in members], self.world.device)
-                logp, _ = self._forward(batch, model)
-                pieces = logp.tolist()
-                start = 0
-                for i in members:
-                    end = start + len(rows[i].response_ids)
-                    found[i] = pieces[start:end]
-                    start = end
+        start = 0
+        for members in plan:
+            for i in members:
+                end = start + len(rows[i].response_ids)
+                found[i] = values[start:end]
+                start = end
+            start += 0 if members else 1  # the stand-in of an empty micro-batch
         merged = {i: values for part in self.world.gather(found) for i, values in part.items()}
         return [merged[i] for i in range(len(rows))]
 
     def step(self, rows: list[Row], abandon: Callable[[], bool] = lambda: False) -> StepStats:
         """One optimizer step on rows that all ranks hold alike.
 
-        `abandon` is asked before every micro-batch; True gives the step up with `StepAbandonedError`, nothing changed.
+        `abandon` is asked before every micro-batch (of a sharded model: before the first); True gives the step up with
+        `StepAbandonedError`, nothing changed.
         Rows whose loss has no gradient (advantage 0 and no KL) are left out of the computation: their tokens are
         already in the weights' denominator. With no row left nothing changes at all, not even the optimizer's state.
+        The host waits for the device once, after the last micro-batch.
+
+        Raises:
+            RunError: the GPU's memory did not suffice.
+
         """
         active = [row for row in rows if row.advantage != 0 or self.config.algorithm.kl_coef > 0]
         if not active:
             return StepStats({"lr": self._rate(), "grad_norm": 0.0, "micro_batches": 0.0, "trained_tokens": 0.0}, False)
+        began = time.perf_counter()
+        self.wake()
+        device = self.world.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         self.policy.train()
         rate = self._rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        plan = self._plan(active)[self.world.rank]
-        sums = torch.zeros(len(self.SUMS), dtype=torch.float64)
-        largest_deviation = 0.0
-        for number, members in enumerate(plan):
-            if abandon():
-                self.optimizer.zero_grad(set_to_none=True)
-                raise StepAbandonedError
-            self._sync_gradients(number == len(plan) - 1)
-            batch = pack([active[i] for i in members], self.world.device)
-            loss, part, deviation = self._loss(batch)
-            # FSDP averages gradients over ranks; the weights already make the sum over ranks the right one.
-            (loss * self.world.size).backward()
-            sums += part
-            largest_deviation = max(largest_deviation, deviation)
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.train.grad_clip)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        finite = bool(torch.isfinite(norm))
-        if finite:
-            self.optimizer.step()
-            self.optimizer_steps += 1
-        self.optimizer.zero_grad(set_to_none=True)
-        total = dict(zip(self.SUMS, self.world.sum(sums).tolist(), strict=True))
+        plan = self._plan(active)[self.world.data_rank]
+        sums = torch.zeros(len(self.SUMS), dtype=torch.float64, device=device)
+        # Largest |ratio - 1|, and the host's count of what was computed: tokens, loss positions, Σ length².
+        worst = torch.zeros((), dtype=torch.float64, device=device)
+        work = [0, 0, 0]
+        with self._memory("a training step"):
+            for number, members in enumerate(plan):
+                # Sharded layers hold sums of gradients that only a whole step takes away again.
+                if (number == 0 or self.world.mesh is None) and abandon():
+                    self.optimizer.zero_grad(set_to_none=True)
+                    raise StepAbandonedError
+                set_gradient_sync(self.policy, self.world, not self._sync_once or number == len(plan) - 1)
+                batch = pack([active[i] for i in members], device)
+                loss, part, deviation = self._loss(batch)
+                # FSDP averages gradients over ranks; the weights already make the sum over ranks the right one.
+                (loss * self.world.data_size).backward()
+                sums += part
+                worst = torch.maximum(worst, deviation)
+                counts = (batch.layout.num_tokens, len(batch.targets), batch.layout.squares)
+                work = [total + count for total, count in zip(work, counts, strict=True)]
+            norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip)
+            finite = bool(torch.isfinite(norm))
+            if finite:
+                self.optimizer.step()
+                self.optimizer_steps += 1
+            self.optimizer.zero_grad(set_to_none=True)
+        counted = torch.tensor(work, dtype=torch.float64, device=device)
+        totals = self.world.sum_of_parts(torch.cat([sums, counted])).tolist()
+        total = dict(zip(self.SUMS, totals, strict=False))
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        deviation, peak = self.world.max(torch.stack([worst, worst.new_tensor(peak)])).tolist()
+        tokens, loss_tokens, squares = map(int, totals[len(self.SUMS) :])
         return StepStats(
             self._means(total)
             | {
                 "grad_norm": float(norm),
                 "lr": rate,
                 "micro_batches": float(len(plan)),
-                "behave_ratio_max_dev": max(self.world.gather(largest_deviation)),
+                "behave_ratio_max_dev": deviation,
                 "trained_rows": float(len(active)),
             },
             finite,
+            Work(time.perf_counter() - began, tokens, self.flops.training(tokens, loss_tokens, squares), int(peak)),
         )
 
     def _rate(self) -> float:
@@ -151,19 +209,40 @@ class Learner:
         """[rank][micro-batch] -> row numbers; rows of equal ids stay together and cost their length once."""
         groups = group_identical(rows)
         lengths = [rows[members[0]].num_tokens for members in groups]
-        plans = share_out(lengths, self.world.size, self.config.train.max_tokens_per_mb)
+        plans = share_out(lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
         return [[[i for g in batch for i in groups[g]] for batch in plan] for plan in plans]
 
-    def _sync_gradients(self, last: bool) -> None:
-        """With several ranks, reduce gradients only after the last micro-batch."""
-        if self.world.size > 1:
-            self.policy.set_requires_gradient_sync(last)  # type: ignore[operator]
+    @contextmanager
+    def _memory(self, what: str) -> Iterator[None]:
+        """Turn the end of a GPU's memory into words."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise RunError(self._out_of_memory(what, error)) from error
+
+    def _out_of_memory(self, what: str, error: Exception) -> str:
+        t, m = self.config.train, self.config.model
+        device = self.world.device
+        used, size = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+        remedies = [f"train.max_tokens_per_mb below {t.max_tokens_per_mb} (no less than the longest conversation)"]
+        if m.gradient_checkpointing != "full":
+            remedies.append("model.gradient_checkpointing=full")
+        if t.logprob_chunk > 1024:
+            remedies.append(f"train.logprob_chunk={t.logprob_chunk // 4}")
+        remedies.append("more training GPUs")
+        return (
+            f"GPU {device.index} of rank {self.world.rank} ran out of memory in {what} ({used / 2**30:.1f} of "
+            f"{size / 2**30:.1f} GiB were the trainer's: {str(error).splitlines()[0].rstrip('.')}): set "
+            f"{', or '.join(remedies)}; the same command then goes on from the last recover checkpoint"
+        )
 
     def _forward(self, batch: PackedBatch, model: PolicyModel) -> tuple[Tensor, Tensor]:
         return token_logprobs(model, batch, self.config.rollout.temperature, self.config.train.logprob_chunk)
 
-    def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, float]:
-        """Weighted loss of one micro-batch (scalar), its sums [len(self.SUMS)] float64, largest |ratio - 1|."""
+    def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted loss of one micro-batch (scalar), its sums [len(self.SUMS)] and largest |ratio - 1|, both float64
+        on the device.
+        """
         a = self.config.algorithm
         logp, entropy = self._forward(batch, self.policy)
         old, behave = batch.old_logprobs, batch.behave_logprobs
@@ -188,8 +267,8 @@ class Learner:
                     ),
                     real.sum(),
                 ]
-            ).cpu()  # fmt: skip
-            deviation = float(((log_ratio.exp() - 1).abs() * real).max())
+            )  # fmt: skip
+            deviation = ((log_ratio.exp() - 1).abs() * real).max()
         return loss, part, deviation
 
     def _means(self, total: dict[str, float]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from trainer.errors import UserError
 from trainer.train import attention
 
 
-def load_lm(folder: Path, config: ModelConfig) -> Any:
-    """Causal LM from a checkpoint folder, in the configured dtype, ready for packed rows.
+def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None) -> Any:
+    """Causal LM from a checkpoint folder, in `dtype` (the configured one), ready for packed rows.
+
+    A model that is to be trained is loaded in float32: its weights are then what the optimizer moves.
 
     Raises:
         UserError: the folder does not hold a causal LM that transformers can load, or some weights are missing.
@@ -24,7 +27,7 @@ def load_lm(folder: Path, config: ModelConfig) -> Any:
     try:
         lm, info = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=getattr(torch, config.dtype),
+            dtype=dtype or compute_dtype(config),
             attn_implementation=attention.IMPLEMENTATION,
             output_loading_info=True,
         )
@@ -37,22 +40,31 @@ def load_lm(folder: Path, config: ModelConfig) -> Any:
             f"model.path={folder} lacks {len(missing)} weights, {missing[0]} first: the checkpoint is incomplete; "
             "fetch it again"
         )
-    return prepare_lm(lm, config)
+    return prepare_lm(lm)
 
 
-def prepare_lm(lm: Any, config: ModelConfig) -> Any:
-    """Switch off what would make the trained policy differ from the sampled one; switch on checkpointing if asked."""
+def compute_dtype(config: ModelConfig) -> torch.dtype:
+    """Dtype of forward and backward passes, and of the weights that sample."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def prepare_lm(lm: Any) -> Any:
+    """Switch off what would make the trained policy differ from the sampled one."""
     lm.config.attention_dropout = 0.0
     for module in lm.modules():
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    if config.gradient_checkpointing != "none":
-        kwargs = {"use_reentrant": False}
-        if hasattr(lm, "activation_checkpointing_enable"):
-            lm.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
-        else:  # transformers before 5.20 or so, which SGLang pins
-            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     return lm
+
+
+@torch.no_grad()
+def copy_in(lm: Any, dtype: torch.dtype) -> Any:
+    """A copy that is not trained, with weights in `dtype`; what is no weight (rotary frequencies) stays as it is."""
+    twin = copy.deepcopy(lm)
+    twin.requires_grad_(False)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return twin
 
 
 def load_tokenizer(folder: Path) -> Any:

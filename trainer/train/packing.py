@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import UserError
-from trainer.train.attention import PackedLayout
+from trainer.train.attention import PackedLayout, to_device
 from trainer.types import Row
 
 
@@ -129,10 +129,10 @@ def pack(rows: list[Row], device: torch.device) -> PackedBatch:
         per_token.extend([(row.advantage, row.weight, number)] * count)
 
     def floats(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
+        return to_device(torch.tensor(values, dtype=torch.float32), device)
 
     def longs(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
+        return to_device(torch.tensor(values, dtype=torch.long), device)
 
     return PackedBatch(
         input_ids=longs(ids)[None],

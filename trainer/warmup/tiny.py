@@ -69,7 +69,7 @@ def make_lm(config: ModelConfig, tokenizer: Any, seed: int) -> Any:
             )
         )
         _induction_prior(lm)
-    return prepare_lm(lm, config)
+    return prepare_lm(lm)
 
 
 @torch.no_grad()

@@ -1,0 +1,276 @@
+"""Training speed of a model's shape: tokens/s, MFU and peak memory, against this machine's own bfloat16 matmul peak.
+
+    python3 benchmarks/training.py [--shape 135M 1.5B] [--variants compiled eager ...] [--gpus 1 2] [--json FILE]
+    python3 benchmarks/training.py --device cpu --shape tiny --tokens 512 --row 128 --seconds 1
+
+The trainer's own optimizer step (forward, backward, clipping, AdamW on float32 master weights) runs on packed rows with
+random weights made on the device, loss at 10 % of the positions. Printed for each variant, as it is measured:
+
+* tokens/s and MFU by the formula of trainer/train/flops.py, against the data sheet's peak of the GPU and against the
+  best of plain bfloat16 matrix products (8192³) timed in this very process;
+* peak memory, seconds of the first step (compilation), and the share of steps with one micro-batch of --tokens and
+  with four, over which the optimizer's time is spread;
+* with several numbers of GPUs: tokens/s per GPU over those of one GPU of the same run.
+
+Ranks are processes of this script; nothing else is needed to start them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from trainer.config import RunConfig
+from trainer.train import attention, varlen
+from trainer.train.distributed import World, join_world, leave_world, single_world
+from trainer.train.flops import peak_flops
+from trainer.train.learner import Learner
+from trainer.train.model import prepare_lm
+from trainer.types import Row
+
+SHAPES: dict[str, Any] = {
+    "tiny": LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    ),
+    "135M": LlamaConfig(  # SmolLM2-135M
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+    "1.5B": Qwen2Config(  # Qwen2.5-1.5B
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True,
+    ),
+    "7B": Qwen2Config(  # Qwen2.5-7B
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+        num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False,
+    ),
+}  # fmt: skip
+# name -> (compiled, gradient checkpointing)
+VARIANTS = {
+    "compiled": (True, "none"),
+    "compiled, selective": (True, "selective"),
+    "compiled, full": (True, "full"),
+    "eager": (False, "none"),
+    "eager, full": (False, "full"),
+}
+LOSS_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement. tokens: of a micro-batch; row: tokens of a conversation."""
+
+    shape: str
+    variant: str
+    tokens: int
+    row: int
+    micro_batches: int
+    seconds: float
+    device: str
+    gpus: int = 1
+    rank: int = 0
+
+
+def matmul_peak(device: torch.device, size: int, seconds: float = 1.0) -> float:
+    """Best FLOP/s of repeated bfloat16 [size]³ products."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        settle(device)
+        began = time.perf_counter()
+        for _ in range(10):
+            a @ b
+        settle(device)
+        best = max(best, 10 * 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make_lm(shape: str, device: torch.device) -> Any:
+    """Random weights, made on the device: speed does not depend on them."""
+    attention.register()
+    config = SHAPES[shape]
+    config._attn_implementation = attention.IMPLEMENTATION
+    torch.manual_seed(0)
+    with device:
+        lm = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[config.model_type](config)
+    return prepare_lm(lm.float())
+
+
+def make_rows(case: Case, vocabulary: int) -> list[Row]:
+    """Rows for every GPU's micro-batches; the last 10 % of each are trained on."""
+    rng = random.Random(1)
+    count = case.tokens // case.row * case.micro_batches * case.gpus
+    response = max(1, int(LOSS_SHARE * case.row))
+    rows = []
+    for number in range(count):
+        ids = rng.choices(range(2, vocabulary), k=case.row)
+        logprobs = [-math.log(vocabulary)] * response
+        weight = 1.0 / (count * response)
+        sign = 1.0 if number % 2 else -1.0
+        rows.append(Row(ids[:-response], ids[-response:], logprobs, sign, weight, number))
+    return rows
+
+
+def make_config(case: Case) -> RunConfig:
+    compiled, checkpointing = VARIANTS[case.variant]
+    return RunConfig.model_validate(
+        {
+            "model": {"dtype": "bfloat16", "gradient_checkpointing": checkpointing},
+            "algorithm": {"clip_low": 1.0, "clip_high": 100.0},  # random weights must not stop the gradient
+            "train": {"compile": compiled, "max_tokens_per_mb": case.tokens, "warmup_steps": 0},
+            "agent": {"template": "words", "chunk_tokens": 16, "max_question_tokens": 4, "max_memory_tokens": 4}
+            | {"max_final_tokens": 5},
+        }
+    )
+
+
+def measure(case: Case, world: World) -> dict[str, Any]:
+    """Steps until the time is up, after two that are not counted (compilation, first allocations)."""
+    lm = make_lm(case.shape, world.device)
+    learner = Learner(lm, make_config(case), world, 1000)
+    rows = make_rows(case, lm.config.vocab_size)
+    began = time.perf_counter()
+    learner.step(rows)
+    first = time.perf_counter() - began
+    learner.step(rows)
+    results, end = [], time.perf_counter() + case.seconds
+    while not results or world.any(time.perf_counter() < end):
+        results.append(learner.step(rows))
+    assert all(r.stepped for r in results), "the gradient was not finite"
+    best = min(results, key=lambda r: r.work.seconds)
+    median = sorted(r.work.seconds for r in results)[len(results) // 2]
+    return {
+        "shape": case.shape,
+        "variant": case.variant,
+        "gpus": case.gpus,
+        "tokens_per_step": best.work.tokens,
+        "micro_batches": best.values["micro_batches"],
+        "steps": len(results),
+        "step_s": round(median, 4),
+        "best_step_s": round(best.work.seconds, 4),
+        "first_step_s": round(first, 2),
+        "tokens_per_s": round(best.work.tokens / median, 1),
+        "flops_per_s_gpu": best.work.flops / median / case.gpus,
+        "peak_gib": round(best.work.peak_bytes / 2**30, 2),
+        "grad_norm": round(best.values["grad_norm"], 5),
+        "loss": round(best.values["actor_loss"], 6),
+    }
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """A measurement in processes of its own: each starts with an empty GPU and nothing compiled."""
+    with tempfile.TemporaryDirectory(prefix="training-") as folder:
+        context = get_context("spawn")
+        ranks = [context.Process(target=rank_main, args=(case, rank, folder)) for rank in range(case.gpus)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        result = Path(folder, "result.json")
+        if not result.exists():
+            fault = Path(folder, "fault")
+            return {"error": fault.read_text() if fault.exists() else f"exit codes {[p.exitcode for p in ranks]}"}
+        return dict(json.loads(result.read_text()))
+
+
+def rank_main(case: Case, rank: int, folder: str) -> None:
+    world: World | None = None
+    try:
+        if case.device == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // case.gpus))
+        if case.gpus == 1:
+            world = single_world(dtype=torch.bfloat16)
+        else:
+            world = join_world(rank, case.gpus, f"file://{folder}/rendezvous", dtype=torch.bfloat16)
+        result = measure(case, world)
+        if rank == 0:
+            kernel = varlen.flash() if world.device.type == "cuda" else None
+            result["attention"] = f"{kernel.name}, grouped {kernel.grouped}" if kernel else "padded blocks"
+            Path(folder, "result.json").write_text(json.dumps(result))
+    except Exception as error:
+        Path(folder, "fault").write_text(f"rank {rank}: {type(error).__name__}: {error}")
+        os._exit(1)
+    leave_world(world)
+
+
+def show(result: dict[str, Any], peaks: dict[str, float]) -> None:
+    count = f"{result['micro_batches']:.0f} micro-batch(es)"
+    name = f"{result['shape']}, {result['variant']}, {result['gpus']} GPU(s), {count}"
+    shares = ", ".join(f"{result['flops_per_s_gpu'] / peak:.1%} of {of}" for of, peak in peaks.items())
+    print(
+        f"{name}: {result['tokens_per_s']:,.0f} tokens/s, {shares}, {result['step_s']} s a step "
+        f"(best {result['best_step_s']}, {result['steps']} steps), peak {result['peak_gib']} GiB, first step "
+        f"{result['first_step_s']} s, attention: {result['attention']}, loss {result['loss']}, "
+        f"gradient {result['grad_norm']}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1.5B", "135M"])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["compiled", "eager", "eager, full"])
+    parser.add_argument("--gpus", nargs="+", type=int, default=[1], help="numbers of ranks to compare, 1 first")
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
+    parser.add_argument("--row", type=int, default=4096, help="tokens of a conversation")
+    parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 4], help="micro-batches of a step")
+    parser.add_argument("--seconds", type=float, default=6.0, help="measured time of each variant")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
+    a = parser.parse_args()
+    device = torch.device(a.device)
+    name = torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, rows of {a.row} tokens", flush=True)
+    own = matmul_peak(device, 8192 if a.device == "cuda" else 512)
+    peaks = {f"this machine's bfloat16 matmul peak ({own / 1e12:.4g} TFLOP/s)": own}
+    if a.device == "cuda" and (sheet := peak_flops(device)):
+        peaks = {f"the data sheet's {sheet / 1e12:.5g} TFLOP/s (MFU)": sheet, **peaks}
+        torch.cuda.empty_cache()
+    results: list[dict[str, Any]] = []
+    single: dict[tuple[str, str, int], float] = {}
+    for shape in a.shape:
+        for variant in a.variants:
+            # Variants with four micro-batches, and several GPUs, only for the first: the others compare one thing.
+            for count in a.micro_batches if variant == a.variants[0] else a.micro_batches[:1]:
+                for gpus in a.gpus if variant == a.variants[0] else a.gpus[:1]:
+                    case = Case(shape, variant, a.tokens, a.row, count, a.seconds, a.device, gpus)
+                    result = run_case(case)
+                    if "error" in result:
+                        print(f"{shape}, {variant}, {gpus} GPU(s): {result['error']}", flush=True)
+                        continue
+                    show(result, peaks)
+                    key = (shape, variant, count)
+                    if gpus == 1:
+                        single[key] = result["tokens_per_s"]
+                    elif key in single:
+                        result["scaling"] = round(result["tokens_per_s"] / gpus / single[key], 4)
+                        print(f"  {gpus} GPUs: {result['scaling']:.3f} of one GPU's tokens/s each", flush=True)
+                    results.append(result)
+                    if a.json:
+                        a.json.write_text(json.dumps({"device": name, "peaks": peaks, "results": results}, indent=1))
+    return 0 if results else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

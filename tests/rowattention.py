@@ -1,0 +1,81 @@
+"""A stand-in for the GPU's flash kernel, in plain PyTorch on the CPU: the same arguments, the same values, slow."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.train import varlen
+
+
+def _rows(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float) -> Tensor:
+    edges = ends.tolist()
+    pieces = []
+    for start, end in itertools.pairwise(edges):
+        q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        pieces.append(out[0].transpose(0, 1))
+    return torch.cat(pieces)
+
+
+@torch.library.custom_op("clusterkit_tests::rows", mutates_args=())
+def rows(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float) -> Tensor:
+    assert int(ends.diff().max()) <= longest
+    assert int(ends[-1]) == len(query)
+    return _rows(query, key, value, ends, scale)
+
+
+@rows.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float) -> Tensor:
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("clusterkit_tests::rows_backward", mutates_args=())
+def rows_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = [torch.zeros_like(x) for x in (query, key, value)]
+    times = query.shape[1] // key.shape[1]
+    edges = ends.tolist()
+    for start, end in itertools.pairwise(edges):
+        q, k, v, g = (x[start:end].transpose(0, 1).double() for x in (query, key, value, grad))  # [heads, tokens, d]
+        k, v = k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)
+        hidden = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        back = g @ v.transpose(1, 2)
+        scores = weights * (back - (back * weights).sum(-1, keepdim=True)) * scale
+        parts = (scores @ k, scores.transpose(1, 2) @ q, weights.transpose(1, 2) @ g)
+        for whole, part in zip(found, parts, strict=True):
+            groups = part.unflatten(0, (whole.shape[1], -1)).sum(1)
+            whole[start:end] = groups.transpose(0, 1).to(whole.dtype)
+    return found[0], found[1], found[2]
+
+
+@rows_backward.register_fake
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    query, key, value, ends, _, scale = inputs
+    ctx.save_for_backward(query, key, value, ends)
+    ctx.scale = scale
+
+
+def _grads(ctx: Any, grad: Tensor) -> Any:
+    return *rows_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
+
+
+torch.library.register_autograd("clusterkit_tests::rows", _grads, setup_context=_keep)
+
+
+def use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let training attend to packed rows through this stand-in."""
+    kernel = varlen.Flash("stand-in", rows, True)
+    monkeypatch.setattr(varlen, "usable", lambda *_: True)
+    monkeypatch.setattr(varlen, "flash", lambda: kernel)

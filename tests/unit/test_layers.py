@@ -1,0 +1,80 @@
+"""Layers in training: rows through a flash kernel, recomputed activations, compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import rowattention
+import torch
+from builders import gradients, grouped_query_lm, learner, relative_difference, sampled_rows, small_config, small_parts
+
+from trainer.train import layers
+from trainer.train.attention import PackedLayout
+from trainer.types import Row
+
+FREE = ("train.grad_clip=1e9", "train.max_tokens_per_mb=64")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2_grouped"])
+def lm(request: pytest.FixtureRequest) -> Any:
+    return small_parts().lm if request.param == "llama" else grouped_query_lm()
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Traced and differentiated as for a GPU, but run by PyTorch's own operations: quick, and of the same values."""
+    rowattention.use(monkeypatch)
+    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters
+    torch._dynamo.reset()
+
+
+def rows_of(lm: Any) -> list[Row]:
+    return sampled_rows(lm, 9, lm.config.vocab_size)
+
+
+def test_rows_through_a_flash_kernel_give_the_gradients_of_padded_blocks(
+    lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = gradients(learner(lm, small_config(*FREE)), rows_of(lm))
+    rowattention.use(monkeypatch)
+    monkeypatch.setattr(PackedLayout, "blocks", property(lambda _: pytest.fail("blocks were made")))
+
+    found, stats = gradients(learner(lm, small_config(*FREE)), rows_of(lm))
+
+    assert stats.values["micro_batches"] > 2
+    assert relative_difference(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_compiled_layers_give_the_same_gradients_and_are_compiled_once(
+    lm: Any, checkpointing: str, compiled: Any
+) -> None:
+    settings = (*FREE, f"model.gradient_checkpointing={checkpointing}")
+    expected, _ = gradients(learner(lm, small_config(*settings)), rows_of(lm))
+    one = learner(lm, small_config(*settings, "train.compile=true"))
+
+    found, stats = gradients(one, rows_of(lm))
+    graphs = compiled["stats"]["unique_graphs"]
+    more = sampled_rows(lm, 17, lm.config.vocab_size, seed=9)
+    longer = [stats.values["micro_batches"], one.step(more).values["micro_batches"]]
+
+    assert relative_difference(found, expected) <= 1e-5
+    assert not compiled["graph_break"]
+    assert longer[1] > longer[0] > 2  # micro-batches of many lengths and numbers of rows …
+    assert 1 <= graphs <= 2
+    assert compiled["stats"]["unique_graphs"] == graphs  # … and no compilation for each of them
+
+
+def test_sampling_does_not_go_through_what_training_compiled(compiled: Any) -> None:
+    parts = small_parts()
+    one = learner(parts.lm, small_config("train.compile=true", "model.gradient_checkpointing=full"))
+    parts.lm = one.policy.lm
+
+    parts.rollouts(2)
+
+    assert not compiled["stats"]["unique_graphs"]

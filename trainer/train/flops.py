@@ -1,0 +1,105 @@
+"""Model FLOPs of training and the peak of the GPU: what MFU (model FLOPs utilisation) is made of.
+
+    training step = 6·P_body·T + 6·P_head·T_loss + 6·L·heads·d_head·Σ len²
+
+P_body: matrix parameters of the layers (no embedding, no norm, no bias); T: tokens computed. P_head: of the output
+layer, which runs on the T_loss loss positions only. The last term is causal attention: QKᵀ and PV are 2·len²·d_head a
+head each, half of it is masked; forward and backward are three times that. Recomputed activations do not count (that
+would be HFU), nor do the optimizer and the elementwise operations. MFU = FLOPs / seconds / ranks / peak of one GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Dense bfloat16 tensor-core FLOP/s by the data sheets, by a part of torch.cuda.get_device_name(); the first that is
+# found counts.
+PEAK_BF16: tuple[tuple[str, float], ...] = (
+    ("GB200", 2.5e15),
+    ("B200", 2.25e15),
+    ("GH200", 989.5e12),
+    ("H200", 989.5e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989.5e12),
+    ("H800", 989.5e12),
+    ("H20", 148e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("L40S", 362e12),
+    ("L40", 181e12),
+    ("L4", 121e12),
+    ("A40", 149.7e12),
+    ("A10", 125e12),
+    ("RTX 4090", 165.2e12),
+    ("RTX 3090", 71e12),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """Sizes that the FLOPs of a model depend on. body, head: parameters. attention: layers · heads · head size."""
+
+    body: int
+    head: int
+    attention: int
+
+    @classmethod
+    def of(cls, lm: Any) -> ModelFlops:
+        """Of a transformers causal language model, sharded or not."""
+        c = lm.config
+        size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        body = sum(p.numel() for p in lm.model.layers.parameters() if p.ndim == 2)
+        return cls(body, lm.lm_head.weight.numel(), c.num_hidden_layers * c.num_attention_heads * size)
+
+    def forward(self, tokens: int, loss_tokens: int, squares: int) -> float:
+        """FLOPs of a forward pass over rows of Σ length = `tokens`, Σ length² = `squares`."""
+        return 2.0 * (self.body * tokens + self.head * loss_tokens + self.attention * squares)
+
+    def training(self, tokens: int, loss_tokens: int, squares: int) -> float:
+        """FLOPs of forward and backward pass; the module's formula."""
+        return 3.0 * self.forward(tokens, loss_tokens, squares)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What optimizer steps took, over all ranks. seconds: on the clock. tokens: computed (equal rows of a micro-batch
+    once). flops: model FLOPs. peak_bytes: most GPU memory of any rank; 0 on a CPU.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+    peak_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.seconds + other.seconds,
+            self.tokens + other.tokens,
+            self.flops + other.flops,
+            max(self.peak_bytes, other.peak_bytes),
+        )
+
+    def numbers(self, ranks: int, peak: float | None) -> dict[str, float]:
+        """train_tokens_per_s, mfu (where the GPU's peak FLOP/s is known) and gpu_memory_peak_gib; empty for no work."""
+        if not self.seconds or not self.tokens:
+            return {}
+        found = {"train_tokens_per_s": self.tokens / self.seconds}
+        if peak is not None:
+            found["mfu"] = self.flops / self.seconds / ranks / peak
+        if self.peak_bytes:
+            found["gpu_memory_peak_gib"] = self.peak_bytes / 2**30
+        return found
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Data-sheet bfloat16 FLOP/s of a GPU; None on a CPU and for a GPU that the table lacks."""
+    return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def peak_of(name: str) -> float | None:
+    """As `peak_flops`, by the GPU's name."""
+    return next((peak for part, peak in PEAK_BF16 if part in name), None)

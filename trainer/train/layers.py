@@ -1,0 +1,102 @@
+"""What decoder layers do in training beside computing: recompute activations, run compiled, or both.
+
+Only the packed forward passes of training are changed. A forward pass with a cache or without packed rows (sampling by
+the embedded engine, which may share the layers) stays as transformers wrote it. Nothing is registered with the modules,
+so names in state dicts stay as they are and FSDP's hooks stay outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from trainer.train import varlen
+
+Checkpointing = Literal["none", "selective", "full"]
+Forward = Callable[..., Any]
+
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+_ATTENTION = (
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+BACKEND = "inductor"
+# More compilations of the layers than this mean that something changes with every batch; it then runs uncompiled.
+MOST_COMPILATIONS = 16
+
+
+def prepare_layers(lm: Any, checkpointing: Checkpointing, compiled: bool) -> None:
+    """Give every decoder layer of a transformers model its way of training, in place. Do it before FSDP shards it."""
+    if checkpointing == "none" and not compiled:
+        return
+    if compiled:
+        varlen.flash()  # found out now: it cannot be while the layers are traced
+        torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, MOST_COMPILATIONS)
+    for layer in lm.model.layers:
+        layer.forward = _in_training(layer, checkpointing, compiled)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile makes fast code for the device here: a GPU, Triton and a C compiler."""
+    return (
+        device.type == "cuda"
+        and importlib.util.find_spec("triton") is not None
+        and any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    )
+
+
+def _in_training(layer: Any, checkpointing: Checkpointing, compiled: bool) -> Forward:
+    plain: Forward = layer.forward
+    work = plain
+    if checkpointing != "none":
+        more: dict[str, Any] = {"context_fn": _selective} if checkpointing == "selective" else {}
+        work = functools.partial(checkpoint, plain, use_reentrant=False, **more)
+    if compiled:
+        work = torch.compile(work, backend=BACKEND)
+
+    @functools.wraps(plain)
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        packed = kwargs.get("row_ends") is not None or kwargs.get("packed_layout") is not None
+        if not packed or (not compiled and not torch.is_grad_enabled()):
+            return plain(hidden_states, *args, **kwargs)
+        if compiled:
+            _mark_lengths(hidden_states, kwargs)
+        return work(hidden_states, *args, **kwargs)
+
+    return forward
+
+
+def _mark_lengths(hidden: Tensor, kwargs: dict[str, Any]) -> None:
+    """Say which sizes differ from batch to batch, so that one compilation serves them all."""
+    torch._dynamo.maybe_mark_dynamic(hidden, 1)
+    for tensor in kwargs.get("position_embeddings") or ():
+        torch._dynamo.maybe_mark_dynamic(tensor, 1)
+    for name, dim in (("position_ids", 1), ("row_ends", 0)):
+        if isinstance(tensor := kwargs.get(name), Tensor):
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def _selective() -> Any:
+    """Keep what attention returns and every second matrix product, recompute the rest (as torchtitan's selective
+    activation checkpointing does): about half of the memory for a tenth of the time.
+    """
+    products = {False: 0, True: 0}
+
+    def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operation in _PRODUCTS:
+            products[context.is_recompute] += 1
+            keep = products[context.is_recompute] % 2 == 1
+        else:
+            keep = operation in _ATTENTION or operation.namespace in ("torch_attn", "flash_attn")
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

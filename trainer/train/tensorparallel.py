@@ -1,0 +1,76 @@
+"""Tensor parallel layers: the heads of attention and the columns of the feed-forward part, shared out over ranks.
+
+Column-wise, then row-wise (Shoeybi et al. 2019, "Megatron-LM"): two sums over the ranks a layer and pass. Embedding,
+norms and output layer stay whole on all ranks, and so do the activations between the parts of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.train.distributed import TENSOR, World
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+def tensor_degree(config: RunConfig) -> int:
+    """Ranks that share a layer: the t of the training part of allocation_mode."""
+    wanted = config.allocation
+    return wanted.training.layout.tensor if wanted is not None and wanted.training is not None else 1
+
+
+def split_layers(lm: Any, world: World) -> None:
+    """Share the layers of a transformers model out over the ranks of a row of the mesh, in place; before FSDP.
+
+    Raises:
+        UserError: the architecture is not known here, or the ranks do not divide its heads.
+
+    """
+    c, ranks = lm.config, world.tensor_size
+    if c.model_type not in FAMILIES:
+        raise UserError(
+            f"tensor parallel training knows {', '.join(FAMILIES)}, and this model is {c.model_type}: give the "
+            "training side of allocation_mode data parallel GPUs (d) in place of t"
+        )
+    heads, groups = c.num_attention_heads, c.num_key_value_heads
+    if heads % ranks or groups % ranks or c.intermediate_size % ranks:
+        raise UserError(
+            f"allocation_mode: {ranks} tensor parallel training ranks do not divide {heads} attention heads, {groups} "
+            f"key/value heads and {c.intermediate_size} feed-forward columns: choose a t that divides all three"
+        )
+    assert world.mesh is not None
+    for layer in lm.model.layers:
+        plan: dict[str, Any] = {
+            "self_attn.q_proj": ColwiseParallel(),
+            "self_attn.k_proj": ColwiseParallel(),
+            "self_attn.v_proj": ColwiseParallel(),
+            "self_attn.o_proj": RowwiseParallel(),
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
+        for norm in ("q_norm", "k_norm"):
+            if hasattr(layer.self_attn, norm):
+                # Every rank norms its own heads [1, tokens, heads, d] with one weight: its gradient is summed.
+                plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
+        parallelize_module(layer, world.mesh[TENSOR], plan)
+
+
+def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for AdamW: matrices decay, biases and norms do not. Its list operations take tensors of one mesh at a
+    time, so tensor parallel weights are groups of their own.
+    """
+    groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
+    for parameter in policy.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        groups.setdefault((parameter.ndim < 2, 0 if mesh is None else mesh.ndim), []).append(parameter)
+    if len({dimensions for _, dimensions in groups}) < 2:  # also where a kind is empty: checkpoints know two groups
+        kinds = [[p for p in policy.parameters() if (p.ndim < 2) is plain] for plain in (False, True)]
+    else:
+        kinds = [groups[key] for key in sorted(groups)]
+    return [{"params": kind, "weight_decay": weight_decay if kind and kind[0].ndim >= 2 else 0.0} for kind in kinds]
