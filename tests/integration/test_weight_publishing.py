@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,37 @@ def test_servers_that_leave_and_join_between_versions(rig: Servers, tmp_path: Pa
     stats = publisher.publish(3)
     assert (stats.transport, stats.servers) == ("nccl", 2)
     assert in_use(rig) == {"s1": expected(one), "s2": expected(one)}
+
+
+def test_after_the_last_server_died_others_take_its_place(rig: Servers, tmp_path: Path) -> None:
+    rig.add()
+    one = trainer(rig, tmp_path)
+    publisher = one.nccl()
+    publisher.publish(1)
+    rig.processes[0].kill()
+    rig.pool.servers[0].died("it was killed")
+    late = rig.start()
+    with pytest.raises(EngineError, match="version 1 is in no folder"):
+        rig.join(late)
+    publisher.offer()  # in the middle of a step: the weights are still those of version 1
+    rig.join(late)
+    assert in_use(rig) == {"s1": expected(one)}
+    rig.processes[1].kill()
+    late.died("it was killed, too")
+    one.learn()
+    rig.pool.patience = 60.0
+    newest = rig.start()
+
+    async def come_back() -> None:
+        while rig.engine.version == 1:  # somebody starts it while the trainer publishes
+            await asyncio.sleep(0.01)
+        await rig.engine.join(newest)
+
+    coming = rig.loop.submit(come_back())
+    assert publisher.publish(2).servers == 1
+    coming.result(10)
+    assert in_use(rig) == {"s2": expected(one)}
+    assert publisher.publish(3).transport == "nccl"
 
 
 def test_a_server_that_refuses_in_the_middle_gets_everything_from_a_folder(rig: Servers, tmp_path: Path) -> None:

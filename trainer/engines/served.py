@@ -184,6 +184,25 @@ class ServedEngine:
             raise EngineError(f"weight version {version} cannot be loaded: {problem}. The servers keep {self._version}")
         await self.update(version, lambda server: self.dialect.load_folder(self.pool, server, folder, version), folder)
 
+    async def offer(self, folder: Path, version: int) -> None:
+        """Say that this folder holds `version`, for servers that join; it must stay while that version is in use.
+
+        With servers in use it must be the version that they hold. With none it becomes the version in use: the way on
+        after the last server has died.
+
+        Raises:
+            EngineError: the folder does not fit, or servers hold another version.
+
+        """
+        async with self._turn():
+            if problem := await asyncio.to_thread(folder_problem, folder, self.model):
+                raise EngineError(f"weight version {version} cannot be loaded: {problem}")
+            if self.pool.usable() and version != self._version:
+                raise EngineError(
+                    f"servers hold weight version {self._version}, and the folder offered holds {version}"
+                )
+            self._version, self._folder = version, folder
+
     async def update(self, version: int, load: Load, folder: Path | None = None) -> None:
         """Bring new weights onto every server. What was running goes on afterwards from its own tokens.
 

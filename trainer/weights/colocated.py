@@ -22,7 +22,7 @@ from torch.multiprocessing import reductions
 from trainer.engines.http import EngineError, Server
 from trainer.errors import UserError
 from trainer.weights.buckets import Bucket
-from trainer.weights.folders import FolderPublisher
+from trainer.weights.folders import FolderPublisher, offer
 from trainer.weights.publisher import Outlet, PublishStats, measured
 from trainer.weights.source import WeightSource
 
@@ -118,6 +118,10 @@ class ColocatedPublisher:
             self._folders.used(written)
         stats = PublishStats(version, "ipc", 0, self.source.nbytes, prepared - began, 0.0, 0.0, 0.0, 0.0)
         return replace(measured(self._outlet, stats), total_seconds=time.perf_counter() - began)
+
+    def offer(self) -> None:
+        """See Publisher."""
+        offer(self._folders, self._outlet, self._outlet.engine.version)
 
     def close(self) -> None:
         """See Publisher."""

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sync_folder, sync_tree, write_atomic
 from trainer.train.learner import Learner
-from trainer.weights.publisher import Outlet, PublishStats, agree, measured, same_host
+from trainer.weights.publisher import Outlet, PublishStats, agree, measured, same_host, wait_together
 from trainer.weights.source import WeightSource
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -72,14 +72,18 @@ class FolderPublisher:
         prepared = time.perf_counter() - began
         stats = PublishStats(version, "disk", 0, self.source.nbytes, prepared, 0.0, 0.0, 0.0, 0.0)
         outlet = self._outlet
-        if outlet is not None:
-            problem = caught(lambda: outlet.submit(outlet.engine.update_from_folder(written, version)).result())
-            agree(self.world, problem)
+        update = outlet.submit(_hand_over(outlet, written, version)) if outlet is not None else None
+        wait_together(self.world, update)
+        if outlet is not None and update is not None:
+            agree(self.world, update.exception())
             stats = measured(outlet, stats)
             self.used(written)
         else:
             agree(self.world, None)
         return self.world.broadcast(replace(stats, total_seconds=time.perf_counter() - began))
+
+    def offer(self) -> None:
+        """See Publisher: every version is in a folder."""
 
     def write(self, version: int) -> Path:
         """Write the present weights as this version and return their folder, complete and durable. Collective.
@@ -144,6 +148,30 @@ class FolderPublisher:
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
         sync_folder(folder.parent)
+
+
+def offer(folders: FolderPublisher, outlet: Outlet | None, version: int) -> None:
+    """Write the present weights for servers that join, where the engine has no folder of this version. Collective."""
+    wanted = outlet is not None and not outlet.engine.has_folder
+    if not folders.world.broadcast(wanted):
+        return
+    written = folders.write(version)
+    problem: Exception | None = None
+    if outlet is not None:
+        problem = caught(lambda: outlet.submit(outlet.engine.offer(written, version)).result())
+        folders.used(written)
+    agree(folders.world, problem)
+
+
+async def _hand_over(outlet: Outlet, folder: Path, version: int) -> None:
+    """Have the servers load a folder; without any, wait for some to come back, which load it as they join."""
+    engine = outlet.engine
+    if not engine.pool.usable():
+        await engine.offer(folder, version)
+        await engine.pool.enough()
+        engine.pool.choose("")  # raises when none came: says what became of them
+        return
+    await engine.update_from_folder(folder, version)
 
 
 def choose_root(wanted: str, run: Path, outlet: Outlet | None, nbytes: int, keep: int = 2) -> Path:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.config import WeightsConfig
 from trainer.engines.http import Server
-from trainer.weights.folders import FolderPublisher, caught
+from trainer.weights.folders import FolderPublisher, caught, offer
 from trainer.weights.link import Link, LinkError, MissingPeerError, PeerGoneError, meet
 from trainer.weights.publisher import Outlet, PublishStats, agree, measured
 from trainer.weights.source import WeightSource
@@ -47,10 +47,13 @@ class NcclPublisher:
         self._links: list[Link] = []
         self._given_up = ""  # why everything goes through the folder from now on; the same on every rank
         self._buffers: list[Tensor] = []
+        self._last = 0
 
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:
         """See Publisher."""
-        if self._given_up:
+        alone = self._outlet is not None and not self._outlet.engine.pool.usable()
+        self._last = version
+        if self.world.broadcast(alone) or self._given_up:
             return self._folders.publish(version)
         began = time.perf_counter()
         problem = caught(self._meet) if self._outlet is not None else None
@@ -66,6 +69,10 @@ class NcclPublisher:
             if transfer is not None:
                 transfer.give_up()
         return stats
+
+    def offer(self) -> None:
+        """See Publisher."""
+        offer(self._folders, self._outlet, self._last)
 
     def close(self) -> None:
         """See Publisher."""

@@ -8,7 +8,7 @@ and holds that version; none is ever left in use with weights of two versions.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -19,6 +19,9 @@ from trainer.weights.folder import shapes_problem, tensor_shapes, ties_head
 
 Submit = Callable[[Coroutine[Any, Any, Any]], "Future[Any]"]
 """Runs a coroutine on the engine's event loop, from another thread (`BackgroundLoop.submit`)."""
+
+SIGN_SECONDS = 2.0
+"""How often ranks that wait hear of rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,24 @@ class Publisher(Protocol):
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:
         """Give the present weights to all servers as `version`. Collective.
 
+        Where no server is left, those that come back within the pool's patience get the version from a folder.
+
         folder: also leave them in a folder, so that servers can join (and ones that died come back) before the next
         version; rank 0's wish counts.
 
         Raises:
             RunError: no server holds the version; the same on every rank.
+
+        """
+        ...
+
+    def offer(self) -> None:
+        """Leave the version that was published last in a folder, where it is in none, so that servers can join now.
+
+        Collective; the weights must not have changed since.
+
+        Raises:
+            RunError: it cannot be written.
 
         """
         ...
@@ -88,6 +104,14 @@ def agree(world: World, problem: BaseException | None) -> None:
         raise problem
     if text:
         raise RunError(text)
+
+
+def wait_together(world: World, ended: Future[Any] | None) -> None:
+    """Wait for what rank 0 waits for, for however long: no rank is without a sign of life. Collective."""
+    while True:
+        done = ended is not None and bool(wait([ended], SIGN_SECONDS).done)
+        if world.broadcast(done):
+            return
 
 
 def measured(outlet: Outlet, stats: PublishStats) -> PublishStats:
