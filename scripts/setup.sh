@@ -53,7 +53,7 @@ if [ -n "${TORCH_WHEELS:-}" ]; then
 else
   "${pip[@]}" install "torch==2.13.0"
 fi
-"${pip[@]}" install --editable ".[train,assets,data,dev]"
+"${pip[@]}" install --editable ".[train,eval,assets,data,dev]"
 "$VENV/bin/python" - <<'PY'
 import torch
 

@@ -1,0 +1,1 @@
+"""Evaluations on the operator side: what to evaluate, the process that does it, and pages of its results."""

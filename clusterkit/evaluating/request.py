@@ -1,0 +1,144 @@
+"""From what was typed to an EvalConfig: the checkpoint, and the settings of the run or preset that it comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from clusterkit.rundir import RunDirectory, runs
+from clusterkit.suggest import nearest_keys
+from evaluation.config import EvalConfig
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
+
+_STEP = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)$")
+
+
+def global_step(folder: Path) -> int | None:
+    """The training step of a checkpoint by its folder's name; None for a folder of another name."""
+    found = _STEP.search(folder.name)
+    return int(found.group(1)) if found else None
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Checkpoints anywhere below a folder, by their step; those that are still being written are left out."""
+    found = [path for path in folder.rglob("epoch*") if path.is_dir() and global_step(path) is not None]
+    return sorted((path for path in found if (path / "config.json").is_file()), key=lambda p: (global_step(p) or 0, p))
+
+
+def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
+    """The checkpoint that is meant: a folder or asset as typed, the newest of EXPERIMENT/TRIAL, or of the newest run.
+
+    Raises:
+        UserError: there is none.
+
+    """
+    if typed is not None:
+        folder = Path(typed).expanduser()
+        if folder.is_dir() and not (folder / "config.json").is_file() and (inside := checkpoints_in(folder)):
+            return str(inside[-1].absolute())
+        if folder.exists() or typed.count("/") != 1 or typed.startswith(("/", ".", "~")):
+            return str(folder.absolute()) if folder.exists() else typed
+        experiment, trial = typed.split("/")
+        for run in runs(fileroot, experiment, trial):
+            if inside := checkpoints_in(run.checkpoints):
+                return str(inside[-1])
+        return typed
+    for run in reversed(runs(fileroot)):
+        if inside := checkpoints_in(run.checkpoints):
+            return str(inside[-1])
+    raise UserError(
+        f"no checkpoint of a run under {fileroot}: name one with --model-path FOLDER, or train first, such as "
+        "clusterkit train --preset tiny"
+    )
+
+
+def run_of(checkpoint: Path) -> RunDirectory | None:
+    """The run that wrote a checkpoint, by where it lies; None for one from elsewhere."""
+    parts = checkpoint.absolute().parts
+    # fileroot / checkpoints / user / experiment / trial / actor / epoch…
+    if len(parts) < 7 or parts[-6] != "checkpoints":
+        return None
+    run = RunDirectory(Path(*parts[:-6]), parts[-5], parts[-4], parts[-3])
+    return run if run.config.is_file() else None
+
+
+def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
+    """The settings that a checkpoint was trained with, or those of the preset that is named; None where unknown."""
+    if preset is not None:
+        from clusterkit.resolve import resolve  # noqa: PLC0415
+
+        return resolve(preset).config
+    run = run_of(Path(checkpoint))
+    if run is None:
+        return None
+    try:
+        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def default_names(config: RunConfig | None) -> list[str]:
+    """The suite of the task that a run trains on. Raises UserError where there is none."""
+    task = config.task if config is not None else None
+    if task is not None and task.name == "recall":
+        return ["recall"]
+    if task is not None and task.name == "hotpotqa":
+        return [f"ruler_hqa@{task.num_documents}"]
+    raise UserError("no data set named: add --data-names, such as math_500,aime24 or ruler_hqa@50")
+
+
+def make_request(values: dict[str, Any], settings: RunConfig | None, assignments: Sequence[str]) -> EvalConfig:
+    """A validated configuration. settings: of the run, for agent and task; assignments: KEY=VALUE of any field.
+
+    Raises:
+        UserError: a value that is not allowed, or a key that is not known, with the nearest ones.
+
+    """
+    tree: dict[str, Any] = {}
+    if settings is not None:
+        tree = {"agent": settings.agent.model_dump(), "task": settings.task.model_dump()}
+    tree |= values
+    known = _keys(EvalConfig)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write KEY=VALUE, such as --set agent.chunk_tokens=512")
+        if key not in known:
+            near = nearest_keys(key, known)
+            raise UserError(f"--set {key}: unknown key{f'; did you mean {near[0]}?' if near else ''}")
+        *sections, leaf = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = text if known[key] is str else yaml.safe_load(text)
+    try:
+        return EvalConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}={e['input']}: {_plain(e['msg'])}" for e in error.errors()]
+        raise UserError("\n".join(lines)) from None
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= _keys(kind, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = kind
+    return found
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def settings_in_words(config: EvalConfig) -> dict[str, Any]:
+    """Dotted key -> value of every setting, for --dry-run."""
+    return flatten(config)

@@ -1,0 +1,102 @@
+"""EvalConfig: everything that defines an evaluation. Both sides read it: pydantic and standard library only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from trainer.config_parts import AgentConfig, Section, TaskConfig
+
+Method = Literal["memagent", "long_context", "rag", "no_context"]
+METHODS: tuple[Method, ...] = ("memagent", "long_context", "rag", "no_context")
+MOST_GENERATED = 32768
+"""Response limit where none is set and the context window has room: AReaL's."""
+
+
+class ServerConfig(Section):
+    """Where the answers come from."""
+
+    engine: Literal["auto", "embedded", "sglang", "vllm", "openai"] = "auto"
+    """embedded: transformers in this process. sglang, vllm: servers, started for this evaluation. openai: a running
+    server at `url`. auto: SGLang, else vLLM, where there are GPUs and they are installed; else embedded."""
+    url: str = ""
+    """openai: address of a running server with OpenAI's /v1/completions; a key is read from OPENAI_API_KEY only."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs for servers; 0: all that there are (vLLM without one runs on the CPU)."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """GPUs of one server; there are gpus / tensor_parallel servers."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    """Share of a GPU's memory for weights and KV cache."""
+    context_length: Annotated[int, Field(ge=0)] = 0
+    """Longest prompt plus response, in tokens; 0: what the checkpoint's config says."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """embedded: parameter dtype on a GPU; on a CPU always float32."""
+    concurrency: Annotated[int, Field(ge=0)] = 0
+    """Requests under way at a time; 0: 256 a server, 32 for the embedded engine."""
+    flags: list[str] = []  # noqa: RUF012 (pydantic copies it)
+    """Further options of the server's own command line."""
+    python: str = ""
+    """Interpreter that has the server; empty: $CLUSTERKIT_VLLM_PYTHON for vLLM, else this one."""
+    start_seconds: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds until a server must answer."""
+
+
+class EvalConfig(Section):
+    """One evaluation: what `clusterkit eval` writes and `python -m evaluation` executes."""
+
+    model_path: str
+    """Folder of a Hugging Face checkpoint, or the name of an asset."""
+    output_path: str
+    """Folder for answers, verdicts and tables; several evaluations may share it, one at a time."""
+    data_names: list[str]
+    """Suites by name, NAME@SIZE, or files: see `evaluation.suites`."""
+    data_path: str = ""
+    """Folder that data are looked for in first."""
+    cache_dir: str = ""
+    """Asset cache; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
+    num_questions: Annotated[int, Field(ge=0)] = 0
+    """Only the first so many questions of each suite; 0: all."""
+    prompt_type: str = "auto"
+    """Name of a prompt template of problems; auto: the tokenizer's chat template."""
+    max_gen_tokens: Annotated[int, Field(ge=0)] = 0
+    """Longest response to a problem, in tokens; 0: 32768, or what the context window leaves."""
+    greedy: bool = True
+    """One greedy answer to every question."""
+    n_sampling: Annotated[int, Field(ge=-1)] = -1
+    """Sampled answers to every question; -1: 32 to problems, none on memory suites."""
+    temperature: Annotated[float, Field(gt=0)] = 0.6
+    """Of the sampled answers."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Of the sampled answers."""
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Of the sampled answers; -1: off."""
+    seed: int = 0
+    """Of the sampled answers."""
+    methods: list[Method] = ["memagent"]  # noqa: RUF012
+    """How documents are read: memagent; long_context (all in one prompt, the middle cut out where it does not fit); rag
+    (the paragraphs that BM25 finds); no_context (the question alone: what the model knows anyway)."""
+    rag_top_k: Annotated[int, Field(ge=1)] = 8
+    """rag: paragraphs in the prompt."""
+    agent: AgentConfig = AgentConfig()
+    """memagent: wording and limits; max_final_tokens is also the other methods' response limit."""
+    task: TaskConfig = TaskConfig()
+    """recall: what its documents are made of."""
+    server: ServerConfig = ServerConfig()
+    percent_lenient: bool = False
+    """Count an answer as right that is a hundred times or a hundredth of the truth, as AReaL v0.2 does."""
+    last_number: bool = False
+    """Where no answer is marked take the last number of the response, as AReaL v0.2 does."""
+    grading_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """CPU seconds of one comparison; beyond it the answer is wrong."""
+    grading_workers: Annotated[int, Field(ge=0)] = 0
+    """Grading processes; 0: half of the cores, at least one."""
+    compare: list[str] = []  # noqa: RUF012
+    """Earlier results to compare with, question by question: their folders."""
+
+    @field_validator("methods")
+    @classmethod
+    def _some(cls, methods: list[Method]) -> list[Method]:
+        if not methods:
+            raise ValueError(f"name at least one way to read documents: {', '.join(METHODS)}")
+        return list(dict.fromkeys(methods))

@@ -1,0 +1,212 @@
+"""Where answers come from: the embedded engine, servers started for this evaluation, or one that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from evaluation.config import EvalConfig, ServerConfig
+from evaluation.openai_engine import OpenAIEngine
+from trainer.engines.base import Engine
+from trainer.errors import UserError
+from trainer.types import Completion, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine, how many requests it takes at a time, and what it is, for the record."""
+
+    engine: Engine
+    concurrency: int
+    versions: dict[str, str]
+
+
+class Sampling:
+    """An engine whose sampled (not greedy) answers have top_p and top_k; requests go to the least busy server."""
+
+    def __init__(self, inner: Engine, top_p: float, top_k: int) -> None:
+        self.inner, self.top_p, self.top_k = inner, top_p, top_k
+
+    @property
+    def version(self) -> int:
+        """See `Engine`."""
+        return self.inner.version
+
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
+        """See `Engine`."""
+        del key  # answers to one question would all go to one server
+        if params.temperature:
+            params = replace(params, top_p=self.top_p, top_k=self.top_k)
+        return await self.inner.generate(prompt_ids, params)
+
+    async def pause(self) -> None:
+        """See `Engine`."""
+        await self.inner.pause()
+
+    async def resume(self) -> None:
+        """See `Engine`."""
+        await self.inner.resume()
+
+    async def health(self) -> bool:
+        """See `Engine`."""
+        return await self.inner.health()
+
+
+def choose_kind(server: ServerConfig) -> str:
+    """The engine that `auto` means here."""
+    if server.engine != "auto":
+        return server.engine
+    if server.url:
+        return "openai"
+    if visible_gpus():
+        if importlib.util.find_spec("sglang"):
+            return "sglang"
+        if importlib.util.find_spec("vllm") or os.environ.get("CLUSTERKIT_VLLM_PYTHON"):
+            return "vllm"
+    return "embedded"
+
+
+def visible_gpus() -> int:
+    """GPUs that this process may use."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0  # no import of seconds to find out
+    import torch  # noqa: PLC0415
+
+    return int(torch.cuda.device_count())
+
+
+def context_window(folder: Path, server: ServerConfig) -> int:
+    """Longest prompt plus response, in tokens, by the checkpoint's config and the settings."""
+    from transformers import AutoConfig  # noqa: PLC0415
+
+    config = AutoConfig.from_pretrained(folder)
+    config = getattr(config, "text_config", config)
+    own = int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
+    return min(own, server.context_length) if server.context_length else own
+
+
+@asynccontextmanager
+async def open_engine(
+    config: EvalConfig, kind: str, folder: Path, tokenizer: Any, logs: Path, cancelled: Callable[[], bool]
+) -> AsyncIterator[Opened]:
+    """Start what is needed once for the whole evaluation, and end it afterwards.
+
+    Raises:
+        UserError: the engine cannot be used here. RunError: a server did not start; the message holds the cause.
+
+    """
+    if kind == "embedded":
+        yield _embedded(config, folder, tokenizer, cancelled)
+    elif kind == "openai":
+        engine = OpenAIEngine(config.server.url, tokenizer)
+        try:
+            yield Opened(engine, config.server.concurrency or 256, {"server": await engine.probe()})
+        finally:
+            await engine.close()
+    else:
+        async with _servers(config, kind, folder, tokenizer, logs) as opened:
+            yield opened
+
+
+def _embedded(config: EvalConfig, folder: Path, tokenizer: Any, cancelled: Callable[[], bool]) -> Opened:
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    from trainer.config import ModelConfig  # noqa: PLC0415
+    from trainer.engines.embedded import EmbeddedEngine  # noqa: PLC0415
+    from trainer.train.model import load_lm, stop_token_ids  # noqa: PLC0415
+
+    cuda = torch.cuda.is_available()
+    lm = load_lm(folder, ModelConfig(dtype=config.server.dtype if cuda else "float32"))
+    lm = lm.to("cuda" if cuda else "cpu").eval()
+    engine = EmbeddedEngine(lm, stop_token_ids(lm, tokenizer), cancelled=cancelled)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return Opened(engine, config.server.concurrency or 32, versions)
+
+
+@asynccontextmanager
+async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, logs: Path) -> AsyncIterator[Opened]:
+    from trainer.engines.dialect import make_dialect  # noqa: PLC0415
+    from trainer.engines.http import ServerPool  # noqa: PLC0415
+    from trainer.engines.launching import launch  # noqa: PLC0415
+    from trainer.engines.options import ServerOptions  # noqa: PLC0415
+    from trainer.engines.served import ServedEngine  # noqa: PLC0415
+
+    server = config.server
+    assert kind in ("sglang", "vllm")
+    groups = _gpu_groups(server, kind)
+    options = [
+        ServerOptions(
+            model=folder,
+            log=logs / f"{kind}-{number}.log",
+            name=f"{kind}-{number}",
+            gpus=gpus,
+            memory_fraction=server.memory_fraction,
+            context_length=server.context_length,
+            flags=tuple(server.flags),
+            start_seconds=server.start_seconds,
+            python=_interpreter(server, kind),
+        )
+        for number, gpus in enumerate(groups)
+    ]
+    dialect = make_dialect(kind)  # type: ignore[arg-type]
+    pool = ServerPool(dialect.health_path)
+    engine = ServedEngine(pool, dialect, folder, _stop_ids(folder, tokenizer))
+    started = await asyncio.gather(*(launch(kind, one) for one in options), return_exceptions=True)  # type: ignore[arg-type]
+    running = [found for found in started if not isinstance(found, BaseException)]
+    try:
+        for found in started:
+            if isinstance(found, BaseException):
+                raise found
+        versions = [await engine.join(found) for found, _ in running]
+        yield Opened(engine, server.concurrency or 256 * len(running), {dialect.title: versions[0]})
+    finally:
+        await pool.close()
+        await asyncio.gather(*(process.stop() for _, process in running))
+
+
+def _interpreter(server: ServerConfig, kind: str) -> str:
+    chosen = server.python or (os.environ.get("CLUSTERKIT_VLLM_PYTHON", "") if kind == "vllm" else "")
+    if not chosen:
+        return sys.executable
+    found = shutil.which(chosen)
+    if found is None:
+        raise UserError(f"{chosen} is no program: name the interpreter that has the server with --server-python")
+    return found
+
+
+def _gpu_groups(server: ServerConfig, kind: str) -> list[tuple[int, ...]]:
+    there = visible_gpus()
+    count = server.gpus or there
+    if count > there:
+        raise UserError(f"--gpus {count}: this machine has {there}; lower it, or leave it out")
+    if not count and kind == "vllm":
+        return [()]
+    if not count:
+        raise UserError("SGLang needs a GPU, and there is none here: use --engine embedded, or vllm on the CPU")
+    size = server.tensor_parallel
+    if count % size:
+        raise UserError(f"{count} GPUs cannot be shared out to servers of {size}: choose --gpus as a multiple of it")
+    return [tuple(range(first, first + size)) for first in range(0, count, size)]
+
+
+def _stop_ids(folder: Path, tokenizer: Any) -> set[int]:
+    """End tokens, as the embedded engine takes them, without loading the weights."""
+    from transformers import AutoConfig, GenerationConfig  # noqa: PLC0415
+
+    from trainer.train.model import stop_token_ids  # noqa: PLC0415
+
+    generation = None
+    if (folder / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(folder)
+    lm = SimpleNamespace(config=AutoConfig.from_pretrained(folder), generation_config=generation)
+    return stop_token_ids(lm, tokenizer)

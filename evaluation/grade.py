@@ -1,0 +1,65 @@
+"""Verdicts on answers, by the grading of their suite."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from evaluation.config import EvalConfig
+from evaluation.grading.extract import final_answer
+from evaluation.grading.pool import GradingPool
+from evaluation.grading.qa import found_strings, qa_verdict
+from evaluation.record import text_sha
+from evaluation.suites.base import Grading
+from trainer.rewards.boxed import boxed_reward
+from trainer.rewards.qa import extract_answer
+
+VERSION = 1
+"""Raised when verdicts of the same text may change, so that old ones are made again."""
+
+
+def grading_identity(config: EvalConfig, grading: Grading) -> dict[str, Any]:
+    """What shapes the verdicts beside the answers."""
+    identity: dict[str, Any] = {"version": VERSION, "grading": grading}
+    if grading == "math":
+        identity |= {"percent_lenient": config.percent_lenient, "last_number": config.last_number}
+        identity |= {"seconds": config.grading_seconds}
+    return identity
+
+
+class Grader:
+    """Grades answers as they come. pool: None where no suite is of mathematics."""
+
+    def __init__(self, config: EvalConfig, pool: GradingPool | None) -> None:
+        self.config, self.pool = config, pool
+
+    async def verdict(self, grading: Grading, truths: Sequence[str], sample: dict[str, Any]) -> dict[str, Any]:
+        """The verdict on a sample, as a line of the record."""
+        text = str(sample["text"])
+        line = {"id": sample["id"], "sample": sample["sample"], "text_sha": text_sha(text)}
+        if grading == "math":
+            found = final_answer(text, self.config.last_number)
+            line |= {"answer": found.text[:2000], "how": found.how}
+            if not found.text:
+                return {**line, "right": False, "score": 0.0, "reason": "no answer"}
+            assert self.pool is not None
+            verdict = await asyncio.wrap_future(self.pool.submit(truths, found.text))
+            return {**line, "right": verdict.right, "score": float(verdict.right), "reason": verdict.reason}
+        return {**line, **_short(grading, truths, text)}
+
+
+def _short(grading: Grading, truths: Sequence[str], text: str) -> dict[str, Any]:
+    if grading == "qa":
+        score, answer, reason, metrics = qa_verdict(text, truths)
+        return {"answer": answer[:2000], "right": score > 0, "score": score, "reason": reason, "metrics": metrics}
+    if grading == "exact":
+        score = boxed_reward(text, truths)
+        return {
+            "answer": extract_answer(text)[:2000],
+            "right": score > 0,
+            "score": score,
+            "reason": "the gold answer" if score else "not the gold answer in the last box",
+        }
+    score, answer, reason = found_strings(text, truths, any_of=grading == "any_string")
+    return {"answer": answer[:2000], "right": score == 1.0, "score": score, "reason": reason}

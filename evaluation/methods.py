@@ -1,0 +1,207 @@
+"""Ways from a question, and its document, to an answer: one prompt, or the memory agent.
+
+Each has `prepare` (checks limits, makes token ids once per question) and `answer` (one trajectory).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from evaluation.config import MOST_GENERATED, EvalConfig, Method
+from evaluation.templates import template_named
+from trainer.agents.memagent import MemAgent, RolloutOptions, check_window
+from trainer.agents.template import encode
+from trainer.engines.base import Engine
+from trainer.errors import UserError
+from trainer.types import SamplingParams, Task, Trajectory, Turn
+
+_DOCUMENT = re.compile(r"\n\n(?=Document \d+:\n)")
+NOTHING = "none"
+
+
+class Reader(Protocol):
+    """A way to answer; `prepare` raises UserError for what does not fit."""
+
+    def prepare(self, tasks: Sequence[Task]) -> list[Any]:
+        """What `answer` wants, for every task."""
+        ...
+
+    def first_prompt(self, prepared: Any) -> str:
+        """The first prompt that the model is sent, as text."""
+        ...
+
+    async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """One trajectory."""
+        ...
+
+
+def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: int) -> Reader:
+    """The reader of a row; method None: problems. window: most tokens of prompt plus response. Raises UserError."""
+    if method is None:
+        template = template_named(config.prompt_type)
+        return SinglePrompt(
+            tokenizer, window, config.max_gen_tokens, lambda task, _: template(task.question, tokenizer)
+        )
+    if method == "memagent":
+        return Memory(config, tokenizer, window)
+    prompt = _document_prompt(config, tokenizer)
+    find: dict[str, Callable[[Task], list[str]]] = {
+        "long_context": lambda task: [document_of(task)],
+        "rag": lambda task: best_paragraphs(task, config.rag_top_k),
+        "no_context": lambda _: [],
+    }
+    limit = min(config.agent.max_final_tokens, window // 2)
+    return SinglePrompt(tokenizer, window, limit, prompt, find[method])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Token ids of one prompt, the response limit, and how many tokens of the document were cut out."""
+
+    task: Task
+    ids: list[int]
+    max_new_tokens: int
+    cut: int = 0
+
+
+class SinglePrompt:
+    """Everything in one prompt, one response.
+
+    limit: response tokens; 0: as many as fit beside the longest prompt, at most MOST_GENERATED. prompt: makes the text
+    from a task and the document's text. find: what of the document is shown; its middle is cut out where too long.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        window: int,
+        limit: int,
+        prompt: Callable[[Task, str], str],
+        find: Callable[[Task], list[str]] | None = None,
+    ) -> None:
+        self.tokenizer, self.window, self.limit, self.prompt, self.find = tokenizer, window, limit, prompt, find
+
+    def prepare(self, tasks: Sequence[Task]) -> list[Prepared]:
+        """See `Reader`."""
+        made = [self._ids(task) for task in tasks]
+        longest = max(len(ids) for ids, _ in made)
+        limit = self.limit or min(MOST_GENERATED, self.window - longest)
+        if limit < 1 or longest + limit > self.window:
+            room = self.window - longest
+            fits = f"at most --max-gen-tokens {room} fits" if room > 0 else "no response fits"
+            raise UserError(
+                f"a response of {limit} tokens and the longest prompt of {longest} tokens are more than the context "
+                f"window of {self.window} tokens: {fits}; or take a model with a longer one"
+            )
+        return [Prepared(task, ids, limit, cut) for task, (ids, cut) in zip(tasks, made, strict=True)]
+
+    def first_prompt(self, prepared: Prepared) -> str:
+        """See `Reader`."""
+        return str(self.tokenizer.decode(prepared.ids))
+
+    async def answer(self, prepared: Prepared, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """See `Reader`."""
+        params = SamplingParams(prepared.max_new_tokens, options.temperature, options.seed_of_turn(0))
+        completion = await engine.generate(prepared.ids, params, key=prepared.task.id)
+        length_end = completion.finish_reason == "length"
+        ids = completion.token_ids if length_end else completion.token_ids[:-1]
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        counters = {"truncated_final": 1} if length_end else {}
+        if prepared.cut:
+            counters["truncated_context"] = 1
+        turns = [Turn("final", prepared.ids, completion)]
+        return Trajectory(prepared.task.id, turns, 0.0, answer_text=text, counters=counters)
+
+    def _ids(self, task: Task) -> tuple[list[int], int]:
+        if self.find is None:
+            return encode(self.tokenizer, self.prompt(task, "")), 0
+        shown = "\n\n".join(self.find(task))
+        ids = encode(self.tokenizer, self.prompt(task, shown))
+        room = self.window - self.limit
+        if len(ids) <= room:
+            return ids, 0
+        document = encode(self.tokenizer, shown)
+        bare = len(encode(self.tokenizer, self.prompt(task, "")))
+        # Text that is cut between tokens may take a few more of them when it is put together again.
+        keep = max(room - bare - 16, 0)
+        head, tail = document[: keep // 2], document[len(document) - (keep - keep // 2) :]
+        text = self.tokenizer.decode(head) + "\n\n" + self.tokenizer.decode(tail) if keep else ""
+        return encode(self.tokenizer, self.prompt(task, text))[:room], len(document) - keep
+
+
+class Memory:
+    """The memory agent of the training."""
+
+    def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
+        self.agent = MemAgent(config.agent, tokenizer)
+        check_window(self.agent, window)
+        self.tokenizer = tokenizer
+
+    def prepare(self, tasks: Sequence[Task]) -> list[Any]:
+        """See `Reader`."""
+        return [self.agent.prepare(task) for task in tasks]
+
+    def first_prompt(self, prepared: Any) -> str:
+        """See `Reader`."""
+        prompts = self.agent.prompts
+        section = prepared.chunks[0] if prepared.chunks else []
+        ids = prompts.update.fill({"problem": prepared.question, "memory": prompts.no_memory, "section": section})
+        return str(self.tokenizer.decode(ids))
+
+    async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """See `Reader`."""
+        return await self.agent.rollout(prepared, engine, options)
+
+
+def document_of(task: Task) -> str:
+    """The whole document of a task."""
+    return task.context or " ".join(task.chunks)
+
+
+def best_paragraphs(task: Task, count: int) -> list[str]:
+    """The paragraphs that BM25 (Lucene's variant, bm25s's default) ranks highest for the question, as they stand."""
+    import bm25s  # noqa: PLC0415 (only this row needs it)
+
+    paragraphs = list(task.chunks) or _paragraphs(task.context)
+    if len(paragraphs) <= count:
+        return paragraphs
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(paragraphs, stopwords="en", show_progress=False), show_progress=False)
+    query = bm25s.tokenize([task.question], stopwords="en", show_progress=False)
+    found, _ = index.retrieve(query, k=count, show_progress=False)
+    return [paragraphs[number] for number in sorted(int(n) for n in found[0])]
+
+
+def _paragraphs(document: str) -> list[str]:
+    parts = _DOCUMENT.split(document)
+    return parts if len(parts) > 1 else [line for line in document.split("\n") if line.strip()]
+
+
+def _document_prompt(config: EvalConfig, tokenizer: Any) -> Callable[[Task, str], str]:
+    if config.agent.template == "words":
+        return lambda task, text: f"<u> question {task.question} ? memory {text or NOTHING} answer <a>"
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "the checkpoint's tokenizer has no chat template, which reading documents needs: put a chat_template.jinja "
+            "into its folder, or use an instruction-tuned checkpoint"
+        )
+
+    def prompt(task: Task, text: str) -> str:
+        problem = f"<problem>\n{task.question}\n</problem>"
+        if text:
+            words = "Below are an article and a problem. Answer the problem from the article"
+            content = f"{words} and put the answer in \\boxed{{}}.\n\n<article>\n{text}\n</article>\n\n{problem}"
+        else:
+            content = f"Answer the problem below and put the answer in \\boxed{{}}.\n\n{problem}"
+        messages = [{"role": "user", "content": f"{content}\n\nYour answer:"}]
+        thinking = config.agent.enable_thinking
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+            )
+        )
+
+    return prompt

@@ -1,0 +1,119 @@
+"""Numbers of an evaluation from its verdicts; standard library only, so that the operator side can compare runs.
+
+A question's samples are a list of bool (or scores from 0 to 1). Accuracies are from 0 to 1 here; tables show them times
+100.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import comb
+
+RESAMPLES = 2000
+EXACT_SIGNS = 12
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that at least one of k samples is right, estimated without bias from `right` of `samples`.
+
+    1 - C(samples - right, k) / C(samples, k) (Chen et al. 2021, arXiv 2107.03374). Raises ValueError for k > samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, not {samples}")
+    return 1.0 - comb(samples - right, k) / comb(samples, k)
+
+
+def majority(answers: Sequence[str], right: Sequence[bool]) -> float:
+    """Whether the most frequent answer is right; with a tie, the share of the tied answers that is.
+
+    All right answers are one answer, however they are written; wrong ones are told apart by their text without spaces.
+    An empty answer is no vote. 0.0 without any vote.
+    """
+    votes: Counter[tuple[bool, str]] = Counter()
+    for answer, is_right in zip(answers, right, strict=True):
+        if is_right:
+            votes[True, ""] += 1
+        elif answer.strip():
+            votes[False, "".join(answer.split()).lower()] += 1
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    tied = [is_right for (is_right, _), count in votes.items() if count == most]
+    return sum(tied) / len(tied)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean; 0.0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def bootstrap_interval(
+    scores: Sequence[float], share: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over questions (Efron 1979): questions are drawn with replacement.
+
+    scores: one per question. The same scores give the same interval. (0, 0) of nothing.
+    """
+    if not scores:
+        return 0.0, 0.0
+    rng = random.Random(seed)
+    size = len(scores)
+    means = sorted(sum(rng.choices(scores, k=size)) / size for _ in range(resamples))
+    tail = (1 - share) / 2
+    return means[int(tail * resamples)], means[min(int((1 - tail) * resamples), resamples - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Two checkpoints on the same questions. gained, lost: questions that went up or down. p_value: two-sided."""
+
+    difference: float
+    gained: int
+    lost: int
+    p_value: float
+    test: str
+
+
+def paired_test(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Paired:
+    """Test whether two checkpoints differ, question by question; the scores come in the same order.
+
+    Where all scores are 0 or 1: McNemar's exact test (1947), binomial on the questions that changed. Otherwise a
+    permutation test of the mean difference under sign changes (Fisher 1935): exact for up to EXACT_SIGNS changed
+    questions, with 10,000 random sign changes beyond.
+    """
+    changes = [b - a for a, b in zip(before, after, strict=True)]
+    changed = [change for change in changes if change]
+    gained, lost = sum(c > 0 for c in changed), sum(c < 0 for c in changed)
+    if all(score in (0, 1) for score in (*before, *after)):
+        p_value, test = mcnemar(gained, lost), "McNemar, exact"
+    else:
+        p_value, test = _sign_changes(changed, seed), "permutation of signs"
+    return Paired(mean(changes), gained, lost, p_value, test)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided p-value of McNemar's exact test: as many or more unequal splits of the changed questions by chance."""
+    total = gained + lost
+    tail: float = sum(comb(total, i) for i in range(min(gained, lost) + 1)) / 2.0**total
+    return min(1.0, 2 * tail)
+
+
+def _sign_changes(changes: Sequence[float], seed: int) -> float:
+    if not changes:
+        return 1.0
+    seen = abs(sum(changes)) - 1e-12
+    if len(changes) <= EXACT_SIGNS:
+        sums = [abs(sum(s * c for s, c in zip(signs, changes, strict=True))) for signs in _all_signs(len(changes))]
+        return sum(total >= seen for total in sums) / len(sums)
+    rng = random.Random(seed)
+    rounds = 10_000
+    more = sum(abs(sum(c if rng.getrandbits(1) else -c for c in changes)) >= seen for _ in range(rounds))
+    return (more + 1) / (rounds + 1)
+
+
+def _all_signs(count: int) -> list[tuple[int, ...]]:
+    return list(product((1, -1), repeat=count))

@@ -1,0 +1,99 @@
+"""The rows of an evaluation: suites times ways of reading, and what defines each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import EvalConfig, Method
+from evaluation.grade import grading_identity
+from evaluation.record import Key, RowRecord, wanted_keys
+from evaluation.suites import Finder
+from evaluation.suites.base import Suite
+from trainer.seeding import derive_seed
+
+VERSION = 1
+"""Raised when the same inputs would give other prompts or seeds, so that old answers are not taken for new ones."""
+RECORDS = "records"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table. method: None for problems, which have no document."""
+
+    suite: Suite
+    method: Method | None
+    record: RowRecord
+    greedy: bool
+    samples: int
+
+    @property
+    def name(self) -> str:
+        """What the table calls it: the suite, and how documents were read where that is not the memory agent."""
+        return self.suite.name if self.method in (None, "memagent") else f"{self.suite.name} {self.method}"
+
+    def keys(self, questions: list[str]) -> list[Key]:
+        """The answers that it wants."""
+        return wanted_keys(questions, self.greedy, self.samples)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer is recorded and graded."""
+        questions = self.record.questions
+        if questions is None:
+            return False
+        keys = self.keys(questions)
+        return not self.record.missing(keys) and not self.record.ungraded(keys)
+
+    def seed(self, config: EvalConfig, key: Key, turn: int) -> int:
+        """Seed of one response: the same however many samples there are, and in whatever order they are made."""
+        return derive_seed("evaluation", config.seed, self.suite.name, *key, turn)
+
+
+def make_rows(config: EvalConfig, checkpoint: str, engine: str) -> list[Row]:
+    """Every row, with what is recorded of it. Raises UserError for suites that are unknown or have no data."""
+    finder = Finder(config.data_path, config.cache_dir, config.num_questions, config.task)
+    root = Path(config.output_path).expanduser().absolute() / RECORDS
+    rows = []
+    for suite in finder.suites(config.data_names):
+        samples = suite.samples if config.n_sampling < 0 else config.n_sampling
+        methods: list[Method | None] = [*config.methods] if suite.documents else [None]
+        for method in methods:
+            label = suite.name if method is None else f"{suite.name}-{method}"
+            record = RowRecord(
+                root,
+                label,
+                row_inputs(config, suite, method, checkpoint, engine),
+                grading_identity(config, suite.grading),
+            )
+            rows.append(Row(suite, method, record, config.greedy, samples))
+    return rows
+
+
+def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoint: str, engine: str) -> dict[str, Any]:
+    """Everything that shapes the answers of a row; how many samples are asked for does not shape any of them."""
+    inputs: dict[str, Any] = {
+        "version": VERSION,
+        "checkpoint_sha256": checkpoint,
+        "data": suite.identity,
+        "suite": suite.name,
+        "engine": engine,
+        "context_length": config.server.context_length,
+        "sampling": {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "top_k": config.top_k,
+            "seed": config.seed,
+        },
+    }
+    if engine == "embedded":
+        inputs["dtype"] = config.server.dtype
+    if engine == "openai":
+        inputs["url"] = config.server.url
+    if method is None:
+        return inputs | {"prompt_type": config.prompt_type, "max_gen_tokens": config.max_gen_tokens}
+    inputs |= {"method": method, "agent": config.agent.model_dump()}
+    if method == "rag":
+        inputs["rag_top_k"] = config.rag_top_k
+    return inputs

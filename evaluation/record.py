@@ -1,0 +1,179 @@
+"""What an evaluation leaves on disk, row by row, so that no answer is ever sampled twice or mixed with others.
+
+A row (a suite read in one way) has a folder of its own, named by the hash of everything that shapes its answers:
+
+    records/NAME-HASH/inputs.json       those inputs, the questions' ids, the first prompt
+                      questions.jsonl   question, true answers, prompt
+                      samples.jsonl     one line an answer, appended as it comes; the last line for an answer counts
+                      verdicts-HASH.jsonl   the same for its grading, by the settings of the grading
+
+Whoever kills the process costs the lines that were not written yet, and half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.errors import RunError, UserError
+from trainer.files import is_full, write_atomic
+
+GREEDY = "greedy"
+Key = tuple[str, str]
+"""Question id, and sample: "greedy" or a number from 0."""
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def wanted_keys(questions: Sequence[str], greedy: bool, samples: int) -> list[Key]:
+    """Every answer that is asked for, question by question."""
+    names = [*([GREEDY] if greedy else []), *map(str, range(samples))]
+    return [(question, name) for question in questions for name in names]
+
+
+@dataclass(slots=True)
+class Lines:
+    """A JSON-lines file that grows; entries are told apart by id and sample."""
+
+    path: Path
+    entries: dict[Key, dict[str, Any]]
+    _file: IO[bytes] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Lines:
+        """What is there; lines that a killed process left half written, or that are damaged, are passed over."""
+        entries: dict[Key, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_bytes().split(b"\n"):
+                try:
+                    entry = json.loads(line)
+                    entries[str(entry["id"]), str(entry["sample"])] = entry
+                except (ValueError, KeyError, TypeError):
+                    continue
+        return cls(path, entries)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Add an entry; it has reached the operating system when this returns. Raises RunError on a full disk."""
+        line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        try:
+            if self._file is None:
+                self._file = self.path.open("ab")
+                if self._file.tell() and not _ends_with_newline(self.path):
+                    line = b"\n" + line
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise disk_failure(self.path, error) from error
+        self.entries[str(entry["id"]), str(entry["sample"])] = entry
+
+    def close(self) -> None:
+        """Make what was added durable."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+class RowRecord:
+    """The folder of one row. inputs: what shapes its answers; grading: what shapes its verdicts."""
+
+    def __init__(self, root: Path, name: str, inputs: dict[str, Any], grading: dict[str, Any]) -> None:
+        self.inputs, self.hash = inputs, digest(inputs)
+        safe = "".join(c if c.isalnum() or c in "._-@" else "-" for c in name)[:80]
+        self.folder = root / f"{safe}-{self.hash[:12]}"
+        self.samples = Lines.read(self.folder / "samples.jsonl")
+        self.verdicts = Lines.read(self.folder / f"verdicts-{digest(grading)[:8]}.jsonl")
+
+    @property
+    def questions(self) -> list[str] | None:
+        """Ids of the questions, in order; None before they were loaded for the first time."""
+        try:
+            found = json.loads((self.folder / "inputs.json").read_text(encoding="utf-8"))
+            return list(found["questions"]) if found["inputs"] == self.inputs else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def begin(self, details: dict[str, Any], questions: Sequence[dict[str, Any]]) -> None:
+        """Write what the row is. details: first prompt, source, versions. Raises UserError or RunError for the disk."""
+        ids = [question["id"] for question in questions]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
+            write_atomic(self.folder / "questions.jsonl", lines)
+            text = json.dumps({"inputs": self.inputs, **details, "questions": ids}, ensure_ascii=False, indent=1)
+            write_atomic(self.folder / "inputs.json", text)
+        except OSError as error:
+            raise disk_failure(self.folder, error) from error
+
+    def missing(self, keys: Sequence[Key]) -> list[Key]:
+        """Answers that are not there, or failed."""
+        return [key for key in keys if self.samples.entries.get(key, {"error": "missing"}).get("error")]
+
+    def ungraded(self, keys: Sequence[Key]) -> list[Key]:
+        """Answers that are there and have no verdict of their own."""
+        return [
+            key
+            for key in keys
+            if (sample := self.samples.entries.get(key)) is not None
+            and not sample.get("error")
+            and self.verdicts.entries.get(key, {}).get("text_sha") != text_sha(sample["text"])
+        ]
+
+    def close(self) -> None:
+        """Make what was added durable."""
+        self.samples.close()
+        self.verdicts.close()
+
+
+def text_sha(text: str) -> str:
+    """What ties a verdict to the answer that it is about."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+@contextmanager
+def output_lock(folder: Path) -> Iterator[None]:
+    """Hold an output folder against other evaluations. Raises UserError: one is at work, or it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "eval.lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise disk_failure(folder, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "?"
+            raise UserError(
+                f"another evaluation (process {holder}) writes into {folder}: wait for its end, or choose another "
+                "--output-path"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def disk_failure(path: Path, error: OSError) -> UserError:
+    """What to tell of a disk's answer."""
+    if is_full(error):
+        return RunError(
+            f"no space left at {path}: free some, then start the same command again to go on with what is written"
+        )
+    return UserError(f"cannot write {path}: {error.strerror or error}. Choose another --output-path")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,168 @@
+"""From samples and verdicts to the numbers of a row, and their comparison with earlier ones; standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation import metrics
+from evaluation.grading.qa import METRICS
+from evaluation.record import GREEDY, RowRecord, text_sha, wanted_keys
+from trainer.errors import UserError
+
+PASS_AT = (8, 16, 32)
+RESULTS = "results.json"
+
+
+def row_results(
+    record: RowRecord, dataset: str, questions: Sequence[str], greedy: bool, samples: int
+) -> dict[str, Any]:
+    """All numbers of a row. Answers that are missing, failed or without a verdict count as wrong, and are counted.
+
+    Accuracies are from 0 to 1, lengths in tokens (of the answers that are there). `questions` holds the score of every
+    question: greedy (0 to 1 or None), and the mean and number right of its samples.
+    """
+    outcomes = {key: _outcome(record, key) for key in wanted_keys(questions, greedy, samples)}
+    per_question = {q: [outcomes[q, str(n)] for n in range(samples)] for q in questions}
+    greedy_scores = [outcomes[q, GREEDY]["score"] for q in questions] if greedy else []
+    sample_scores = [metrics.mean([o["score"] for o in per_question[q]]) for q in questions] if samples else []
+    there = [o for o in outcomes.values() if o["there"]]
+    row: dict[str, Any] = {
+        "dataset": dataset,
+        "num_questions": len(questions),
+        "samples": samples,
+        "greedy_length": _length([outcomes[q, GREEDY] for q in questions]) if greedy else None,
+        "sample_length": _length([o for q in questions for o in per_question[q]]) if samples else None,
+        "greedy_acc": metrics.mean(greedy_scores) if greedy else None,
+        "sample_pass@1": metrics.mean(sample_scores) if samples else None,
+    }
+    right = {q: sum(o["right"] for o in per_question[q]) for q in questions}
+    for k in PASS_AT:
+        if k <= samples:
+            row[f"pass@{k}"] = metrics.mean([metrics.pass_at_k(samples, right[q], k) for q in questions])
+    if samples:
+        majorities = [
+            metrics.majority([o["answer"] for o in per_question[q]], [o["right"] for o in per_question[q]])
+            for q in questions
+        ]
+        row["maj"] = metrics.mean(majorities)
+    for name, scores in (("greedy_acc", greedy_scores), ("sample_pass@1", sample_scores)):
+        if scores:
+            row[f"{name}_interval"] = metrics.bootstrap_interval(scores)
+    measured = [outcomes[q, GREEDY] for q in questions] if greedy else [o for q in questions for o in per_question[q]]
+    if any(o["metrics"] for o in measured):
+        row["metrics"] = {name: metrics.mean([o["metrics"].get(name, 0.0) for o in measured]) for name in METRICS}
+    row |= {
+        "answers": len(outcomes),
+        "missing": len(outcomes) - len(there),
+        "failed": sum(bool(o["error"]) for o in outcomes.values()),
+        "no_answer": sum(not o["answer"] for o in there),
+        "cut_off": sum(o["cut"] for o in there),
+        "grading_gave_up": sum(o["reason"].startswith("gave up") for o in there),
+        "shortened_documents": sum("truncated_context" in o["counters"] for o in there),
+        "questions": {
+            q: {
+                "greedy": outcomes[q, GREEDY]["score"] if greedy else None,
+                "sampled": metrics.mean([o["score"] for o in per_question[q]]) if samples else None,
+                "right": right[q],
+            }
+            for q in questions
+        },
+    }
+    return row
+
+
+def _outcome(record: RowRecord, key: tuple[str, str]) -> dict[str, Any]:
+    sample = record.samples.entries.get(key, {})
+    text = str(sample.get("text", ""))
+    verdict = record.verdicts.entries.get(key, {})
+    there = bool(sample) and not sample.get("error") and verdict.get("text_sha") == text_sha(text)
+    if not there:
+        verdict = {}
+    return {
+        "there": there,
+        "error": sample.get("error") or "",
+        "score": float(verdict.get("score", 0.0)),
+        "right": bool(verdict.get("right", False)),
+        "answer": str(verdict.get("answer", "")),
+        "reason": str(verdict.get("reason", "")),
+        "metrics": verdict.get("metrics") or {},
+        "length": sample.get("length", 0),
+        "cut": sample.get("finish") == "length",
+        "counters": sample.get("counters") or {},
+    }
+
+
+def _length(outcomes: Sequence[dict[str, Any]]) -> float | None:
+    lengths = [o["length"] for o in outcomes if o["there"]]
+    return metrics.mean(lengths) if lengths else None
+
+
+def find_results(place: str, excluding: Path | None = None) -> Path:
+    """The results in a folder, or the newest below it. Raises UserError where there are none."""
+    folder = Path(place).expanduser()
+    if folder.is_file():
+        return folder
+    if (folder / RESULTS).is_file():
+        return folder / RESULTS
+    found = [path for path in folder.glob(f"*/{RESULTS}") if excluding is None or path.parent != excluding]
+    if not found:
+        raise UserError(f"{place}: no {RESULTS} of an evaluation there: name the folder that clusterkit eval printed")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Results as they were written. Raises UserError for a file that is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found["rows"], list):
+            raise TypeError("rows is no list")
+        return dict(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} holds no results of an evaluation ({error})") from error
+
+
+def compare(now: dict[str, Any], then: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Two results, question by question, for every row and measure that both have.
+
+    flips: ids of the questions whose score went up (gained) or down (lost). Questions that only one of them has stay
+    out; `questions` says how many were compared.
+    """
+    earlier = {row["dataset"]: row for row in then["rows"]}
+    found = []
+    for row in now["rows"]:
+        old = earlier.get(row["dataset"])
+        if old is None:
+            continue
+        for measure, key in (("greedy_acc", "greedy"), ("sample_pass@1", "sampled")):
+            shared = [
+                (q, old["questions"][q][key], scores[key])
+                for q, scores in row["questions"].items()
+                if scores[key] is not None and q in old["questions"] and old["questions"][q][key] is not None
+            ]
+            if not shared:
+                continue
+            before, after = [b for _, b, _ in shared], [a for _, _, a in shared]
+            test = metrics.paired_test(before, after)
+            found.append(
+                {
+                    "dataset": row["dataset"],
+                    "against": name,
+                    "measure": measure,
+                    "questions": len(shared),
+                    "before": metrics.mean(before),
+                    "after": metrics.mean(after),
+                    "difference": test.difference,
+                    "gained": test.gained,
+                    "lost": test.lost,
+                    "p_value": test.p_value,
+                    "test": test.test,
+                    "flips": {
+                        "gained": [q for q, b, a in shared if a > b],
+                        "lost": [q for q, b, a in shared if a < b],
+                    },
+                }
+            )
+    return found

@@ -1,0 +1,137 @@
+"""Suites by name: `math_500`, `ruler_hqa@200`, `niah_single@8192`, `recall@16`, or the path of a JSON-lines file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from evaluation.suites.base import Suite
+from evaluation.suites.hqa import hqa_suite, official_suite
+from evaluation.suites.problems import find_problems, problem_suite
+from evaluation.suites.recall import recall_suite
+from evaluation.suites.ruler import TASKS as RULER
+from evaluation.suites.ruler import ruler_suite
+from evaluation.suites.text_qa import text_qa_suite
+from trainer.assets import cache_root
+from trainer.config import TaskConfig
+from trainer.errors import UserError
+
+PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
+SHARED_DATASETS = Path("/storage/datasets")
+RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, 50, 4096
+NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall")
+"""What can be asked for by name; memory suites take a size: NAME@SIZE."""
+_SIZED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+?)@(?P<size>\d+)(?P<unit>[kKmM]?)")
+
+
+class Finder:
+    """Finds suites. data: a folder that is looked in before $CLUSTERKIT_DATA, /storage/datasets and the cache.
+
+    limit: only so many questions of each, the first; 0: all. task: settings of the recall documents.
+    """
+
+    def __init__(self, data: str = "", cache_dir: str = "", limit: int = 0, task: TaskConfig | None = None) -> None:
+        self.data, self.cache_dir, self.limit, self.task = data, cache_dir, limit, task or TaskConfig()
+        chosen = [data, os.environ.get("CLUSTERKIT_DATA", "")]
+        roots = [Path(folder).expanduser() for folder in chosen if folder]
+        self.roots = [*roots, SHARED_DATASETS, cache_root(cache_dir), cache_root(cache_dir) / "datasets"]
+
+    def suite(self, name: str) -> Suite:
+        """The suite of that name.
+
+        Raises:
+            UserError: no such name (with the nearest ones) or file, a size that cannot be, or data that are missing.
+
+        """
+        if name.endswith((".jsonl", ".jsonl.gz", ".json")) or "/" in name:
+            return self._file(Path(name).expanduser())
+        sized = _SIZED.fullmatch(name)
+        base, size = (sized["name"], _size(sized)) if sized else (name, None)
+        if base in PROBLEMS:
+            if size is not None:
+                raise UserError(f"{name}: {base} has no size: ask for {base}; --num-questions N takes the first N")
+            return self._problems(base)
+        make = self._makers().get(base)
+        if make is None:
+            near = get_close_matches(base, NAMES, n=3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(
+                f"there is no data set '{name}'.{hint}\nNames: {', '.join(NAMES)}; or the path of a JSON-lines file. "
+                "Memory suites take a size: ruler_hqa@200 documents, niah_single@8k tokens, recall@16 chunks"
+            )
+        if size == 0:
+            raise UserError(f"{name}: the size must be 1 or more")
+        return make(size)
+
+    def _makers(self) -> dict[str, Callable[[int | None], Suite]]:
+        makers: dict[str, Callable[[int | None], Suite]] = {
+            "ruler_hqa": lambda n: hqa_suite(n or HQA_DOCUMENTS, self._hotpotqa(), self.cache_dir, self.limit),
+            "ruler_hqa_official": lambda n: self._official(n or HQA_DOCUMENTS),
+            "ruler_qa": lambda n: text_qa_suite(n or RULER_TOKENS, self._hotpotqa(), self.cache_dir, self.limit),
+            "recall": lambda n: recall_suite(n or RECALL_CHUNKS, self.task, self.limit),
+        }
+        for task in RULER:
+            makers[task] = lambda n, task=task: ruler_suite(task, n or RULER_TOKENS, self.limit)  # type: ignore[misc]
+        return makers
+
+    def _problems(self, name: str) -> Suite:
+        path = find_problems(name, self.roots)
+        if path is None:
+            raise UserError(
+                f"no data of {name}; looked for {name}/test.jsonl, {name}.jsonl and the like in "
+                f"{', '.join(map(str, self.roots))}. Name its folder with --data-path, or the file itself in "
+                "--data-names"
+            )
+        return problem_suite(name, path, self.limit)
+
+    def _file(self, path: Path) -> Suite:
+        if path.is_dir():
+            inside = [path / "test.jsonl", path / "test.jsonl.gz"]
+            found = next((file for file in inside if file.is_file()), None)
+            if found is None:
+                raise UserError(f"{path} is a folder without test.jsonl: name the file")
+            return problem_suite(path.name, found, self.limit)
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file: name a JSON-lines file, or one of {', '.join(NAMES)}")
+        name = path.name.removesuffix(".gz").rpartition(".")[0]
+        if path.suffix == ".json":
+            return official_suite(name, path, self.limit)
+        return problem_suite(path.parent.name if name == "test" else name, path, self.limit)
+
+    def _hotpotqa(self) -> str | None:
+        """Folder of the HotpotQA files under --data-path; None: the usual places."""
+        if not self.data:
+            return None
+        root = Path(self.data).expanduser()
+        holders = (folder for folder in (root / "hotpotqa", root) if any(folder.glob("questions.jsonl*")))
+        found = next(holders, None)
+        return str(found) if found else None
+
+    def _official(self, documents: int) -> Suite:
+        shapes = (f"eval_{documents}.json", f"ruler_hqa/eval_{documents}.json", f"hotpotqa/eval_{documents}.json")
+        path = next((root / shape for root in self.roots for shape in shapes if (root / shape).is_file()), None)
+        if path is None:
+            raise UserError(
+                f"no eval_{documents}.json of MemAgent; looked in {', '.join(map(str, self.roots))} and their folders "
+                "ruler_hqa and hotpotqa. Name its folder with --data-path, or use the rebuilt set: "
+                f"ruler_hqa@{documents}"
+            )
+        return official_suite(f"ruler_hqa_official@{documents}", path, self.limit)
+
+    def suites(self, names: Sequence[str]) -> list[Suite]:
+        """Suites in the order of their names, each once. Raises UserError as `suite`, and where none is named."""
+        wanted = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+        if not wanted:
+            raise UserError(f"no data set named: add --data-names, such as {','.join(NAMES[:3])} or ruler_hqa@50")
+        found = [self.suite(name) for name in wanted]
+        labels = [suite.name for suite in found]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise UserError(f"two data sets have the name {twice}: rename one of the files, or ask for one of them")
+        return found
+
+
+def _size(match: re.Match[str]) -> int:
+    return int(match["size"]) * {"": 1, "k": 1024, "m": 1024 * 1024}[match["unit"].lower()]

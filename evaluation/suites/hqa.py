@@ -1,0 +1,116 @@
+"""RULER-HQA: two-hop questions whose own paragraphs are hidden among N - 10 others (MemAgent, arXiv 2507.02259).
+
+`ruler_hqa@N` is rebuilt from our HotpotQA files: the first MOST_QUESTIONS held-out questions (no run of ours trains on
+them), every item shuffled with a seed of its own. Other documents are of the held-out pool, or of all where that is too
+small. `ruler_hqa_official@N` reads MemAgent's eval_N.json.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.suites.base import Suite
+from trainer.errors import UserError
+from trainer.files import sha256
+from trainer.seeding import derive_seed
+from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, Question, find_file, find_folder, load_corpus
+from trainer.tasks.hotpotqa_split import split_corpus
+from trainer.types import Task
+
+MOST_QUESTIONS = 128
+EVAL_FRACTION = 0.2
+SEED = "ruler-hqa-1"
+
+
+def hqa_suite(documents: int, folder: str | None, cache_dir: str = "", limit: int = 0) -> Suite:
+    """The rebuilt suite with so many documents an item. Raises UserError for data that are missing or too few."""
+    place = find_folder(folder, cache_dir)
+    files = {name: sha256(find_file(place, name)) for name in (QUESTIONS, DOCUMENTS)}
+    identity = {"kind": SEED, "documents": documents, "files": files, "limit": limit}
+    note = "rebuilt set; scores are not comparable one to one with MemAgent's own 128 questions"
+
+    def load(_: Any) -> list[Task]:
+        return build_items(place, documents, limit)
+
+    return Suite(f"ruler_hqa@{documents}", "qa", identity, load, True, 0, str(place), (note,))
+
+
+def build_items(folder: Path, documents: int, limit: int = 0) -> list[Task]:
+    """The items, or the first `limit` of them; the same in every call. Raises UserError for too few documents."""
+    corpus = load_corpus(folder)
+    sides = split_corpus(corpus, EVAL_FRACTION)
+    questions = (*sides.test.questions, *sides.dev.questions)[:MOST_QUESTIONS]
+    if not questions:
+        raise UserError(f"{folder}: no question is held out there: more questions are needed")
+    pool: Sequence[Document] = sides.test.pool
+    if documents > len(pool):
+        held = {document.key for document in pool}
+        pool = [*pool, *sorted((d for d in corpus.documents if d.key not in held), key=lambda d: d.key)]
+    if documents > len(pool):
+        raise UserError(
+            f"ruler_hqa@{documents}: {folder} has {len(pool)} different documents: ask for at most {len(pool)}"
+        )
+    return [_item(question, documents, pool) for question in questions[: limit or None]]
+
+
+def _item(question: Question, size: int, pool: Sequence[Document]) -> Task:
+    rng = random.Random(derive_seed(SEED, question.id, size))
+    gold = {document.key for document in question.gold}
+    if len(gold) > size:
+        raise UserError(f"ruler_hqa@{size}: a question has {len(gold)} documents with evidence: ask for more documents")
+    own = sorted(question.own, key=lambda d: d.key not in gold)[:size]
+    mine = {document.key for document in question.own}
+    others = [d for d in rng.sample(pool, min(len(pool), size + len(mine))) if d.key not in mine]
+    chosen = [*own, *others][:size]
+    rng.shuffle(chosen)
+    places = [number for number, document in enumerate(chosen, 1) if document.key in gold]
+    return Task(
+        id=question.id,
+        question=question.question,
+        answers=question.answers,
+        context="\n\n".join(f"Document {number}:\n{d.render()}" for number, d in enumerate(chosen, 1)),
+        meta={"num_documents": len(chosen), "gold_documents": " ".join(map(str, places))},
+    )
+
+
+def official_suite(name: str, path: Path, limit: int = 0) -> Suite:
+    """MemAgent's own file: a JSON list of {context, input, answers, num_docs, index}."""
+    try:
+        identity = {"kind": "ruler-hqa-official", "sha256": sha256(path), "limit": limit}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return Suite(name, "qa", identity, lambda _: read_official(path)[: limit or None], True, 0, str(path))
+
+
+def read_official(path: Path) -> list[Task]:
+    """Items of an eval_N.json. Raises UserError, naming the item, for what cannot be used."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}): download the file again") from error
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: must be a JSON list of items with context, input and answers")
+    tasks: dict[str, Task] = {}
+    for number, row in enumerate(rows, 1):
+        where = f"{path}, item {number}"
+        if not isinstance(row, dict) or not all(key in row for key in ("context", "input", "answers")):
+            raise UserError(f"{where}: must be an object with context, input and answers")
+        context, answers = row["context"], row["answers"]
+        if not isinstance(context, str) or not context:
+            raise UserError(
+                f"{where}: context is no text (files of 12800 documents and more hold only numbers of documents, which "
+                "are not read here): use a file of at most 6400 documents"
+            )
+        if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+            raise UserError(f"{where}: answers must be a list of texts")
+        task_id = str(row.get("index", number))
+        if task_id in tasks:
+            raise UserError(f"{where}: index {task_id} occurs a second time")
+        tasks[task_id] = Task(task_id, str(row["input"]), tuple(answers), context)
+    return list(tasks.values())

@@ -1,0 +1,104 @@
+r"""Problems with an answer that can be checked: JSON-lines files in the schemas of AReaL's and of public sets.
+
+The problem is `question`, `problem`, `Question`, `input` or `prompt`, in this order. The truth is what AReaL v0.2
+takes: for math_500 the last \boxed in `solution`; else `answer` (text or number; after "####", as GSM8K writes it),
+`answers`, `solutions` (AReaL's training data) or the last \boxed in `solution`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.grading.extract import last_box
+from evaluation.suites.base import Suite
+from trainer.errors import UserError
+from trainer.files import sha256
+from trainer.tasks.jsonl import Row, kind, read_rows
+from trainer.types import Task
+
+QUESTION_KEYS = ("question", "problem", "Question", "input", "prompt")
+ID_KEYS = ("id", "unique_id", "query_id", "idx")
+SAMPLES = 32
+FROM_SOLUTION = ("math_500",)
+"""Sets whose truth is taken from the solution, not from `answer`."""
+
+
+def problem_suite(name: str, path: Path, limit: int = 0) -> Suite:
+    """The suite of a file. limit: only the first so many problems; 0: all. Raises UserError if it is unreadable."""
+    identity = {"kind": "problems", "sha256": _digest(path), "limit": limit, "from_solution": name in FROM_SOLUTION}
+    return Suite(
+        name, "math", identity, lambda _: read_problems(name, path)[: limit or None], False, SAMPLES, str(path)
+    )
+
+
+def read_problems(name: str, path: Path) -> list[Task]:
+    """Every problem of a file. Raises UserError, naming file and line, for what cannot be used."""
+    tasks: list[Task] = []
+    seen: dict[str, int] = {}
+    for number, row in enumerate(read_rows(path)):
+        key = next((key for key in QUESTION_KEYS if key in row.fields), None)
+        if key is None:
+            raise row.error(f"there is no problem in it: one of {', '.join(QUESTION_KEYS)} is wanted")
+        item_id = _row_id(row, number)
+        if item_id in seen:
+            raise row.error(f"id '{item_id}' occurs a second time (first in line {seen[item_id]}): give it another")
+        seen[item_id] = row.line
+        tasks.append(Task(item_id, row.text(key).strip(), truths(row, name in FROM_SOLUTION)))
+    return tasks
+
+
+def truths(row: Row, from_solution: bool = False) -> tuple[str, ...]:
+    r"""The true answers of a row. Raises UserError where there is none."""
+    fields = row.fields
+    if (from_solution or not {"answer", "answers", "solutions"} & fields.keys()) and "solution" in fields:
+        boxed = last_box(row.text("solution"))
+        if not boxed:
+            raise row.error(r"column 'solution' has no \boxed{} with the answer")
+        return (boxed,)
+    if "answer" in fields:
+        return (_plain(row, fields["answer"]),)
+    for key in ("answers", "solutions"):
+        if key in fields:
+            return tuple(last_box(text) or text.strip() for text in row.texts(key))
+    raise row.error("there is no true answer in it: 'answer', 'answers', 'solutions' or 'solution' is wanted")
+
+
+def _plain(row: Row, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise row.error(f"column 'answer' must be a text or a number, not {kind(value)}")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # amc23 has 27.0
+    text = str(value)
+    if "####" in text:
+        text = text.rpartition("####")[2].replace(",", "")
+    if not text.strip():
+        raise row.error("column 'answer' is empty")
+    return text.strip()
+
+
+def _row_id(row: Row, number: int) -> str:
+    value: Any = next((row.fields[key] for key in ID_KEYS if key in row.fields), number)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise row.error(f"the id must be a text or a whole number, not {kind(value)}")
+    return str(value)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def find_problems(name: str, roots: Sequence[Path]) -> Path | None:
+    """The file of a named set below one of the folders, in the shapes in which such folders are kept."""
+    shapes = [f"{name}/test.jsonl", f"{name}.jsonl", f"math/{name}.jsonl", f"math/{name}_test.jsonl"]
+    shapes += [f"{name}_test.jsonl", f"math/{name}/test.jsonl", f"data/{name}/test.jsonl"]
+    for root in roots:
+        for shape in shapes:
+            for path in (root / shape, root / f"{shape}.gz"):
+                if path.is_file():
+                    return path
+    return None

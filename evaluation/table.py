@@ -1,0 +1,111 @@
+"""Tables as text: AReaL's, cell by cell, and ours beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+COLUMNS = (
+    "dataset", "num_questions", "greedy_length", "sample_length", "greedy_acc", "sample_pass@1", "pass@8", "pass@16",
+)  # fmt: skip
+"""AReaL v0.2's columns (tutorial, "Evaluation Results")."""
+ABSENT = "-"
+
+
+def areal_cells(row: dict[str, Any]) -> list[str]:
+    """Cells of a row of the results: counts as they are, accuracies times 100, one decimal; - for what is absent."""
+    numbers = [row.get(name) for name in COLUMNS[2:]]
+    scaled = [value if value is None or name.endswith("length") else 100 * value for name, value in _named(numbers)]
+    shown = [ABSENT if value is None else f"{value:.1f}" for value in scaled]
+    return [str(row["dataset"]), str(row["num_questions"]), *shown]
+
+
+def _named(numbers: Sequence[Any]) -> list[tuple[str, Any]]:
+    return list(zip(COLUMNS[2:], numbers, strict=True))
+
+
+def areal_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The table that AReaL v0.2 prints, in its shape."""
+    return boxed(COLUMNS, [areal_cells(row) for row in rows])
+
+
+def detail_table(rows: Sequence[dict[str, Any]]) -> str:
+    """What AReaL's table lacks: intervals, majority, and what did not go as it should."""
+    header = ("dataset", "greedy_acc 95 %", "sample_pass@1 95 %", "maj@n", "no answer", "cut off", "gave up", "missing")
+    body = []
+    for row in rows:
+        majority = ABSENT if row.get("maj") is None else f"{100 * row['maj']:.1f} (n={row['samples']})"
+        spans = [_span(row.get(name)) for name in ("greedy_acc_interval", "sample_pass@1_interval")]
+        counts = [str(row[name]) for name in ("no_answer", "cut_off", "grading_gave_up", "missing")]
+        body.append([str(row["dataset"]), *spans, majority, *counts])
+    return boxed(header, body)
+
+
+def qa_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Question answering by all metrics, of the greedy answers where there are some; empty without such a row."""
+    kept = [row for row in rows if row.get("metrics")]
+    if not kept:
+        return ""
+    names = list(kept[0]["metrics"])
+    return boxed(
+        ["dataset", *names], [[row["dataset"], *(f"{100 * row['metrics'][n]:.1f}" for n in names)] for row in kept]
+    )
+
+
+def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
+    """Against earlier results: accuracies, questions that changed, p-values; empty without any."""
+    header = ("dataset", "against", "measure", "then", "now", "difference", "gained", "lost", "p")
+    body = [
+        [
+            c["dataset"], c["against"], c["measure"], f"{100 * c['before']:.1f}", f"{100 * c['after']:.1f}",
+            f"{100 * c['difference']:+.1f}", str(c["gained"]), str(c["lost"]), f"{c['p_value']:.3g}",
+        ]
+        for c in comparisons
+    ]  # fmt: skip
+    return boxed(header, body) if body else ""
+
+
+def boxed(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of centred cells between + and |, as prettytable draws it."""
+    widths = [max(len(str(line[i])) for line in (header, *body)) for i in range(len(header))]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    lines = [_line(line, widths) for line in body]
+    return "\n".join([rule, _line(header, widths), rule, *lines, rule])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "|" + "|".join(f" {_centre(str(cell), width)} " for cell, width in zip(cells, widths, strict=True)) + "|"
+
+
+def _centre(text: str, width: int) -> str:
+    """prettytable's centring: an odd space goes to the right of a text of odd length, to the left of an even one."""
+    excess = width - len(text)
+    half = excess // 2
+    if excess % 2 == 0:
+        return " " * half + text + " " * half
+    return " " * half + text + " " * (half + 1) if len(text) % 2 else " " * (half + 1) + text + " " * half
+
+
+def _span(interval: Sequence[float] | None) -> str:
+    return f"{100 * interval[0]:.1f} … {100 * interval[1]:.1f}" if interval else ABSENT
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """All single numbers of the rows as CSV, accuracies from 0 to 1."""
+    flat = [{**{k: v for k, v in row.items() if not isinstance(v, list | dict)}, **_flat_metrics(row)} for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _flat_metrics(row: dict[str, Any]) -> dict[str, Any]:
+    flat = dict(row.get("metrics") or {})
+    for name in ("greedy_acc", "sample_pass@1"):
+        if interval := row.get(f"{name}_interval"):
+            flat[f"{name}_low"], flat[f"{name}_high"] = interval
+    return flat
