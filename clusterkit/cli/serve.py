@@ -9,6 +9,7 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.serve_judge import judge
 
 if TYPE_CHECKING:
     from clusterkit.cli.hostoptions import Selection
@@ -123,6 +124,9 @@ def stop(
             raise RunError("the run has no engine servers")
     for name in names:
         output.result(_on_cluster(selection, experiment, trial, "stop", name))
+
+
+app.command()(judge)
 
 
 def _is_here(hosts: HostOptions) -> bool:

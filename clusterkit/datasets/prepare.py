@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.datasets.build import Output, Plan
-from clusterkit.datasets.corpora import Chapter, chapters_of, corpus_of, problems_of
+from clusterkit.datasets.corpora import Chapter, Problem, chapters_of, corpus_of, problems_of
 from clusterkit.datasets.inputs import Input, read_input
 from clusterkit.datasets.texts import Shape, chapter_text, document_text, question_groups
 from trainer.errors import UserError
@@ -176,7 +176,7 @@ def _limited(rows: list[tuple[str, Any]], most: int, seed: int) -> list[tuple[st
 
 def _math(inputs: list[Input], settings: dict[str, Any]) -> Plan:
     """train.jsonl and test.jsonl in AReaL's schema (prompt, query_id, solutions), split by a hash of the problem."""
-    problems = {}
+    problems: dict[str, Problem] = {}
     left_out = 0
     for given in inputs:
         found, lost = problems_of(given)
