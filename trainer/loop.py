@@ -104,6 +104,7 @@ class TrainingRun(SteppedRun):
             self._interrupt()
         finally:
             self.sampler.close()
+            self.store.settle()
 
     def _step(self, number: int) -> None:
         began = time.perf_counter()

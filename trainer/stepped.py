@@ -76,6 +76,9 @@ class SteppedRun(ABC):
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
         self.skipped_in_row = 0
+        wanted = config.checkpoint.async_recover
+        self.in_background = world.device.type == "cuda" if wanted is None else wanted
+        self.checkpoint_seconds = 0.0  # that checkpoints held the training up since the last step's record
         self.last_recover_at = time.monotonic()
         self.recent: list[float] = []
         self.clock = Clock()
@@ -137,6 +140,8 @@ class SteppedRun(ABC):
     # -- keeping ----------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, number: int) -> None:
+        began = time.perf_counter()
+        self._note_recover(self.store.poll())
         c = self.config.checkpoint
         # Clocks differ: what goes by time is agreed on, else some ranks would wait in a collective for the others.
         if self.world.any(save_due(c, self.course, number, self.state.seconds - self.state.seconds_saved)):
@@ -146,6 +151,7 @@ class SteppedRun(ABC):
         due = recover_due(c, number, since, have_one=self.saved_step > 0)
         if self.world.any(due) or number == self.course.total_steps:
             self._save_recover()
+        self.checkpoint_seconds = time.perf_counter() - began
 
     def _persistent_folder(self, number: int) -> Path:
         position = self.course.position(number)
@@ -157,11 +163,17 @@ class SteppedRun(ABC):
         self.monitor.info(f"Model actor saved at {record['path']}. Time consumption: {record['seconds']:.4f} s.")
 
     def _save_recover(self) -> None:
-        record = self.store.save(self.learner, self.state, fingerprint(self.config), self.world)
+        save = self.store.save_in_background if self.in_background else self.store.save
+        record = save(self.learner, self.state, fingerprint(self.config), self.world)
         self.saved_step = self.state.global_step
         self.last_recover_at = time.monotonic()
-        self.monitor.record("recover", **record)
-        self.monitor.info("Dumped recover info to file.")
+        self._note_recover(record)
+
+    def _note_recover(self, record: dict[str, Any] | None) -> None:
+        """Say that a recover checkpoint is whole."""
+        if record is not None:
+            self.monitor.record("recover", **record)
+            self.monitor.info("Dumped recover info to file.")
 
     # -- start, stop, end -------------------------------------------------------------------------------------------
 
@@ -213,12 +225,14 @@ class SteppedRun(ABC):
         step = self.state.global_step
         if step > self.saved_step:
             self._save_recover()
+        self._note_recover(self.store.wait())
         kept = f"a recover checkpoint of step {step} is written" if step else "no step was finished yet"
         again = " without recover_mode=disabled" if step and self.config.recover_mode == "disabled" else ""
         raise InterruptedRunError(f"interrupted after step {step}: {kept}; the same command{again} goes on from there")
 
     def _close(self, **facts: Any) -> None:
         """Write the last persistent checkpoint where it is missing, the summary, and the end of the log."""
+        self._note_recover(self.store.wait())
         digest = parameter_digest(self.learner)
         folder = self._persistent_folder(self.state.global_step)
         if self.world.any(not folder.is_dir()):
@@ -248,6 +262,10 @@ class SteppedRun(ABC):
         position = self.course.position(number)
         known = sum(self.clock.seconds.values())
         self.clock.seconds["other"] += max(0.0, seconds - known)
+        timings = dict(self.clock.seconds)
+        if self.checkpoint_seconds:
+            timings["checkpoint"] = self.checkpoint_seconds  # after the step before
+        self.checkpoint_seconds = 0.0
         remaining = (self.course.total_steps - number) * sum(self.recent) / len(self.recent)
         self.monitor.info(stats_line(numbers))
         self.monitor.info(
@@ -260,11 +278,11 @@ class SteppedRun(ABC):
             **position,
             step_time_s=round(seconds, 4),
             tokens_per_s=round(processed / seconds, 1),
-            timings={name: round(value, 4) for name, value in self.clock.seconds.items()},
+            timings={name: round(value, 4) for name, value in timings.items()},
             stats=numbers,
             task_ids=task_ids,
         )
-        self.monitor.scalars(numbers | named("time", dict(self.clock.seconds)), number)
+        self.monitor.scalars(numbers | named("time", timings), number)
         if number == self.config.checkpoint.ckpt_first_step:
             self._warn_of_late_save(seconds)
 

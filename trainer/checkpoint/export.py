@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -31,10 +32,10 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
     """
     began = time.perf_counter()
+    learner.wake()
     world = learner.world
-    state = get_model_state_dict(
-        learner.policy, options=StateDictOptions(full_state_dict=world.size > 1, cpu_offload=world.size > 1)
-    )
+    sharded = world.mesh is not None
+    state = get_model_state_dict(learner.policy, options=StateDictOptions(full_state_dict=sharded, cpu_offload=sharded))
     problem = ""
     if world.is_main:
         temporary = folder.with_name(folder.name + ".tmp")
@@ -42,11 +43,12 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
         # Gathered from ranks, tied weights have become copies: one of them is enough.
         tied = tied_names(lm)
         weights = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
-        weights = {name: tensor for name, tensor in weights.items() if name not in tied}
+        weights = {name: tensor.to(world.dtype) for name, tensor in weights.items() if name not in tied}
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             lm.save_pretrained(temporary, state_dict=weights)
+            _name_dtype(temporary / "config.json", world.dtype)
             tokenizer.save_pretrained(temporary)
             sync_tree(temporary)
             shutil.rmtree(folder, ignore_errors=True)
@@ -71,10 +73,20 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
     }
 
 
+def _name_dtype(config: Path, dtype: torch.dtype) -> None:
+    """Let config.json name the dtype of the weights beside it, where the trainer's own are of another one."""
+    facts = json.loads(config.read_text(encoding="utf-8"))
+    name = str(dtype).removeprefix("torch.")
+    if any(facts.get(key, name) != name for key in ("dtype", "torch_dtype")):
+        facts |= {key: name for key in ("dtype", "torch_dtype") if key in facts}
+        config.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def parameter_digest(learner: Learner) -> str:
     """SHA-256 over all parameters, names included: equal digests mean bit-identical weights. Collective."""
     import hashlib  # noqa: PLC0415 (only tests and the final log line ask for it)
 
+    learner.wake()
     digest = hashlib.sha256()
     for name, parameter in sorted(learner.policy.named_parameters()):
         full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

@@ -7,6 +7,9 @@
 A slot is written under a temporary name, synced, and renamed; only then does LATEST change. Whatever is killed
 whenever, one complete slot is left. A slot whose files do not match its manifest is passed over for the other one.
 Slots are numbered by when they were written (`serial`), so that the newer one is known even without LATEST.
+
+In the background (`checkpoint.async_recover`) only the copy to host memory holds the training up. Ranks then meet in a
+group of their own, because the training's collectives go on at the same time.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from trainer.checkpoint.background import BackgroundWriter, HostCopy
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sha256, sync_folder, sync_tree, tree_bytes, write_atomic
 from trainer.train.distributed import World
 from trainer.train.learner import Learner
+
+KINDS = 2
+"""Groups of parameters in a checkpoint: matrices, and biases and norms."""
 
 __all__ = ["RecoverStore", "RunState", "Slot"]
 
@@ -43,6 +50,9 @@ class RecoverStore(Slots):
         super().__init__(folder)
         self._kept = ""  # the slot that holds the present run's last checkpoint
         self._kept_step = 0
+        self._copy = HostCopy()
+        self._background = BackgroundWriter()
+        self._apart: World | None = None
 
     def save(self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World) -> dict[str, Any]:
         """Write the older slot and make it the latest. Collective: every rank calls it. Returns a metrics record.
@@ -51,7 +61,58 @@ class RecoverStore(Slots):
             RunError: the disk is full or the folder cannot be written; the other slot is untouched.
 
         """
+        self._background.wait()
         began = time.perf_counter()
+        learner.wake()
+        record = self._write(_tensors(learner), state, fingerprint, world)
+        seconds = round(time.perf_counter() - began, 4)
+        return record | {"seconds": seconds, "stall_s": seconds}
+
+    def save_in_background(
+        self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World
+    ) -> dict[str, Any] | None:
+        """As `save`, but returns when the tensors are copied to host memory. Collective.
+
+        Returns:
+            The record of the checkpoint before this one, where it was still under way. This one's comes from `poll` or
+            `wait`: `stall_s` is the time that was spent in here, `seconds` the time until it was whole.
+
+        Raises:
+            RunError: the checkpoint before this one could not be written.
+
+        """
+        began = time.perf_counter()
+        before = self._background.wait()
+        if self._apart is None:
+            self._apart = world.apart()
+        apart = self._apart
+        learner.wake()
+        tensors = self._copy.take(_tensors(learner))
+        stall = round(time.perf_counter() - began, 4)
+
+        def work() -> dict[str, Any]:
+            record = self._write(tensors, state, fingerprint, apart)
+            return record | {"seconds": round(time.perf_counter() - began, 4), "stall_s": stall}
+
+        self._background.start(work)
+        return before
+
+    def poll(self) -> dict[str, Any] | None:
+        """The record of a checkpoint that became whole in the background since the last call. Does not wait."""
+        return self._background.poll()
+
+    def wait(self) -> dict[str, Any] | None:
+        """As `poll`, when nothing is under way any more. Raises RunError for what could not be written."""
+        return self._background.wait()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way any more, whatever becomes of it."""
+        self._background.settle()
+
+    def _write(
+        self, tensors: dict[str, Any], state: RunState, fingerprint: dict[str, Any], world: World
+    ) -> dict[str, Any]:
+        """Write the older slot and make it the latest. Collective among the ranks of `world`."""
         name, serial = world.gather(self._turn() if world.is_main else ("", 0))[0]
         temporary, final = self.folder / f"{name}.tmp", self.folder / name
         with self._reporting(temporary, world):
@@ -61,7 +122,7 @@ class RecoverStore(Slots):
                 temporary.mkdir()
         with self._reporting(temporary, world):
             with _one_process_is_fine():
-                dcp_save(_tensors(learner), checkpoint_id=temporary, no_dist=world.size == 1)
+                dcp_save(tensors, checkpoint_id=temporary, process_group=world.messages, no_dist=world.size == 1)
             if world.is_main:
                 record = {"serial": serial, "state": asdict(state), "fingerprint": fingerprint}
                 _finish(temporary, final, record)
@@ -75,11 +136,11 @@ class RecoverStore(Slots):
             "slot": name,
             "path": str(final),
             "bytes": tree_bytes(final) if world.is_main else 0,
-            "seconds": round(time.perf_counter() - began, 4),
         }
 
     def load(self, learner: Learner, slot: Slot) -> None:
         """Put a slot's tensors into the learner. Collective. The number of ranks may differ from the writer's."""
+        learner.wake()
         tensors = _tensors(learner)
         try:
             with _one_process_is_fine():
@@ -89,6 +150,8 @@ class RecoverStore(Slots):
                 f"the recover checkpoint {slot.path} is whole but does not fit this model: {_reason(error)}. Was "
                 "model.path changed? To start afresh: trial_name=NEW, or recover_mode=disabled"
             ) from error
+        if len(learner.optimizer.param_groups) > KINDS:
+            tensors["optimizer"]["param_groups"] = _groups_apart(learner, tensors["optimizer"]["param_groups"])
         set_state_dict(
             learner.policy,
             learner.optimizer,
@@ -152,7 +215,32 @@ def _tensors(learner: Learner) -> dict[str, Any]:
         # correction would differ from that of a run which was saved at another moment.
         for state in learner.optimizer.state.values():
             state["step"].zero_()
+    if len(optimizer["param_groups"]) > KINDS:
+        optimizer["param_groups"] = _groups_joined(learner, optimizer["param_groups"])
     return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state()}
+
+
+def _kinds(learner: Learner) -> list[int]:
+    """For every group of the optimizer whether it is of matrices (0) or of biases and norms (1)."""
+    return [int(group["params"][0].ndim < 2) for group in learner.optimizer.param_groups]
+
+
+def _groups_joined(learner: Learner, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of a tensor parallel optimizer (by kind and mesh) as those of any other, so that both can go on from
+    the checkpoint: one group a kind.
+    """
+    joined: list[dict[str, Any]] = []
+    for kind in range(KINDS):
+        members = [group for group, its in zip(groups, _kinds(learner), strict=True) if its == kind]
+        joined.append({**members[0], "params": [name for group in members for name in group["params"]]})
+    return joined
+
+
+def _groups_apart(learner: Learner, joined: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The other way round: this learner's own groups with what was loaded for their kinds."""
+    _, optimizer = get_state_dict(learner.policy, learner.optimizer)
+    names = [group["params"] for group in optimizer["param_groups"]]
+    return [{**joined[kind], "params": own} for kind, own in zip(_kinds(learner), names, strict=True)]
 
 
 def _finish(temporary: Path, final: Path, record: dict[str, Any]) -> None:

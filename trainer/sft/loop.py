@@ -73,6 +73,8 @@ class SftRun(SteppedRun):
             self._finish()
         except StepAbandonedError:
             self._interrupt()
+        finally:
+            self.store.settle()
 
     def _publish(self, version: int) -> None:
         """Nobody samples from these weights."""

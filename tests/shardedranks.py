@@ -1,0 +1,90 @@
+"""What two ranks run whose layers are sharded in every way: FSDP, tensor parallel, float32 and bfloat16."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from builders import learner, parameters, sampled_rows, sharpen, small_config
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.train import attention
+from trainer.train.distributed import World, join_world, leave_world
+from trainer.types import Row
+
+# With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
+SETTINGS = (
+    "train.eps=1.0", "train.learning_rate=0.1", "train.weight_decay=0.1", "train.grad_clip=0.5",
+    "train.max_tokens_per_mb=64",
+)  # fmt: skip
+
+# name -> (ranks that share a layer, dtype of the forward passes)
+WORLDS: dict[str, tuple[int, torch.dtype]] = {
+    "tensor parallel": (2, torch.float32),
+    "data parallel, bfloat16": (1, torch.bfloat16),
+}
+
+
+@torch.no_grad()
+def model() -> Any:
+    """A Qwen3: four query and two key/value heads, norms of its own for both."""
+    attention.register()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        lm = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=97,
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=32,
+                max_position_embeddings=256,
+                initializer_range=0.1,
+                tie_word_embeddings=True,
+                attn_implementation=attention.IMPLEMENTATION,
+            )
+        )
+        for name, parameter in lm.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return sharpen(lm, 2.0)
+
+
+def batches(lm: Any) -> list[list[Row]]:
+    return [sampled_rows(lm, count, lm.config.vocab_size, seed=count) for count in (9, 6, 7)]
+
+
+def run(world: World, folder: Path) -> dict[str, Any]:
+    """Two steps, a checkpoint in the background, and a third step while it is written."""
+    lm = model()
+    rows = batches(lm)
+    one = learner(lm, small_config(*SETTINGS), world)
+    stats = [one.step(batch).values for batch in rows[:2]]
+    store = RecoverStore(folder)
+    store.save_in_background(one, RunState(2, 2, 2, 2, 0.0), {}, world)
+    stats.append(one.step(rows[2]).values)
+    lengths = [len(values) for values in one.logprobs(rows[0])]
+    record = store.wait()
+    assert record is not None
+    again = learner(lm, small_config(*SETTINGS), world)
+    slot, _ = RecoverStore(folder).newest()
+    assert slot is not None
+    RecoverStore(folder).load(again, slot)
+    again.step(rows[2])
+    return {"resumed": parameters(again), "stats": stats, "parameters": parameters(one), "lengths": lengths}
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    """Entry point of a rank's process."""
+    torch.set_num_threads(1)
+    found = {}
+    for number, (name, (tensor, dtype)) in enumerate(WORLDS.items()):
+        world = join_world(rank, size, f"file://{folder}/rendezvous{number}", dtype=dtype, tensor=tensor)
+        found[name] = run(dataclasses.replace(world), folder / name)
+        leave_world(world)
+    torch.save(found, folder / f"rank{rank}.pt")

@@ -1,0 +1,143 @@
+"""Recover checkpoints in the background: what is saved is the moment of saving, and a kill leaves the other slot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+
+import background_saver
+import pytest
+import shardedranks
+import torch
+from builders import grouped_query_lm, learner, parameters, sampled_rows, small_config
+
+from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.errors import RunError
+from trainer.train.distributed import single_world
+from trainer.train.learner import Learner
+
+FAST = "train.learning_rate=0.01"
+
+
+def state(step: int) -> RunState:
+    return RunState(step, step, step, step, float(step))
+
+
+def same(a: Learner, b: Learner) -> bool:
+    first, second = parameters(a), parameters(b)
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_is_the_moment_of_saving(dtype: torch.dtype, tmp_path: Path) -> None:
+    lm = grouped_query_lm()
+    rows = sampled_rows(lm, 5, lm.config.vocab_size)
+    world = single_world(dtype=dtype)
+    one, kept, loaded = (learner(lm, small_config(FAST), world) for _ in range(3))
+    store = RecoverStore(tmp_path)
+    for number in (1, 2):  # the second one fills the host memory of the first
+        one.step(rows)
+        kept.step(rows)
+        assert (store.save_in_background(one, state(number), {}, world) is None) == (number == 1)
+    one.step(rows)
+    record = store.wait()
+
+    assert record is not None
+    assert (record["global_step"], record["slot"]) == (2, "slot-b")
+    assert 0 < record["stall_s"] <= record["seconds"]
+    assert store.wait() is None
+    slot, problems = RecoverStore(tmp_path).newest()
+    assert slot is not None
+    assert problems == []
+    RecoverStore(tmp_path).load(loaded, slot)
+    assert same(loaded, kept)
+    assert not same(loaded, one)
+    for each in (loaded, kept):
+        each.step(rows)
+    assert same(loaded, kept)
+    assert same(loaded, one)
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -> None:
+    lm = grouped_query_lm()
+    one, world = learner(lm, small_config()), single_world()
+    (tmp_path / "recover").write_text("a file where the folder is to be")
+    store = RecoverStore(tmp_path / "recover")
+    store.save_in_background(one, state(1), {}, world)
+    store.settle()
+
+    assert store.poll() is None
+    with pytest.raises(RunError, match=r"cannot write a recover checkpoint .*this run has none yet"):
+        store.save_in_background(one, state(2), {}, world)
+
+
+def test_killed_in_the_middle_the_other_slot_is_whole(tmp_path: Path) -> None:
+    script = str(background_saver.__file__)
+    root = Path(script).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"1\n"  # the first one is whole
+        while not any((tmp_path / "slot-b.tmp").glob("*")):  # the second one is being written
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+    slot, problems = RecoverStore(tmp_path).newest()
+    assert slot is not None
+    assert slot.state.global_step in (1, 2)
+    assert problems == []
+    one = background_saver.BigLearner()
+    RecoverStore(tmp_path).load(one, slot)  # type: ignore[arg-type]
+    assert torch.equal(one.policy.weight, torch.full_like(one.policy.weight, slot.state.global_step))
+
+
+def test_two_ranks_save_while_they_train_on(tmp_path: Path) -> None:
+    """The training's collectives and those of the checkpoint do not meet, and tensor parallel weights load anywhere."""
+    context = get_context("spawn")
+    processes = [context.Process(target=shardedranks.main, args=(rank, 2, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=300)
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
+    told = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+    lm = shardedranks.model()
+    for name, (_, world_dtype) in shardedranks.WORLDS.items():
+        config = small_config(*shardedranks.SETTINGS)
+        one = learner(lm, config, single_world(dtype=world_dtype))
+        batches = shardedranks.batches(lm)
+        stats = [one.step(rows).values for rows in batches[:2]]
+        expected = {n: p.clone() for n, p in parameters(one).items()}
+        stats.append(one.step(batches[2]).values)
+        loose = 1e-6 if world_dtype == torch.float32 else 2e-3
+        for rank in told:
+            found = rank[name]
+            for mine, its in zip(found["stats"], stats, strict=True):
+                assert mine["actor_loss"] == pytest.approx(its["actor_loss"], rel=2e-2, abs=1e-4)
+                assert mine["trained_tokens"] == its["trained_tokens"]
+                assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=1e-4 if loose < 1e-5 else 3e-2)
+            final = parameters(one)
+            assert max(float((found["parameters"][n] - final[n]).abs().max()) for n in final) <= loose
+            assert all(torch.equal(found["resumed"][n], found["parameters"][n]) for n in final)
+            assert found["lengths"] == [len(row.response_ids) for row in batches[0]]
+        # What two ranks wrote after two steps, one rank goes on from.
+        slot, problems = RecoverStore(tmp_path / name).newest()
+        assert slot is not None
+        assert problems == []
+        loaded = learner(lm, config, single_world(dtype=world_dtype))
+        RecoverStore(tmp_path / name).load(loaded, slot)
+        assert max(float((p - expected[n]).abs().max()) for n, p in parameters(loaded).items()) <= loose
+        loaded.step(batches[2])
+        assert max(float((p - final[n]).abs().max()) for n, p in parameters(loaded).items()) <= loose
