@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from trainer.checkpoint.export import export
 from trainer.config import WeightsConfig
 from trainer.engines.http import EngineError, Server
 from trainer.errors import RunError, UserError
+from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.rollout.served import Served, ServedSampler
+from trainer.schedule import Course
+from trainer.serving import registry
+from trainer.serving.fleet import Fleet
 from trainer.train.distributed import join_world, leave_world, single_world
 from trainer.types import SamplingParams
 from trainer.weights.choose import make_publisher
@@ -159,6 +165,31 @@ def test_after_the_last_server_died_others_take_its_place(rig: Servers, tmp_path
     coming.result(10)
     assert in_use(rig) == {"s2": expected(one)}
     assert publisher.publish(3).transport == "nccl"
+
+
+def test_rollouts_go_on_when_their_only_server_is_replaced(rig: Servers, tmp_path: Path) -> None:
+    one, parts = trainer(rig, tmp_path), small_parts()
+    folder = tmp_path / "servers"
+
+    def register(server: Server) -> None:
+        node = registry.Registration(server.name, "sglang", "", "node", 1, time.time(), "ready", server.url)
+        registry.write(folder, node)
+
+    register(rig.start())
+    controller = RolloutController(parts.agent, rig.engine, seed=1)
+    served = Served(rig.engine, Fleet(rig.engine, folder, parts.config), controller, rig.loop)
+    course = Course.of(parts.config, parts.config.task.train_size)
+    sampler = ServedSampler(parts.config, parts.source, course, single_world(), lambda: False, served, one.nccl)
+    sampler.publish(1)
+    assert not rig.engine.has_folder
+    rig.processes[0].kill()
+    rig.pool.servers[0].died("it was killed")
+    rig.pool.patience = 60.0
+    register(rig.start())
+    groups = sampler.groups([parts.source.train(0)], SamplingPlan("train-1", 2, 1.0))
+    assert len(groups[0].trajectories) == 2
+    assert rig.engine.version == 1
+    assert in_use(rig) == {"s1": expected(one)}
 
 
 def test_a_server_that_refuses_in_the_middle_gets_everything_from_a_folder(rig: Servers, tmp_path: Path) -> None:

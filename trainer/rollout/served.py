@@ -249,11 +249,17 @@ class ServedSampler(Sampler):
                 raise RolloutInterruptedError
             if said.what == "failed":
                 raise said.value
+            if said.value and self._publisher is not None:
+                self._publisher.offer()
 
     def _tick(self) -> None:
         if self.stop():
             raise RolloutInterruptedError
-        self.world.broadcast(_Said("wait"))
+        # A server that came back may be the one that is waited for: it joins once the present weights are in a folder.
+        wanting = self.served is not None and self._publisher is not None and self.served.fleet.wants_folder
+        self.world.broadcast(_Said("wait", wanting))
+        if wanting and self._publisher is not None:
+            self._publisher.offer()
 
 
 def _versions(group: Group) -> list[int]:
