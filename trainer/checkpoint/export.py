@@ -35,7 +35,9 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
     learner.wake()
     world = learner.world
     sharded = world.mesh is not None
-    state = get_model_state_dict(learner.policy, options=StateDictOptions(full_state_dict=sharded, cpu_offload=sharded))
+    state: dict[str, Any] = get_model_state_dict(
+        learner.policy, options=StateDictOptions(full_state_dict=sharded, cpu_offload=sharded)
+    )
     problem = ""
     if world.is_main:
         temporary = folder.with_name(folder.name + ".tmp")

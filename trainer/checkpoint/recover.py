@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -209,7 +209,7 @@ def _reason(error: BaseException) -> str:
 def _tensors(learner: Learner) -> dict[str, Any]:
     """State dict in DCP's form, keyed by parameter name so that it does not depend on the number of ranks."""
     unused = not learner.optimizer.state
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
+    model, optimizer = cast(tuple[dict[str, Any], dict[str, Any]], get_state_dict(learner.policy, learner.optimizer))
     if unused:
         # DCP steps an unused optimizer once, by nothing, to have a state to save. That step must not count: Adam's bias
         # correction would differ from that of a run which was saved at another moment.
@@ -238,7 +238,7 @@ def _groups_joined(learner: Learner, groups: list[dict[str, Any]]) -> list[dict[
 
 def _groups_apart(learner: Learner, joined: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The other way round: this learner's own groups with what was loaded for their kinds."""
-    _, optimizer = get_state_dict(learner.policy, learner.optimizer)
+    optimizer: dict[str, Any] = get_state_dict(learner.policy, learner.optimizer)[1]
     names = [group["params"] for group in optimizer["param_groups"]]
     return [{**joined[kind], "params": own} for kind, own in zip(_kinds(learner), names, strict=True)]
 
