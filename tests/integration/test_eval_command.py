@@ -1,0 +1,158 @@
+"""`clusterkit eval` as a user types it: a run's checkpoints, their curve, one answer, the pages, wrong words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
+from runs import ENVIRONMENT
+
+from clusterkit.evaluating.request import choose_checkpoint, make_request, run_of
+from clusterkit.rundir import user_name
+from evaluation.config import EvalConfig
+from evaluation.record import output_lock
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+
+def clusterkit(*words: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "clusterkit.cli.main", *map(str, words)]
+    done = subprocess.run(argv, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fileroot with a run of two checkpoints of random weights, laid out as the trainer does."""
+    root = tmp_path_factory.mktemp("fileroot") / "runs"
+    actor = root / "checkpoints" / user_name() / "tiny-recall" / "run1" / "actor"
+    recall_checkpoint(actor / "epoch1epochstep2globalstep2")
+    shutil.copytree(actor / "epoch1epochstep2globalstep2", actor / "epoch1epochstep10globalstep10")
+    asked = recall_config(Path("x"), Path("y"))
+    values: dict[str, Any] = {"agent": asked.agent.model_dump(), "task": asked.task.model_dump()}
+    logs = root / "logs" / user_name() / "tiny-recall" / "run1"
+    logs.mkdir(parents=True)
+    (logs / "config.yaml").write_text(yaml.safe_dump(RunConfig.model_validate(values).model_dump()))
+    return root
+
+
+def test_the_newest_checkpoint_is_read_with_the_settings_of_its_run(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--fileroot", run_folder, "--output_path", out, "--num-questions", "3", "--n_sampling", "2"]
+    done = clusterkit("eval", *words, "--json", "--cache-dir", tmp_path / "cache", cwd=tmp_path)
+    results = json.loads(done.stdout)
+    assert results["model_path"].endswith("epoch1epochstep10globalstep10")
+    (row,) = results["rows"]
+    assert (row["dataset"], row["num_questions"], row["samples"]) == ("recall", 3, 2)
+    assert results["config"]["agent"]["chunk_tokens"] == 10
+    assert "9/9 answers" in done.stderr
+
+    again = clusterkit("eval", *words, "--cache-dir", tmp_path / "cache", cwd=tmp_path)
+    assert "every answer is in the record" in again.stderr
+    columns = "dataset num_questions greedy_length sample_length greedy_acc sample_pass@1 pass@8 pass@16"
+    assert again.stdout.splitlines()[1].replace("|", " ").split() == columns.split()
+
+    shown = clusterkit("eval", "show", out, "--question", "2", "--sample", "1", cwd=tmp_path).stdout
+    assert "recall, question 2 (id test-0-1)" in shown
+    assert "--- prompt\n<u> question" in shown
+    assert "--- answer 1: wrong" in shown
+    listed = clusterkit("eval", "show", out, cwd=tmp_path).stdout
+    assert len(listed.splitlines()) == 3
+    refused = clusterkit("eval", "show", out, "--question", "9", cwd=tmp_path, code=2)
+    assert "give a number from 1 to 3" in refused.stderr
+
+    (place,) = out.glob("epoch*")
+    page = (place / "index.html").read_text(encoding="utf-8")
+    assert "3 of 3 questions with a wrong answer" in page
+    assert "&lt;u&gt; question" in page
+    assert "<script" not in page
+
+
+def test_watch_scores_every_checkpoint_and_draws_the_curve(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--num-questions", "2", "--output-path", out, "--cache-dir", tmp_path / "cache"]
+    done = clusterkit("eval", "--watch", run_folder, "--once", *words, "--json", cwd=tmp_path)
+    scored = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [Path(one["model_path"]).name for one in scored] == [
+        "epoch1epochstep2globalstep2",
+        "epoch1epochstep10globalstep10",
+    ]
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "step 10: greedy_acc" in page
+    compared = clusterkit("eval", *words, "--fileroot", run_folder, "--compare", out, cwd=tmp_path)
+    assert "McNemar" not in compared.stdout
+    assert "difference" in compared.stdout
+
+
+def test_two_checkpoints_are_compared_question_by_question(tmp_path: Path) -> None:
+    data = problems_file(tmp_path)
+    common = ["--data-names", data, "--max-gen-tokens", "6", "--n-sampling", "0", "--cache-dir", tmp_path / "cache"]
+    for seed in (0, 1):
+        model = chat_checkpoint(tmp_path / f"model{seed}", seed)
+        words = ["--model-path", model, "--output-path", tmp_path / f"out{seed}"]
+        compare = ["--compare", tmp_path / "out0"] if seed else []
+        done = clusterkit("eval", *words, *common, *compare, "--json", cwd=tmp_path)
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert (found["dataset"], found["against"], found["questions"]) == ("sums", "model0", 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data-names", "math500"], "Did you mean math_500"),
+        (["--data-names", "recall", "--methods", "memgent"], "methods"),
+        (["--data-names", "recall", "--set", "agent.chunk_token=5"], "did you mean agent.chunk_tokens"),
+        (["--data-names", "recall", "--temperature", "0"], "temperature"),
+        (["--data-names", "recall", "--compare", "nowhere"], "no results.json of an evaluation there"),
+        (["--data-names", "recall", "--engine", "openai"], "give the address of a running server"),
+        (["--data-names", "recall", "--prompt-type", "x", "--model-path", "/nowhere"], "is neither a folder nor"),
+        (["--watch", "/nowhere"], "there is no such folder"),
+    ],
+    ids=str,
+)
+def test_wrong_words_are_answered_with_what_to_do(
+    run_folder: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    common = ["--fileroot", run_folder, "--output-path", tmp_path / "out", "--cache-dir", tmp_path / "cache"]
+    done = clusterkit("eval", *common, *words, cwd=tmp_path, code=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_evaluation_into_the_same_folder_is_refused(run_folder: Path, tmp_path: Path) -> None:
+    with output_lock(tmp_path / "out"):
+        words = ["--fileroot", run_folder, "--output-path", tmp_path / "out", "--cache-dir", tmp_path / "cache"]
+        done = clusterkit("eval", *words, cwd=tmp_path, code=2)
+    assert "another evaluation (process" in done.stderr
+
+
+def test_what_is_meant_by_a_model_path(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = choose_checkpoint(None, run_folder)
+    assert choose_checkpoint("tiny-recall/run1", run_folder) == newest
+    assert choose_checkpoint(str(Path(newest).parent), tmp_path) == newest
+    assert choose_checkpoint("smollm2-135m", run_folder) == "smollm2-135m"
+    run = run_of(Path(newest))
+    assert run is not None
+    assert (run.experiment, run.trial) == ("tiny-recall", "run1")
+    assert run_of(tmp_path) is None
+    with pytest.raises(UserError, match="clusterkit train --preset tiny"):
+        choose_checkpoint(None, tmp_path)
+
+
+def test_a_preset_gives_the_agent_of_a_checkpoint_from_elsewhere(tmp_path: Path) -> None:
+    words = ["--model-path", "smollm2-135m", "--preset", "135M_cpu", "--data-names", "ruler_hqa@50"]
+    done = clusterkit("eval", *words, "--set", "agent.max_memory_tokens=32", "--dry-run", "--json", cwd=tmp_path)
+    config = EvalConfig.model_validate(json.loads(done.stdout))
+    assert (config.agent.chunk_tokens, config.agent.max_memory_tokens) == (512, 32)
+    assert not (tmp_path / "eval").exists()
+    with pytest.raises(UserError, match="chunk_tokens=0"):
+        make_request({"model_path": "m", "output_path": "o", "data_names": ["recall"]}, None, ["agent.chunk_tokens=0"])
