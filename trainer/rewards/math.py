@@ -10,7 +10,6 @@ import os
 
 from evaluation.grading.extract import final_answer, last_box
 from evaluation.grading.pool import GradingPool
-
 from trainer.config import TaskConfig
 from trainer.types import Task, Trajectory
 
