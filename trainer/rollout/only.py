@@ -28,7 +28,6 @@ from trainer.agents.memalpha import MemAlpha
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import InterruptedRunError, UserError
 from trainer.files import write_atomic
 from trainer.metrics import Monitor, epoch_line, stats_line
@@ -36,11 +35,15 @@ from trainer.paths import RunPaths
 from trainer.rewards import make_reward
 from trainer.rewards.qa import qa_metrics
 from trainer.rollout.batch import rollout_stats
-from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
+from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan
+from trainer.rollout.making import SamplerParts, embedded_sampler
 from trainer.rollout.record import write_rollouts
-from trainer.tasks import make_source
+from trainer.rollout.sampler import Sampler
+from trainer.schedule import Course
+from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
+from trainer.train.logprobs import PolicyModel
 from trainer.train.model import context_window, load_lm, load_tokenizer, stop_token_ids
 from trainer.types import Group, Task
 
@@ -125,9 +128,17 @@ class RolloutRun:
         if isinstance(agent, MemAlpha):
             agent.check_window(window)
         stop_here = stop if world.size == 1 else lambda: False
+        leave_out_misfits(self.source, agent)
+        course = Course(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used
         ids = stop_token_ids(lm, self.tokenizer)
-        engine = EmbeddedEngine(lm.eval(), ids, config.rollout.max_batch_tokens, stop_here)
-        self.controller = RolloutController(agent, engine, config.seed, stop_here, make_reward(config), window)
+        parts = SamplerParts(config, world, self.source, course, agent, make_reward(config), ids, stop_here, window)
+        self.sampler: Sampler
+        if config.engine == "embedded":
+            self.sampler = embedded_sampler(parts, lm.eval(), PolicyModel(lm))
+        else:
+            from trainer.serving.sampling import served_sampler  # noqa: PLC0415 (an HTTP client, only with servers)
+
+            self.sampler = served_sampler(parts, model_folder, None, self.tokenizer, stop)
         self.tasks = number_of_tasks(config, self.source)
         if not self.tasks:
             raise UserError(f"eval.split={config.eval.split} has no task: choose another split, or hold out more")
@@ -167,6 +178,8 @@ class RolloutRun:
             raise InterruptedRunError(
                 f"interrupted after step {step}: {kept}; the same command goes on from there"
             ) from None
+        finally:
+            self.sampler.close()
         if self.world.is_main:
             self._finish()
 
@@ -174,10 +187,8 @@ class RolloutRun:
         began = time.perf_counter()
         c = self.config.rollout
         last = min(self.next_task + c.batch_size, self.tasks)
-        numbers = range(self.next_task + self.world.rank, last, self.world.size)
         plan = SamplingPlan(f"rollout-{self.config.eval.split}", c.group_size, c.temperature)
-        shares = self.world.gather(self.controller.run([self._task(i) for i in numbers], plan))
-        groups = [shares[i % self.world.size][i // self.world.size] for i in range(last - self.next_task)]
+        groups = self.sampler.groups([self._task(i) for i in range(self.next_task, last)], plan)
         rolled = time.perf_counter()
         self.global_step, self.next_task = number, last
         if self.world.is_main:

@@ -60,7 +60,8 @@ class ServedSampler(Sampler):
 
     Args:
         served: on rank 0 only. publisher: makes what brings the learner's weights to the servers, once these are
-            there; collective. world: the ranks. stop: whether the run is to stop, asked on rank 0.
+            there (None where nothing is trained); collective. world: the ranks. stop: whether the run is to stop,
+            asked on rank 0.
 
     """
 
@@ -72,7 +73,7 @@ class ServedSampler(Sampler):
         world: World,
         stop: Callable[[], bool],
         served: Served | None,
-        publisher: Callable[[], Publisher],
+        publisher: Callable[[], Publisher | None],
     ) -> None:
         super().__init__(config, source, course)
         self.world, self.stop, self.served, self._make_publisher = world, stop, served, publisher

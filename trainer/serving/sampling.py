@@ -28,14 +28,16 @@ SHARED_BUCKET_MB = 512
 
 
 def served_sampler(
-    parts: SamplerParts, model: Path, learner: Learner, tokenizer: Any, stop: Callable[[], bool]
+    parts: SamplerParts, model: Path, learner: Learner | None, tokenizer: Any, stop: Callable[[], bool]
 ) -> ServedSampler:
-    """Sampling on servers. model: folder that the servers start with. stop: whether the run is to stop."""
+    """Sampling on servers. model: folder that the servers start with. learner: None where nothing is trained.
+    stop: whether the run is to stop.
+    """
     config, world = parts.config, parts.world
     served = serve(parts, model) if world.is_main else None
 
-    def publisher() -> Publisher:
-        return make_publisher(config, learner, tokenizer, served)
+    def publisher() -> Publisher | None:
+        return make_publisher(config, learner, tokenizer, served) if learner is not None else None
 
     return ServedSampler(config, parts.source, parts.course, world, stop, served, publisher)
 
