@@ -137,6 +137,7 @@ class ServedSampler(Sampler):
             self._publisher.close()
         if self.served is not None:
             self.served.loop.close()
+            asyncio.run(self.served.engine.pool.close())  # the connections of the loop that has just ended
 
     # -- on rank 0 --------------------------------------------------------------------------------------------------
 
