@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from trainer.config_judge import JudgeConfig
 from trainer.config_parts import AgentConfig, Section, TaskConfig
 
 Method = Literal["memagent", "long_context", "rag", "no_context"]
@@ -82,6 +83,8 @@ class EvalConfig(Section):
     """memagent: wording and limits; max_final_tokens is also the other methods' response limit."""
     task: TaskConfig = TaskConfig()
     """recall: what its documents are made of."""
+    judge: JudgeConfig = JudgeConfig()
+    """memalpha: who answers from a structured memory, and judges answers to what was said in dialogues."""
     server: ServerConfig = ServerConfig()
     percent_lenient: bool = False
     """Count an answer as right that is a hundred times or a hundredth of the truth, as AReaL v0.2 does."""

@@ -187,7 +187,7 @@ def _label(name: str, results: dict[str, Any]) -> str:
 
 def _write(place: Path, results: dict[str, Any]) -> None:
     rows = results["rows"]
-    texts = [table.areal_table(rows), table.detail_table(rows), table.qa_table(rows)]
+    texts = [table.areal_table(rows), table.detail_table(rows), table.qa_table(rows), table.memory_table(rows)]
     texts.append(table.comparison_table(results["comparisons"]))
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from evaluation.record import text_sha
 from evaluation.suites.base import Grading
 from trainer.rewards.boxed import boxed_reward
 from trainer.rewards.qa import extract_answer
+from trainer.rewards.sources import judged, scorer
 
 VERSION = 1
 """Raised when verdicts of the same text may change, so that old ones are made again."""
@@ -46,6 +47,8 @@ class Grader:
             assert self.pool is not None
             verdict = await asyncio.wrap_future(self.pool.submit(truths, found.text))
             return {**line, "right": verdict.right, "score": float(verdict.right), "reason": verdict.reason}
+        if grading == "source":
+            return {**line, **_by_source(truths, text, sample)}
         return {**line, **_short(grading, truths, text)}
 
 
@@ -63,3 +66,15 @@ def _short(grading: Grading, truths: Sequence[str], text: str) -> dict[str, Any]
         }
     score, answer, reason = found_strings(text, truths, any_of=grading == "any_string")
     return {"answer": answer[:2000], "right": score == 1.0, "score": score, "reason": reason}
+
+
+def _by_source(truths: Sequence[str], text: str, sample: dict[str, Any]) -> dict[str, Any]:
+    """The rule of the data source; where that is a model's judgement, what it said when the answer was made."""
+    source = str(sample.get("rule", ""))
+    if judged(source):
+        said = sample.get("agrees")
+        if said is None:
+            return {"answer": text[:2000], "right": False, "score": 0.0, "reason": "gave up: no judge said anything"}
+        return {"answer": text[:2000], "right": bool(said), "score": float(said), "reason": "the judge's verdict"}
+    score = scorer(source)(text, truths)
+    return {"answer": text[:2000], "right": score == 1.0, "score": score, "reason": f"the rule of {source}"}

@@ -45,6 +45,10 @@ def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, windo
         return SinglePrompt(
             tokenizer, window, config.max_gen_tokens, lambda task, _: template(task.question, tokenizer)
         )
+    if method == "memagent" and config.agent.name == "memalpha":
+        from evaluation.memory import StructuredMemory  # noqa: PLC0415 (a client of servers)
+
+        return StructuredMemory(config, tokenizer, window)
     if method == "memagent":
         return Memory(config, tokenizer, window)
     prompt = _document_prompt(config, tokenizer)

@@ -94,6 +94,9 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
     if method is None:
         return inputs | {"prompt_type": config.prompt_type, "max_gen_tokens": config.max_gen_tokens}
     inputs |= {"method": method, "agent": config.agent.model_dump()}
+    if suite.rule and method == "memagent":
+        where = {"url", "concurrency", "timeout_s", "wait_s", "cache"}
+        inputs["judge"] = config.judge.model_dump(exclude=where)
     if method == "rag":
         inputs["rag_top_k"] = config.rag_top_k
     return inputs

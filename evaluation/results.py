@@ -54,6 +54,9 @@ def row_results(
     measured = [outcomes[q, GREEDY] for q in questions] if greedy else [o for q in questions for o in per_question[q]]
     if any(o["metrics"] for o in measured):
         row["metrics"] = {name: metrics.mean([o["metrics"].get(name, 0.0) for o in measured]) for name in METRICS}
+    kept = [float(o["counters"]["memory_tokens"]) for o in there if "memory_tokens" in o["counters"]]
+    if kept:
+        row["memory_tokens"] = metrics.mean(kept)
     row |= {
         "answers": len(outcomes),
         "missing": len(outcomes) - len(there),

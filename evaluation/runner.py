@@ -148,6 +148,8 @@ def sample_line(trajectory: Trajectory, began: float, loaded: Loaded) -> dict[st
         "began": round(began, 3),
         "seconds": round(time.time() - began, 3),
     }
+    if loaded.row.suite.rule:
+        line |= {"rule": loaded.row.suite.rule, **trajectory.details}
     if loaded.row.method == "memagent":
         decode = getattr(loaded.reader, "tokenizer", None)
         if decode is not None:

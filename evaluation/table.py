@@ -54,6 +54,21 @@ def qa_table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def memory_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Score and length of the memory by data source, and their means over the sources; empty without such a row."""
+    kept = [row for row in rows if row.get("memory_tokens") is not None]
+    if not kept:
+        return ""
+    scores = [row["greedy_acc"] if row["greedy_acc"] is not None else row["sample_pass@1"] for row in kept]
+    lengths = [row["memory_tokens"] for row in kept]
+    body = [
+        [row["dataset"], f"{100 * score:.1f}", f"{length:.0f}"]
+        for row, score, length in zip(kept, scores, lengths, strict=True)
+    ]
+    body.append(["average", f"{100 * sum(scores) / len(kept):.1f}", f"{sum(lengths) / len(kept):.0f}"])
+    return boxed(("source", "perf", "mem, tokens"), body)
+
+
 def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
     """Against earlier results: accuracies, questions that changed, p-values; empty without any."""
     header = ("dataset", "against", "measure", "then", "now", "difference", "gained", "lost", "p")

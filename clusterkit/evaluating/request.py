@@ -10,11 +10,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from clusterkit.rundir import RunDirectory, runs
+from clusterkit.rundir import RunDirectory, runs, user_name
 from clusterkit.suggest import nearest_keys
 from evaluation.config import EvalConfig
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
+from trainer.judge.registry import registered, registry_file
 
 _STEP = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)$")
 
@@ -103,6 +104,11 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
     tree: dict[str, Any] = {}
     if settings is not None:
         tree = {"agent": settings.agent.model_dump(), "task": settings.task.model_dump()}
+        tree["judge"] = settings.judge.model_dump()
+        if not settings.judge.url:
+            path = registry_file(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
+            entry = registered(path)
+            tree["judge"]["url"] = ",".join(entry.urls) if entry else ""
     tree |= values
     known = _keys(EvalConfig)
     for assignment in assignments:

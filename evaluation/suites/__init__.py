@@ -10,6 +10,7 @@ from pathlib import Path
 
 from evaluation.suites.base import Suite
 from evaluation.suites.hqa import hqa_suite, official_suite
+from evaluation.suites.memory import facts_suite, memory_suites
 from evaluation.suites.problems import find_problems, problem_suite
 from evaluation.suites.recall import recall_suite
 from evaluation.suites.ruler import TASKS as RULER
@@ -22,7 +23,8 @@ from trainer.errors import UserError
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
 SHARED_DATASETS = Path("/storage/datasets")
 RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, 50, 4096
-NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall")
+MEMORY = "memalpha"
+NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall", "facts", MEMORY)
 """What can be asked for by name; memory suites take a size: NAME@SIZE."""
 _SIZED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+?)@(?P<size>\d+)(?P<unit>[kKmM]?)")
 
@@ -66,11 +68,20 @@ class Finder:
             raise UserError(f"{name}: the size must be 1 or more")
         return make(size)
 
+    def _named(self, name: str) -> list[Suite]:
+        """The suites that a name stands for: memalpha has one for every data source."""
+        if name != MEMORY:
+            return [self.suite(name)]
+        root = Path(self.data).expanduser() if self.data else None
+        inside = root / MEMORY if root is not None and (root / MEMORY).is_dir() else root
+        return memory_suites(str(inside) if inside else self.task.path, self.cache_dir, self.limit)
+
     def _makers(self) -> dict[str, Callable[[int | None], Suite]]:
         makers: dict[str, Callable[[int | None], Suite]] = {
             "ruler_hqa": lambda n: hqa_suite(n or HQA_DOCUMENTS, self._hotpotqa(), self.cache_dir, self.limit),
             "ruler_hqa_official": lambda n: self._official(n or HQA_DOCUMENTS),
             "ruler_qa": lambda n: text_qa_suite(n or RULER_TOKENS, self._hotpotqa(), self.cache_dir, self.limit),
+            "facts": lambda n: facts_suite(n or RECALL_CHUNKS, self.task, self.limit),
             "recall": lambda n: recall_suite(n or RECALL_CHUNKS, self.task, self.limit),
         }
         for task in RULER:
@@ -126,7 +137,7 @@ class Finder:
         wanted = list(dict.fromkeys(name.strip() for name in names if name.strip()))
         if not wanted:
             raise UserError(f"no data set named: add --data-names, such as {','.join(NAMES[:3])} or ruler_hqa@50")
-        found = [self.suite(name) for name in wanted]
+        found = [suite for name in wanted for suite in self._named(name)]
         labels = [suite.name for suite in found]
         if twice := next((label for label in labels if labels.count(label) > 1), None):
             raise UserError(f"two data sets have the name {twice}: rename one of the files, or ask for one of them")

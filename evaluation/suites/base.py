@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from trainer.types import Task
 
-Grading = Literal["math", "qa", "strings", "any_string", "exact"]
+Grading = Literal["math", "qa", "strings", "any_string", "exact", "source"]
 """math: equal to the truth. qa: SQuAD's metrics. strings, any_string: all, or one, of the expected strings are in the
-answer. exact: the strict reward of the training."""
+answer. exact: the strict reward of the training. source: by the data source's own rule (trainer.rewards.sources)."""
 CountTokens = Callable[[str], int]
 """Tokens of a text under the checkpoint's tokenizer."""
 
@@ -22,7 +22,8 @@ class Suite:
     name: as it is asked for, such as ruler_hqa@50. grading: see `Grading`. identity: what defines its tasks, part of
     the record's hash. load: makes the tasks; raises UserError for data that cannot be used. documents: its tasks have
     documents, so that memory, the whole document, retrieval and nothing can be compared. samples: per question unless
-    the user says how many. source: where the data are from, in words.
+    the user says how many. source: where the data are from, in words. rule: data source whose rule scores, for
+    grading "source".
     """
 
     name: str
@@ -33,3 +34,4 @@ class Suite:
     samples: int = 0
     source: str = ""
     notes: tuple[str, ...] = field(default=())
+    rule: str = ""

@@ -6,9 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from trainer.config import RunConfig
+from trainer.config import JudgeConfig, RunConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Patience, verify_model
@@ -175,9 +176,14 @@ def read_verdict(text: str) -> bool | None:
 def find_urls(config: RunConfig) -> Sequence[str]:
     """Addresses of the servers: judge.url, else what is registered for the trial; none where nothing is."""
     if config.judge.url:
-        return [url.strip().rstrip("/") for url in config.judge.url.split(",") if url.strip()]
+        return addresses(config.judge.url)
     entry = registered(registry_of(config))
     return [url.rstrip("/") for url in entry.urls] if entry else []
+
+
+def addresses(text: str) -> list[str]:
+    """Addresses with commas between them."""
+    return [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
 
 
 def registry_of(config: RunConfig) -> Any:
@@ -200,11 +206,19 @@ def make_served_reader(config: RunConfig) -> ServedReader:
             f"missing): start one with `clusterkit serve judge --experiment {config.experiment_name} --trial "
             f"{config.trial_name} --model {judge.model or 'NAME'}`, or name a server with judge.url=http://HOST:PORT"
         )
+    return connect(judge, urls, lambda: find_urls(config), cache_folder(config))
+
+
+def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequence[str]], cache: Path) -> ServedReader:
+    """A reader over servers. again: asked for their addresses while none answers. cache: folder of the asset cache.
+
+    Raises:
+        UserError: a server cannot be reached, or serves another model than is wanted or than the others.
+
+    """
     names = [verify_model(url, judge.model) for url in urls]
     if len(set(names)) > 1:
         raise UserError(f"the judges serve different models ({', '.join(names)}): let all of them serve one")
-    cache = AnswerCache(cache_folder(config) / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None
-    client = ChatClient(
-        lambda: find_urls(config), names[0], judge.concurrency, Patience(judge.timeout_s, judge.wait_s), cache
-    )
+    kept = AnswerCache(cache / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None
+    client = ChatClient(again, names[0], judge.concurrency, Patience(judge.timeout_s, judge.wait_s), kept)
     return ServedReader(client, judge.top_k, judge.answer_tokens, judge.answer_temperature, judge.verdict_tokens)

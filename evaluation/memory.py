@@ -1,0 +1,101 @@
+"""The structured memory's agent in an evaluation: a text is read once, and its questions asked of what was kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import EvalConfig
+from trainer.agents.memagent import RolloutOptions
+from trainer.agents.memalpha import MemAlpha, PreparedText
+from trainer.assets import cache_root
+from trainer.engines.base import Engine
+from trainer.errors import UserError
+from trainer.judge.reader import Reader, RuleReader, Unanswered
+from trainer.judge.served import addresses, connect
+from trainer.rewards.sources import judged
+from trainer.seeding import derive_seed
+from trainer.types import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and the text that it is about (shared by all questions about it)."""
+
+    task: Task
+    text: PreparedText
+
+
+class StructuredMemory:
+    """Way to answer: the agent reads, the reader answers from its memory. See `evaluation.methods.Reader`."""
+
+    def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
+        self.agent = MemAlpha(config.agent, tokenizer)
+        self.agent.check_window(window)
+        self.tokenizer, self.seed = tokenizer, config.seed
+        self.reader = _reader(config)
+        self._read: dict[tuple[str, float], asyncio.Future[Trajectory]] = {}
+
+    def prepare(self, tasks: Sequence[Task]) -> list[Asked]:
+        """See `Reader`. Raises UserError for a suite that is not about memories."""
+        texts: dict[str, PreparedText] = {}
+        for task in tasks:
+            instance = str(task.meta.get("instance", ""))
+            if not instance:
+                raise UserError(
+                    "agent.name=memalpha does not know the question while it reads, and this data set has one question "
+                    "for each document: use --data-names memalpha or facts, or --set agent.name=memagent"
+                )
+            if instance not in texts:
+                texts[instance] = self.agent.prepare(replace(task, id=instance))
+        return [Asked(task, texts[str(task.meta["instance"])]) for task in tasks]
+
+    def first_prompt(self, prepared: Asked) -> str:
+        """See `Reader`."""
+        from trainer.agents.memory import Memory  # noqa: PLC0415
+
+        return str(self.tokenizer.decode(self.agent.prompts.fill(Memory(), prepared.text.chunks[0]).ids))
+
+    async def answer(self, prepared: Asked, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """See `Reader`; several questions about a text wait for one reading of it."""
+        read = await self._reading(prepared.text, engine, options)
+        memory = read.details["memory"]
+        task, source = prepared.task, str(prepared.task.meta.get("source", ""))
+        text = await self.reader.answer(task.question, memory)
+        details: dict[str, Any] = {}
+        if judged(source):
+            try:
+                details["agrees"] = await self.reader.agrees(task.question, " ; ".join(task.answers), text)
+            except Unanswered:
+                details["agrees"] = None
+        tokens = read.details["turns"][-1]["memory_tokens"]
+        counters = {**read.counters, "memory_tokens": tokens}
+        return Trajectory(task.id, read.turns, 0.0, answer_text=text, counters=counters, details=details)
+
+    async def _reading(self, text: PreparedText, engine: Engine, options: RolloutOptions) -> Trajectory:
+        key = (text.task.id, options.temperature)
+        if key not in self._read:
+            # Seeds belong to the text, not to whichever of its questions comes first.
+            seeds = RolloutOptions(options.temperature, lambda turn: derive_seed("memory", self.seed, key[0], turn))
+            self._read[key] = asyncio.ensure_future(self.agent.rollout(text, engine, seeds))
+        try:
+            return await asyncio.shield(self._read[key])
+        except BaseException:
+            if self._read[key].done():
+                self._read.pop(key)  # a reading that failed is tried again for the next question
+            raise
+
+
+def _reader(config: EvalConfig) -> Reader:
+    if config.judge.reader == "rules":
+        return RuleReader()
+    urls = addresses(config.judge.url)
+    if not urls:
+        raise UserError(
+            "a structured memory needs a reader that answers from it: start one with `clusterkit serve judge` for the "
+            "run, or name a server with --set judge.url=http://HOST:PORT"
+        )
+    return connect(config.judge, urls, lambda: urls, Path(cache_root(config.cache_dir)))

@@ -1,0 +1,76 @@
+"""Suites of texts with several questions each, asked of what was kept: YuWangX/Memalpha's schema, or generated facts.
+
+One suite, so one row, for every data source, because every source has its own rule of scoring. A task is one question;
+those of one text share `meta["instance"]`, so that a structured memory is built once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evaluation.suites.base import CountTokens, Suite
+from trainer.config import TaskConfig
+from trainer.files import sha256
+from trainer.tasks.facts import SOURCE, Facts
+from trainer.tasks.memalpha import find_files
+from trainer.tasks.memalpha_data import Item, read_items
+from trainer.types import Question, Task
+
+FACTS_ITEMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Makes the tasks of some texts of a source."""
+
+    items: Sequence[Item]
+
+    def __call__(self, _: CountTokens) -> list[Task]:
+        return [task for one in self.items for task in _tasks(one.id, one.source, one.chunks, one.questions)]
+
+
+def memory_suites(path: str | None, cache_dir: str = "", limit: int = 0) -> list[Suite]:
+    """A suite for every data source of a file, or of a folder's test file. limit: texts of each; 0: all.
+
+    Raises:
+        UserError: there are no such data, or a row is unusable.
+
+    """
+    train, test = find_files(path, cache_dir)
+    file = test or train
+    items = read_items(file)
+    digest = sha256(file)
+    suites = []
+    for source in sorted({item.source for item in items}):
+        texts = [item for item in items if item.source == source]
+        texts = texts[:limit] if limit else texts
+        identity = {"kind": "memory-1", "file": digest, "source": source, "texts": len(texts)}
+        suites.append(_suite(f"memalpha-{source}", source, identity, texts, str(file)))
+    return suites
+
+
+def facts_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
+    """Generated facts: held-out texts of so many chunks; 0: the mixture of the training."""
+    fields = ("facts_per_chunk", "filler_per_chunk", "num_keys", "num_values", "num_questions")
+    count = limit or FACTS_ITEMS
+    source = Facts(config, 0)
+    items = []
+    for index in range(count):
+        task = source.heldout("test", index, chunks)
+        items.append(Item(task.id, SOURCE, task.chunks, task.questions))
+    identity = {"kind": "facts", "chunks": chunks, "items": count, **{f: getattr(config, f) for f in fields}}
+    identity |= {"min_chunks": config.min_chunks, "max_chunks": config.max_chunks}
+    return _suite(f"facts@{chunks}" if chunks else "facts", SOURCE, identity, items, "generated")
+
+
+def _suite(name: str, source: str, identity: dict[str, object], items: Sequence[Item], where: str) -> Suite:
+    return Suite(name, "source", dict(identity), _Texts(items), True, 0, where, rule=source)
+
+
+def _tasks(instance: str, source: str, chunks: tuple[str, ...], questions: Sequence[Question]) -> list[Task]:
+    meta: dict[str, str | int | float] = {"source": source, "instance": instance}
+    return [
+        Task(f"{instance}-q{number}", one.question, one.answers, chunks=chunks, meta=meta)
+        for number, one in enumerate(questions)
+    ]
