@@ -21,7 +21,7 @@ class BigLearner:
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=0.1)
         self.optimizer_steps = 0
 
-    def wake(self) -> None:
+    def wake(self, state: bool = True) -> None:
         """It is never at rest."""
 
 

@@ -115,8 +115,10 @@ class TrainingRun(SteppedRun):
         with self.clock.phase("train"):
             self.sampler.make_room()
             batch, stats = self._learn(groups, number)
+            self._rest(weights=False)
         with self.clock.phase("publish"):
             parts = self.sampler.publish(number)
+            self._rest()
         for name, seconds in parts.items():
             batch.stats[f"weights_{name}_s"] = seconds
         batch.stats |= self.sampler.stats() | reward_counts(self.reward)

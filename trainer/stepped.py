@@ -121,6 +121,11 @@ class SteppedRun(ABC):
         speed = work.numbers(self.world.size, peak_flops(self.world.device))
         return StepStats(merged | speed | {"skipped_steps": float(skipped)}, any(r.stepped for r in results), work)
 
+    def _rest(self, weights: bool = True) -> None:
+        """Leave the GPU to whoever generates on it, where the run says so."""
+        if self.config.train.offload:
+            self.learner.rest(weights)
+
     def _count_skipped(self, results: list[StepStats], number: int) -> None:
         """Give up when nothing is learned any more."""
         limit = self.config.train.max_skipped_steps

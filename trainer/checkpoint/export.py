@@ -32,7 +32,7 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
     """
     began = time.perf_counter()
-    learner.wake()
+    learner.wake(state=False)
     world = learner.world
     sharded = world.mesh is not None
     state: dict[str, Any] = get_model_state_dict(
@@ -88,7 +88,7 @@ def parameter_digest(learner: Learner) -> str:
     """SHA-256 over all parameters, names included: equal digests mean bit-identical weights. Collective."""
     import hashlib  # noqa: PLC0415 (only tests and the final log line ask for it)
 
-    learner.wake()
+    learner.wake(state=False)
     digest = hashlib.sha256()
     for name, parameter in sorted(learner.policy.named_parameters()):
         full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

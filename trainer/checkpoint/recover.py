@@ -63,7 +63,6 @@ class RecoverStore(Slots):
         """
         self._background.wait()
         began = time.perf_counter()
-        learner.wake()
         record = self._write(_tensors(learner), state, fingerprint, world)
         seconds = round(time.perf_counter() - began, 4)
         return record | {"seconds": seconds, "stall_s": seconds}
@@ -86,7 +85,6 @@ class RecoverStore(Slots):
         if self._apart is None:
             self._apart = world.apart()
         apart = self._apart
-        learner.wake()
         tensors = self._copy.take(_tensors(learner))
         stall = round(time.perf_counter() - began, 4)
 

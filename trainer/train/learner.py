@@ -98,13 +98,18 @@ class Learner:
             fused=True if world.device.type == "cuda" else None,
         )
 
-    def rest(self) -> None:
-        """Move weights and optimizer state to host memory; the next step brings them back (train.offload)."""
-        offload.move(self.policy, self.optimizer, torch.device("cpu"))
+    def rest(self, weights: bool = True) -> None:
+        """Move optimizer state, and weights where wanted, to host memory (train.offload) until they are needed."""
+        host = torch.device("cpu")
+        offload.move_state(self.optimizer, host)
+        if weights:
+            offload.move_weights(self.policy, host)
 
-    def wake(self) -> None:
-        """Have weights and optimizer state on the device. `step` and `logprobs` do it by themselves."""
-        offload.move(self.policy, self.optimizer, self.world.device)
+    def wake(self, state: bool = True) -> None:
+        """Have the weights, and the optimizer state where wanted, on the device. `step` and `logprobs` do it."""
+        offload.move_weights(self.policy, self.world.device)
+        if state:
+            offload.move_state(self.optimizer, self.world.device)
 
     def logprobs(self, rows: list[Row], policy: PolicyModel | None = None) -> list[list[float]]:
         """Log-probs of every row's response under the present policy (or another one), computed on all ranks.
@@ -113,7 +118,7 @@ class Learner:
             RunError: the GPU's memory did not suffice.
 
         """
-        self.wake()
+        self.wake(state=False)
         model = policy or self.policy
         plan = self._plan(rows)[self.world.data_rank]
         with torch.no_grad(), self._memory("log-probs"):

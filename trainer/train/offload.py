@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 
-def move(policy: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move all of it to `device`, whole or sharded; gives the GPU's memory back where it is left. Nothing happens where
-    it is there already.
+def move_weights(policy: nn.Module, device: torch.device) -> None:
+    """Move weights, whole or sharded, to `device`; nothing happens where they are there already."""
+    if next(policy.parameters()).device.type != device.type:
+        policy.to(device)
+        _give_memory_back(device)
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move the optimizer's state to `device`; nothing happens where it is there already. Counters stay where they are:
+    the optimizer knows where it wants them.
     """
-    if next(policy.parameters()).device.type == device.type:
-        return
-    policy.to(device)
+    moved = False
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, Tensor):
-                state[name] = value.to(device, non_blocking=device.type == "cuda")
-    if device.type == "cpu":
+            if isinstance(value, Tensor) and value.ndim and value.device.type != device.type:
+                state[name] = value.to(device)
+                moved = True
+    if moved:
+        _give_memory_back(device)
+
+
+def _give_memory_back(device: torch.device) -> None:
+    if device.type == "cpu" and torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def bytes_on(device_type: str, policy: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of weights and optimizer state of this rank that lie on devices of that type."""
-    states: list[Any] = [value for state in optimizer.state.values() for value in state.values()]
-    tensors = [t.to_local() if hasattr(t, "to_local") else t for t in [*policy.parameters(), *states]]
-    return sum(t.nbytes for t in tensors if isinstance(t, Tensor) and t.device.type == device_type)

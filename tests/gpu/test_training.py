@@ -1,0 +1,191 @@
+"""Training on GPUs: bfloat16 against float32, the flash kernel against padded blocks, compiled against not, two GPUs
+against one.
+
+    python3 -m pytest tests/gpu/test_training.py -m gpu
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trainingranks as parts  # noqa: E402
+
+from trainer.checkpoint.recover import RecoverStore, RunState  # noqa: E402
+from trainer.errors import RunError  # noqa: E402
+from trainer.train import varlen  # noqa: E402
+from trainer.train.layers import can_compile  # noqa: E402
+
+
+def flat(values: list[list[float]]) -> Any:
+    return torch.tensor([value for row in values for value in row], dtype=torch.float64)
+
+
+def gradients(one: Any, rows: list[Any]) -> dict[str, Any]:
+    """What the optimizer sees in a real step, on the host."""
+    seen: dict[str, Any] = {}
+
+    def keep(*_: Any) -> None:
+        for name, parameter in one.policy.lm.named_parameters():
+            grad = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+            seen[name] = grad.detach().double().cpu()
+
+    handle = one.optimizer.register_step_pre_hook(keep)
+    assert one.step(rows).stepped
+    handle.remove()
+    return seen
+
+
+def distance(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """‖found - expected‖ / ‖expected‖ over all tensors together."""
+    difference = sum(float((found[n] - e).square().sum()) for n, e in expected.items())
+    return float((difference / sum(float(e.square().sum()) for e in expected.values())) ** 0.5)
+
+
+def test_a_flash_kernel_is_there() -> None:
+    kernel = varlen.flash()
+    assert kernel is not None
+    print(f"attention: {kernel.name}, grouped heads {kernel.grouped}")
+
+
+def test_bfloat16_logprobs_are_those_of_float32() -> None:
+    rows = parts.make_rows()
+    exact = flat(parts.make_learner("float32").logprobs(rows))
+
+    found = flat(parts.make_learner("bfloat16").logprobs(rows))
+
+    difference = (found - exact).abs()
+    kl = ((exact - found).exp() - 1 - (exact - found)).mean()
+    print(f"mean |difference| {difference.mean():.5f}, largest {difference.max():.4f}, k3 {kl:.2e}")
+    assert difference.mean() <= 0.03
+    assert kl <= 1e-3
+
+
+def test_the_flash_kernel_gives_what_padded_blocks_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = parts.make_rows()
+    flash, found = parts.make_learner("bfloat16"), {}
+    logprobs = {"flash": flat(flash.logprobs(rows))}
+    found["flash"] = gradients(flash, rows)
+    monkeypatch.setattr(varlen, "usable", lambda *_: False)
+    padded = parts.make_learner("bfloat16")
+    logprobs["padded"] = flat(padded.logprobs(rows))
+    found["padded"] = gradients(padded, rows)
+
+    assert (logprobs["flash"] - logprobs["padded"]).abs().mean() <= 0.02
+    assert distance(found["flash"], found["padded"]) <= 0.03
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_compiled_layers_agree_with_plain_ones(checkpointing: str) -> None:
+    if not can_compile(torch.device("cuda")):
+        pytest.skip("torch.compile needs Triton and a C compiler")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    rows = parts.make_rows()
+    plain = gradients(parts.make_learner("bfloat16"), rows)
+    one = parts.make_learner("bfloat16", compile=True, checkpointing=checkpointing)
+
+    found = gradients(one, rows)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for seed in (3, 4, 5):  # micro-batches of other lengths and numbers of rows
+        assert one.step(parts.make_rows(seed=seed)).stepped
+
+    assert distance(found, plain) <= 0.03
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs <= 2
+
+
+def test_recomputing_activations_takes_less_memory_and_says_how_much() -> None:
+    peaks = {}
+    for kind in ("none", "selective", "full"):
+        one = parts.make_learner("bfloat16", checkpointing=kind, max_tokens_per_mb=16384)
+        one.step(parts.make_rows())
+        peaks[kind] = one.step(parts.make_rows(seed=1)).work.peak_bytes
+        del one
+    print({kind: f"{peak / 2**20:.0f} MiB" for kind, peak in peaks.items()})
+    assert peaks["full"] < peaks["selective"] < peaks["none"]
+
+
+def test_a_learner_at_rest_leaves_the_gpu_and_comes_back_the_same() -> None:
+    rested, other = (parts.make_learner("bfloat16") for _ in range(2))
+    for one in (rested, other):
+        one.step(parts.make_rows())
+    before = torch.cuda.memory_allocated()
+    rested.rest()
+    freed = before - torch.cuda.memory_allocated()
+    parameters = sum(p.numel() for p in rested.policy.parameters())
+
+    assert freed >= 0.9 * 12 * parameters
+    for one in (rested, other):
+        one.step(parts.make_rows(seed=1))
+    assert flat(rested.logprobs(parts.make_rows())).allclose(flat(other.logprobs(parts.make_rows())), atol=0.05)
+
+
+def test_a_checkpoint_in_the_background_is_the_moment_of_saving(tmp_path: Path) -> None:
+    one, loaded = (parts.make_learner("bfloat16", learning_rate=1e-3) for _ in range(2))
+    store = RecoverStore(tmp_path)
+    one.step(parts.make_rows())
+    expected = {n: p.full_tensor().clone() for n, p in one.policy.lm.named_parameters()}
+    store.save_in_background(one, RunState(1, 1, 1, 1, 0.0), {}, one.world)
+    one.step(parts.make_rows(seed=1))
+    record = store.wait()
+    assert record is not None
+    print({name: record[name] for name in ("bytes", "seconds", "stall_s")})
+
+    slot, _ = RecoverStore(tmp_path).newest()
+    assert slot is not None
+    RecoverStore(tmp_path).load(loaded, slot)
+    assert all(torch.equal(p.full_tensor(), expected[n]) for n, p in loaded.policy.lm.named_parameters())
+
+
+def test_too_little_memory_is_said_in_words() -> None:
+    free, size = torch.cuda.mem_get_info()
+    one = parts.make_learner("bfloat16", max_tokens_per_mb=16384)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (64 << 20)) / size)
+    try:
+        with pytest.raises(
+            RunError, match=r"ran out of memory in a training step .* train\.max_tokens_per_mb below 16384"
+        ):
+            one.step(parts.make_rows())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert free > 0
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_two_gpus_make_the_steps_of_one(tensor: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    context = get_context("spawn")
+    processes = [context.Process(target=parts.main, args=(rank, 2, tensor, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    expected = parts.run(copy.copy(parts.single_world(dtype=torch.bfloat16)))
+    for process in processes:
+        process.join(timeout=300)
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
+        for mine, its in zip(found["stats"], expected["stats"], strict=True):
+            assert mine["trained_tokens"] == its["trained_tokens"]
+            assert mine["actor_loss"] == pytest.approx(its["actor_loss"], rel=0.02, abs=1e-3)
+            assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=0.02)
+        change = max(float((found["parameters"][n] - p).abs().max()) for n, p in expected["parameters"].items())
+        assert change <= 5e-3
+        assert (flat(found["logprobs"]) - flat(expected["logprobs"])).abs().mean() <= 0.02

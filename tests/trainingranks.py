@@ -1,0 +1,91 @@
+"""What every rank of the GPU tests runs: the same steps on any number of GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trainer.config import RunConfig
+from trainer.train import attention
+from trainer.train.distributed import World, join_world, leave_world, single_world
+from trainer.train.learner import Learner
+from trainer.train.model import prepare_lm
+from trainer.types import Row
+
+VOCABULARY = 4096
+
+
+def make_lm(device: torch.device, layers: int = 4) -> Any:
+    """A Qwen2 with grouped heads, random weights spread enough for sharp distributions."""
+    attention.register()
+    torch.manual_seed(5)
+    lm = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=512,
+            intermediate_size=1024,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            initializer_range=0.05,
+            tie_word_embeddings=True,
+            attn_implementation=attention.IMPLEMENTATION,
+        )
+    )
+    return prepare_lm(lm).to(device)
+
+
+def make_rows(count: int = 24, seed: int = 0) -> list[Row]:
+    """Rows of 20 to 900 tokens; the last tenth of each is trained on."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, total = [], 0
+    for number in range(count):
+        length = int(torch.randint(20, 900, (1,), generator=generator))
+        ids = torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+        response = max(2, length // 10)
+        total += response
+        sign = 1.0 if number % 2 else -1.0
+        rows.append(Row(ids[:-response], ids[-response:], [-8.3] * response, sign, 1.0, number))
+    for row in rows:
+        row.weight = 1.0 / total
+    return rows
+
+
+def make_config(dtype: str, **train: Any) -> RunConfig:
+    """compiled only where asked; micro-batches of at most 4096 tokens; gradients as they are."""
+    checkpointing = train.pop("checkpointing", "none")
+    limits = {"chunk_tokens": 16, "max_question_tokens": 4, "max_memory_tokens": 4, "max_final_tokens": 5}
+    return RunConfig.model_validate(
+        {
+            "model": {"dtype": dtype, "gradient_checkpointing": checkpointing},
+            "algorithm": {"clip_low": 1.0, "clip_high": 1e9},
+            "agent": {"template": "words", **limits},
+            "train": {"compile": False, "max_tokens_per_mb": 4096, "warmup_steps": 0, "grad_clip": 1e9, **train},
+        }
+    )
+
+
+def make_learner(dtype: str, world: World | None = None, **train: Any) -> Learner:
+    world = world or single_world(dtype=getattr(torch, dtype))
+    return Learner(make_lm(world.device), make_config(dtype, **train), world, 100)
+
+
+def run(world: World) -> dict[str, Any]:
+    """Two steps of a nearly linear optimizer, and the log-probs after them."""
+    one = make_learner("bfloat16", world, eps=1.0, learning_rate=0.1)
+    stats = [one.step(make_rows(seed=seed)).values for seed in (0, 1)]
+    logprobs = one.logprobs(make_rows(seed=0))
+    parameters = {n: p.full_tensor().cpu() for n, p in one.policy.lm.named_parameters()}
+    return {"stats": stats, "logprobs": logprobs, "parameters": parameters}
+
+
+def main(rank: int, size: int, tensor: int, folder: Path) -> None:
+    """Entry point of a rank's process."""
+    world = join_world(rank, size, f"file://{folder}/rendezvous", dtype=torch.bfloat16, tensor=tensor)
+    found = run(world)
+    torch.save(found, folder / f"rank{rank}.pt")
+    leave_world(world)

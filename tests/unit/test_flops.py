@@ -1,0 +1,69 @@
+"""FLOPs of training by the formula, counted by PyTorch itself, and what a step says of its speed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import grouped_query_lm, learner, sampled_rows, small_config, small_parts
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.train.flops import ModelFlops, Work, peak_of
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+def test_the_formula_is_what_the_matrix_products_of_a_step_add_up_to(model: str) -> None:
+    lm = small_parts().lm if model == "llama" else grouped_query_lm()
+    rows = sampled_rows(lm, 1, lm.config.vocab_size)
+    one = learner(lm, small_config())
+
+    with FlopCounterMode(display=False) as counter:
+        work = one.step(rows).work
+
+    counted = counter.get_flop_counts()["Global"]
+    products = sum(value for op, value in counted.items() if "attention" not in str(op))
+    length, trained = rows[0].num_tokens, len(rows[0].response_ids)
+    assert work.tokens == length
+    assert products == one.flops.training(length, trained, 0)
+    attention = work.flops - products
+    heads, size = lm.config.num_attention_heads, lm.config.hidden_size // lm.config.num_attention_heads
+    assert attention == 6 * lm.config.num_hidden_layers * heads * size * length**2
+
+
+def test_the_sizes_of_a_known_model() -> None:
+    lm = grouped_query_lm()
+    flops = ModelFlops.of(lm)
+    layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96
+    assert (flops.body, flops.head, flops.attention) == (2 * layer, 97 * 64, 2 * 4 * 16)
+
+
+def test_speed_over_the_optimizer_steps_of_a_training_step() -> None:
+    both = Work(2.0, 1000, 4e12, 3 << 30) + Work(3.0, 500, 2e12, 2 << 30)
+
+    assert both.numbers(2, 1e12) == {"train_tokens_per_s": 300.0, "mfu": 0.6, "gpu_memory_peak_gib": 3.0}
+    assert Work(1.0, 10, 5.0).numbers(1, None) == {"train_tokens_per_s": 10.0}
+    assert Work().numbers(1, 1e12) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_the_peak_is_told_by_name(name: str, tera: float | None) -> None:
+    assert peak_of(name) == (None if tera is None else pytest.approx(tera * 1e12))
+
+
+def test_rows_that_are_the_same_are_computed_once_and_counted_once() -> None:
+    lm = grouped_query_lm()
+    (row,) = sampled_rows(lm, 1, lm.config.vocab_size)
+
+    work = learner(lm, small_config()).step([row, row, row]).work
+
+    assert work.tokens == row.num_tokens
+    assert work.peak_bytes == (0 if not torch.cuda.is_available() else work.peak_bytes)
