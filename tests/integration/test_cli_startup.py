@@ -19,6 +19,7 @@ COMMANDS = [
     ["--help"],
     ["--version"],
     ["train", "--help"],
+    ["eval", "--help"],
     ["status", "--help"],
     ["report", "--help"],
     ["dashboard", "--help"],
@@ -31,6 +32,7 @@ WORKING = [
     ["presets", "show", "tiny"],
     ["presets", "explain", "tiny"],
     ["train", "--preset", "tiny", "--dry-run"],
+    ["eval", "--model-path", "smollm2-135m", "--data-names", "aime24", "--dry-run"],
     ["status"],
     ["report"],
 ]

@@ -1,0 +1,203 @@
+"""An evaluation in one stream against nine serial loads, its tokens/s over the bare server's, and RULER-HQA by length.
+
+    .venv/bin/python benchmarks/evaluation.py MODEL --data-path DATA [--engine sglang] [--flags "…"] [--parts …]
+    .venv/bin/python benchmarks/evaluation.py MODEL --data-path DATA --engine embedded --questions 2 --samples 2 --new 8
+
+Prints one JSON object. Parts:
+
+* `stream`: greedy and --samples answers to every problem of --suites by one `python -m evaluation`, with all it does
+  (hashing, start, recording, grading); `serial`: the same answers as AReaL v0.2's evaluator gets them, one process and
+  one model load for the greedy pass and for each of --loads - 1 seeds. `ratio`: serial over stream, in wall time.
+* `bare`: the stream's own prompts through plain sockets to a server that runs already, no record and no grading (SGLang
+  only); `tokens_ratio`: tokens/s of the stream while it sampled, over those of `bare`.
+* `hqa`: seconds per document token at each number of documents, of all questions together, by the memory agent;
+  `spread`: the largest over the smallest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--data-path", required=True)
+    parser.add_argument("--engine", default="sglang", choices=("sglang", "vllm", "embedded"))
+    parser.add_argument("--flags", default="", help="options of the server's own")
+    parser.add_argument("--parts", default="stream,serial,bare,hqa")
+    parser.add_argument("--suites", default="math_500,gsm8k")
+    parser.add_argument("--questions", type=int, default=0, help="of each suite; 0: all")
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--loads", type=int, default=9)
+    parser.add_argument("--new", type=int, default=512, help="longest response to a problem, in tokens")
+    parser.add_argument("--documents", default="50,100,200,400,800,1600")
+    parser.add_argument("--hqa-questions", type=int, default=16)
+    parser.add_argument("--chunk", type=int, default=5000, help="agent.chunk_tokens of hqa")
+    parser.add_argument("--device", default="", help="cpu: hide the GPUs")
+    given = parser.parse_args()
+    from trainer.assets import resolve_model  # noqa: PLC0415 (after --help)
+
+    given.model = str(resolve_model(given.model))
+    found: dict[str, Any] = {"given": vars(given)}
+    parts = given.parts.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if "stream" in parts:
+            found["stream"] = one(given, work / "stream", {"n_sampling": given.samples})
+        if "serial" in parts:
+            found["serial"] = serial(given, work)
+            found["ratio"] = round(found["serial"]["wall_s"] / found["stream"]["wall_s"], 3)
+        if "bare" in parts and given.engine == "sglang":
+            found["bare"] = asyncio.run(bare(given, work))
+            found["tokens_ratio"] = round(found["stream"]["tokens_per_s"] / found["bare"]["tokens_per_s"], 3)
+        if "hqa" in parts:
+            found["hqa"] = hqa(given, work)
+            each = [row["us_per_document_token"] for row in found["hqa"].values()]
+            found["spread"] = round(max(each) / min(each), 3)
+    print(json.dumps(found, indent=2))
+
+
+def settings(given: argparse.Namespace, output: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model_path": given.model,
+        "output_path": str(output),
+        "data_names": given.suites.split(","),
+        "data_path": given.data_path,
+        "cache_dir": str(output / "cache"),  # the checkpoint is hashed each time
+        "num_questions": given.questions,
+        "max_gen_tokens": given.new,
+        "server": {"engine": given.engine, "flags": shlex.split(given.flags)},
+        **changes,
+    }
+
+
+def one(given: argparse.Namespace, output: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """One `python -m evaluation` from nothing to its table."""
+    output.mkdir(parents=True)
+    config = output / "config.yaml"
+    config.write_text(yaml.safe_dump(settings(given, output, changes)))
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if given.device == "cpu" else {}
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "evaluation", str(config)],
+        cwd=ROOT,
+        env={**os.environ, **hidden},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    wall = time.perf_counter() - began
+    results = json.loads((Path(json.loads(done.stdout)["results"]) / "results.json").read_text())
+    samples = [
+        json.loads(line)
+        for path in output.glob("records/*/samples.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    tokens = sum(sample["sampled_tokens"] for sample in samples)
+    return {
+        "wall_s": round(wall, 2),
+        "sampling_s": results["seconds"],
+        "answers": len(samples),
+        "sampled_tokens": tokens,
+        "prompt_tokens": sum(sample["prompt_tokens"] for sample in samples),
+        "tokens_per_s": round(tokens / results["seconds"], 1),
+        "scores": {row["dataset"]: [row["greedy_acc"], row["sample_pass@1"]] for row in results["rows"]},
+    }
+
+
+def serial(given: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """A load for the greedy pass, and one for each seed with its share of the samples."""
+    share = max(given.samples // (given.loads - 1), 1)
+    passes = [{"n_sampling": 0}, *({"n_sampling": share, "greedy": False, "seed": n} for n in range(1, given.loads))]
+    runs = [one(given, work / f"serial-{number}", changes) for number, changes in enumerate(passes)]
+    return {
+        "wall_s": round(sum(run["wall_s"] for run in runs), 2),
+        "each_s": [run["wall_s"] for run in runs],
+        "answers": sum(run["answers"] for run in runs),
+        "sampled_tokens": sum(run["sampled_tokens"] for run in runs),
+    }
+
+
+async def bare(given: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The stream's prompts and sampling through plain sockets, as many at a time."""
+    from sglang_engine import exchange  # noqa: PLC0415 (of the script beside this one)
+
+    from trainer.engines.launching import launch  # noqa: PLC0415
+    from trainer.engines.options import ServerOptions  # noqa: PLC0415
+    from trainer.train.model import load_tokenizer  # noqa: PLC0415
+
+    model = Path(given.model)
+    tokenizer = load_tokenizer(model)
+    bodies = []
+    for path in sorted((work / "stream").glob("records/*/questions.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            ids = tokenizer(json.loads(line)["prompt"], add_special_tokens=False)["input_ids"]
+            for number in range(given.samples + 1):
+                sampling = {"temperature": 0.6 if number else 0.0, "top_p": 0.95 if number else 1.0}
+                sampling |= {"max_new_tokens": given.new, "stop_token_ids": [tokenizer.eos_token_id]}
+                bodies.append({"input_ids": ids, "sampling_params": sampling, "return_logprob": True})
+    sent = [json.dumps({**body, "logprob_start_len": -1}).encode() for body in bodies]
+    options = ServerOptions(model, work / "bare.log", flags=tuple(shlex.split(given.flags)))
+    server, process = await launch("sglang", options)
+    try:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        gate = asyncio.Semaphore(256)
+
+        async def ask(body: bytes) -> int:
+            async with gate:
+                answer = json.loads(await exchange(host, int(port), body))
+            return len(answer["meta_info"]["output_token_logprobs"])
+
+        await asyncio.gather(*map(ask, sent[:64]))  # warm-up
+        began = time.perf_counter()
+        tokens = sum(await asyncio.gather(*map(ask, sent)))
+        seconds = time.perf_counter() - began
+    finally:
+        await process.stop()
+    return {"seconds": round(seconds, 2), "answers": len(sent), "tokens_per_s": round(tokens / seconds, 1)}
+
+
+def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The memory agent over documents of growing length."""
+    from evaluation.suites import Finder  # noqa: PLC0415
+    from trainer.train.model import load_tokenizer  # noqa: PLC0415
+
+    tokenizer = load_tokenizer(Path(given.model))
+
+    def tokens(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    found = {}
+    for count in map(int, given.documents.split(",")):
+        agent = {"chunk_tokens": given.chunk, "max_memory_tokens": 256, "max_final_tokens": 128}
+        changes = {"data_names": [f"ruler_hqa@{count}"], "num_questions": given.hqa_questions, "agent": agent}
+        run = one(given, work / f"hqa-{count}", changes)
+        tasks = Finder(given.data_path, limit=given.hqa_questions).suite(f"ruler_hqa@{count}").load(tokens)
+        document = sum(tokens(task.context) for task in tasks)
+        found[str(count)] = {
+            "sampling_s": run["sampling_s"],
+            "document_tokens": document,
+            "us_per_document_token": round(1e6 * run["sampling_s"] / document, 2),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    main()

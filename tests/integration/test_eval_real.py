@@ -1,0 +1,125 @@
+"""Evaluations of SmolLM2-135M: RULER-HQA on the embedded engine; GSM8K on a real vLLM server, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from runs import ENVIRONMENT, REPOSITORY, wait_for
+
+from evaluation.config import EvalConfig
+from tests.vllmserver import vllm_python
+
+
+def start(config: EvalConfig, folder: Path) -> subprocess.Popen[str]:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump()))
+    argv = [sys.executable, "-m", "evaluation", str(path)]
+    # Several threads that wait for each other on busy cores are far slower than one.
+    environment = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": (folder / "stderr.log").open("w"), "text": True}
+    return subprocess.Popen(argv, cwd=REPOSITORY, env=environment, **pipes)  # type: ignore[call-overload]
+
+
+def ended(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, (folder / "stderr.log").read_text()[-3000:]
+    return json.loads((Path(json.loads(out)["results"]) / "results.json").read_text(encoding="utf-8"))
+
+
+def samples(output: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for path in output.glob("records/*/samples.jsonl")
+        for line in path.read_bytes().split(b"\n")[:-1]
+    ]
+
+
+@pytest.mark.data
+@pytest.mark.timeout(1500)
+def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
+    tmp_path: Path, shared_data: Path, smollm2_path: Path
+) -> None:
+    config = EvalConfig.model_validate(
+        {
+            "model_path": str(smollm2_path),
+            "output_path": str(tmp_path / "out"),
+            "data_names": ["ruler_hqa@50"],
+            "data_path": str(shared_data),
+            "num_questions": 4,
+            "methods": ["memagent", "rag", "no_context"],
+            "rag_top_k": 3,
+            "agent": {"chunk_tokens": 2048, "max_memory_tokens": 32, "max_final_tokens": 24},
+            "server": {"engine": "embedded", "concurrency": 4},
+        }
+    )
+    results = ended(start(config, tmp_path), tmp_path)
+    assert results["status"] == "complete"
+    rows = {row["dataset"]: row for row in results["rows"]}
+    assert set(rows) == {"ruler_hqa@50", "ruler_hqa@50 rag", "ruler_hqa@50 no_context"}
+    for row in rows.values():
+        assert (row["answers"], row["missing"]) == (4, 0)
+        assert set(row["metrics"]) == {"sub_em", "sub_em_1way", "em", "f1", "boxed_em"}
+    # About 8,000 tokens are four or five chunks of 2048, and the answer.
+    turns = [line["turns"] for line in samples(tmp_path / "out") if "final_prompt" in line]
+    assert len(turns) == 4
+    assert all(5 <= count <= 7 for count in turns)
+
+
+@pytest.mark.data
+@pytest.mark.timeout(2000)
+def test_gsm8k_on_a_vllm_server_killed_and_resumed(tmp_path: Path, shared_data: Path, smollm2_path: Path) -> None:
+    config = EvalConfig.model_validate(
+        {
+            "model_path": str(smollm2_path),
+            "output_path": str(tmp_path / "out"),
+            "data_names": ["gsm8k"],
+            "data_path": str(shared_data),
+            "num_questions": 10,
+            "n_sampling": 2,
+            "max_gen_tokens": 128,
+            "grading_workers": 1,
+            "server": {
+                "engine": "vllm",
+                "python": vllm_python(),
+                "flags": ["--dtype", "float32", "--enforce-eager"],
+                "concurrency": 8,
+                "context_length": 2048,
+            },
+        }
+    )
+    process = start(config, tmp_path)
+    wait_for_answers(process, tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    kept = samples(tmp_path / "out")
+    assert 3 <= len(kept) < 30
+    assert all(not line.get("error") for line in kept)
+    psutil.wait_procs(children, timeout=60)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+    results = ended(start(config, tmp_path), tmp_path)
+    (row,) = results["rows"]
+    assert (results["status"], row["answers"], row["missing"]) == ("complete", 30, 0)
+    assert samples(tmp_path / "out")[: len(kept)] == kept
+    assert len(samples(tmp_path / "out")) == 30
+    assert "vLLM" in results["versions"]
+
+
+def wait_for_answers(process: subprocess.Popen[str], folder: Path) -> None:
+    """Until a few answers are written; the server's start alone may take more than wait_for's own two minutes."""
+    for _ in range(5):
+        try:
+            wait_for(lambda: len(samples(folder / "out")) >= 3 or process.poll() is not None)
+            break
+        except AssertionError:
+            continue
+    assert process.poll() is None, (folder / "stderr.log").read_text()[-3000:]
