@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from clusterkit.evaluating.scores import scores_of
 from clusterkit.report import facts
 from clusterkit.report.charts import MOST_MARKS, marks, sections
 from clusterkit.report.markup import Html, join, tag
@@ -66,6 +67,7 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
     tables = [
         ("closing", "Before and after", facts.closing(runs), True),
         ("memory", "How the memory grew", memory_of(runs), True),
+        ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
         ("restarts", "Restarts", facts.restarts(runs), True),
         ("checkpoints", "Checkpoints that are kept", facts.checkpoints(runs), False),

@@ -84,7 +84,7 @@ def test_gsm8k_on_a_vllm_server_killed_and_resumed(tmp_path: Path, shared_data: 
             "data_path": str(shared_data),
             "num_questions": 10,
             "n_sampling": 2,
-            "max_gen_tokens": 128,
+            "max_gen_tokens": 64,
             "grading_workers": 1,
             "server": {
                 "engine": "vllm",
