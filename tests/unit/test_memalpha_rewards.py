@@ -14,6 +14,7 @@ from trainer.config import RewardConfig
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.batch import make_batch
+from trainer.rollout.meter import ScoreMeter
 from trainer.types import Completion, Group, Question, Task, Trajectory, Turn, TurnRewards
 
 
@@ -155,3 +156,22 @@ def test_controls_permute_or_turn_round_the_rewards_of_turns() -> None:
     assert row_advantages("control.rewards=flipped") == pytest.approx([-0.75, 0.25, 0.25, 0.25])
     assert sorted(row_advantages("control.rewards=shuffled")) == pytest.approx([-0.25, -0.25, -0.25, 0.75])
     assert row_advantages("control.zero_advantages=true") == [0.0] * 4
+
+
+def test_the_meter_counts_scoring_that_nothing_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("trainer.rollout.meter.time.monotonic", lambda: now)
+    meter = ScoreMeter()
+    first, second = meter.generating(), meter.scoring()
+
+    first.__enter__()
+    now = 1.0
+    second.__enter__()  # scored beside what is generated
+    now = 3.0
+    first.__exit__(None, None, None)  # from here on only scored
+    now = 7.0
+    second.__exit__(None, None, None)
+    now = 9.0
+
+    assert meter.take() == 4.0
+    assert meter.take() == 0.0

@@ -22,6 +22,7 @@ from trainer.engines.base import Engine
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import UserError
 from trainer.rewards import Boxed, Reward
+from trainer.rollout.meter import ScoreMeter
 from trainer.seeding import derive_seed
 from trainer.types import Group, Task, Trajectory
 
@@ -63,6 +64,7 @@ class RolloutController:
     ) -> None:
         self.agent = agent
         self.reward = reward or Boxed()
+        self.meter: ScoreMeter = getattr(reward, "meter", None) or ScoreMeter()
         self.window = window
         self.engine = engine
         self.seed = seed
@@ -123,7 +125,8 @@ class RolloutController:
 
         options = RolloutOptions(plan.temperature, seed_of_turn, plan.blank_memory, plan.banned_final_ids)
         try:
-            trajectory = await self.agent.rollout(prepared, self.engine, options)
+            with self.meter.generating():
+                trajectory = await self.agent.rollout(prepared, self.engine, options)
         except (RolloutInterruptedError, UserError, asyncio.CancelledError):
             raise
         except GenerationCancelledError as error:
@@ -135,7 +138,8 @@ class RolloutController:
                 log.warning("%s", traceback.format_exc())
             return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
         self._check_window(trajectory)
-        trajectory.reward = await self._score(task, trajectory)
+        with self.meter.scoring():
+            trajectory.reward = await self._score(task, trajectory)
         return trajectory
 
     def _check_agent(self, done: Sequence[Trajectory]) -> None:

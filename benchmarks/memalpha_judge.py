@@ -1,0 +1,165 @@
+"""How much of a step a judge costs: complete training steps with a reader and judge on a server of its own.
+
+    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--engine sglang|vllm] [--device cuda|cpu] [--flags "…"]
+
+On a GPU the agent is MODEL (SmolLM2-135M-Instruct, say) on a server that takes turns with the trainer on GPU 0, and the
+judge is MODEL on a server beside them; on a CPU the agent is the tiny model and MODEL is the judge alone. Texts are
+generated. Prints one JSON object a step as it ends and one at the end: the time split of all steps, and the judge's
+share: seconds in which trajectories were scored while none was generated, over the seconds of the steps. That is the
+most that the judge can have made the trainer wait; the limit that it is held against is 0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from clusterkit.resolve import resolve
+from trainer.judge.registry import registered, registry_file
+from trainer.paths import RunPaths, user_name
+
+REPOSITORY = Path(__file__).parents[1]
+LIMIT = 0.1
+PLACES = "Arnby Belk Corvale Dunmere Eskow Fallory Greth Holmsund Jarrow Kelmar Lindow Marsh".split()
+NAMES = "Ada Bo Cleo Dov Edda Finn Gwen Hal Ida Jon Kit Lena Mo Nils Olga Pia".split()
+
+
+def write_texts(path: Path, count: int = 64) -> None:
+    """Texts about people and towns in the schema of YuWangX/Memalpha; three chunks and four questions each."""
+    draw = random.Random(1)
+    rows = []
+    for number in range(count):
+        people = draw.sample(NAMES, 9)
+        homes = {person: draw.choice(PLACES) for person in people}
+        told = [f"{person} {number} was born in {home} and paints there. " * 4 for person, home in homes.items()]
+        chunks = ["\n".join(told[i : i + 3]) for i in range(0, 9, 3)]
+        asked = [{"question": f"Where was {p} {number} born?", "answer": homes[p]} for p in people[::3] + people[:1]]
+        rows.append(
+            {"instance_id": f"t{number}", "data_source": "squad", "chunks": chunks, "questions_and_answers": asked}
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def settings(arguments: argparse.Namespace, root: Path) -> tuple[str, list[str]]:
+    """Preset and overrides of the run."""
+    common = [
+        *(f"fileroot={root / 'runs'}", f"train.total_steps={arguments.steps}", "experiment_name=judge-cost"),
+        *(f"judge.model={Path(arguments.model).name}", "judge.reader=server", "judge.cache=false"),
+        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=64", "monitor.tensorboard=false"),
+        *("eval.every_steps=0", "eval.num_tasks=2", "eval.final_chunks=[]", "eval.blank_memory=false"),
+    ]
+    if arguments.device == "cpu":
+        small = ("rollout.batch_size=2", "rollout.group_size=2", "warmup.gate=0", "warmup.steps=20")
+        return "memalpha-tiny", [*common, *small]
+    write_texts(root / "texts.jsonl")
+    return "memalpha-4B", [
+        *common,
+        *(f"model.path={arguments.model}", f"task.path={root / 'texts.jsonl'}", "n_gpus_per_node=1"),
+        *("allocation_mode=sglang:d1|fsdp:d1", "rollout.gpu_memory_fraction=0.25", "rollout.max_staleness=0"),
+        *("model.context_window=8192", "agent.context_tokens=6144", "agent.chunk_tokens=1024"),
+        *("agent.max_memory_tokens=256", "agent.tool_format=json", "train.max_tokens_per_mb=16384"),
+        *("rollout.batch_size=8", "rollout.group_size=8"),
+        f"servers.flags={json.dumps(shlex.split(arguments.flags))}",
+    ]
+
+
+def start_judge(arguments: argparse.Namespace, root: Path) -> subprocess.Popen[bytes]:
+    """The judge's servers, registered for the run."""
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.judge.serve",
+        "--model",
+        arguments.model,
+        "--fileroot",
+        str(root / "runs"),
+    ]
+    command += ["--user", user_name(), "--experiment", "judge-cost", "--trial", "run1", "--engine", arguments.engine]
+    flags = arguments.flags
+    if arguments.device == "cuda":
+        command += ["--gpus", "0,"]
+        flags += " --mem-fraction-static 0.2" if arguments.engine == "sglang" else " --gpu-memory-utilization 0.2"
+    command += [f"--flags={flags}"] if flags.strip() else []
+    judge = subprocess.Popen(command, cwd=REPOSITORY)
+    path = registry_file(root / "runs", user_name(), "judge-cost", "run1")
+    while not ((entry := registered(path)) and entry.urls):
+        if judge.poll() is not None:
+            raise SystemExit("the judge did not start")
+        time.sleep(0.2)
+    return judge
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--flags", default="", help="options of the servers' own command line, agent's and judge's")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        preset, overrides = settings(arguments, root)
+        config = resolve(preset, None, overrides).config
+        file = root / "config.yaml"
+        file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        judge = start_judge(arguments, root)
+        try:
+            trainer = subprocess.Popen([sys.executable, "-m", "trainer", str(file)], cwd=REPOSITORY, env=os.environ)
+            steps = follow(trainer, RunPaths.of(config).logs / "metrics.jsonl")
+        finally:
+            judge.send_signal(signal.SIGTERM)
+            judge.wait(timeout=120)
+    report(steps)
+
+
+def follow(trainer: subprocess.Popen[bytes], path: Path) -> list[dict[str, Any]]:
+    """Records of the steps, each printed as it comes."""
+    steps: list[dict[str, Any]] = []
+    while True:
+        ended = trainer.poll() is not None
+        lines = path.read_text().splitlines() if path.exists() else []
+        records = [json.loads(line) for line in lines if line.startswith('{"kind": "step"') or '"step_time_s"' in line]
+        for record in records[len(steps) :]:
+            stats = record["stats"]
+            names = ("r1", "r2", "r4", "judge_requests", "judge_unreadable", "score_seconds", "score_only_seconds")
+            shown = {name: round(stats[name], 3) for name in names if name in stats}
+            print(json.dumps({"step": record["global_step"], "seconds": record["step_time_s"], **shown}), flush=True)
+        steps = records
+        if ended:
+            if trainer.returncode:
+                raise SystemExit(f"the trainer ended with {trainer.returncode}")
+            return steps
+        time.sleep(0.5)
+
+
+def report(steps: list[dict[str, Any]]) -> None:
+    """The time split and the judge's share; the first step, which compiles and connects, is left out."""
+    counted = steps[1:] or steps
+    seconds = sum(step["step_time_s"] for step in counted)
+    split: dict[str, float] = {}
+    for step in counted:
+        for name, value in step["timings"].items():
+            split[name] = split.get(name, 0.0) + value
+    alone = sum(step["stats"].get("score_only_seconds", 0.0) for step in counted)
+    shares = {name: round(value / seconds, 4) for name, value in split.items()}
+    result = {"steps": len(counted), "seconds": round(seconds, 2), "time_split": shares}
+    print(json.dumps({**result, "judge_share": round(alone / seconds, 4), "limit": LIMIT}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
