@@ -136,7 +136,10 @@ _FROM_AGENT = Unneeded(
     "the lengths are agent.chunk_tokens, agent.max_question_tokens, agent.max_memory_tokens and agent.max_final_tokens"
 )
 _NO_CRITIC = Refused("no critic is trained here: leave it out")
-_JUDGE = Refused("Mem-alpha's judge is not there yet: leave it out")
+_JUDGE = Refused(
+    "judges are registered for the run's own experiment and trial: clusterkit serve judge --experiment NAME --trial "
+    "NAME; a server of your own is named by judge.url"
+)
 
 _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, when it is saved and brought back
     "mode": Renamed(("mode",), {"torchrun": "local"}),
@@ -187,7 +190,11 @@ _LEARNING: dict[str, Alias] = {  # AReaL of all versions: model, data, sampling,
     "ppo.gen.min_new_tokens": Unneeded("a response ends where the model ends it", ("0",)),
     "ppo.gen.temperature": Renamed(("rollout.temperature",)),
     "gconfig.temperature": Renamed(("rollout.temperature",)),
-    "gconfig.agent.adv_estimator": Renamed(("algorithm.name",)),
+    "gconfig.agent.adv_estimator": Renamed(("algorithm.turn_advantage",)),
+    "gconfig.agent.beta": Renamed(("reward.beta",)),
+    "gconfig.agent.gamma": Renamed(("reward.gamma",)),
+    "gconfig.agent.adv_lambda": Renamed(("algorithm.gigpo_weight",)),
+    "gconfig.agent.gigpo_gamma": Renamed(("algorithm.gigpo_discount",)),
     "ppo.ppo_n_minibatches": Renamed(("train.minibatches",)),
     "actor.ppo_n_minibatches": Renamed(("train.minibatches",)),
     "ppo.kl_ctl": Renamed(("algorithm.kl_coef",)),
