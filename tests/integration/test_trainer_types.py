@@ -66,13 +66,24 @@ def test_examples_are_learned(forks: Forks, new_trial: NewTrial, tmp_path: Path)
     assert len(set(epoch)) == len(epoch) <= COUNT - summary["num_tasks"]
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+BACKGROUND = {"checkpoint.async_recover": True}
+
+
+@pytest.mark.parametrize(
+    ("ending", "settings"),
+    [
+        (signal.SIGTERM, {}),
+        (signal.SIGKILL, {}),
+        (signal.SIGTERM, {**BACKGROUND, "model.dtype": "bfloat16"}),
+        (signal.SIGKILL, BACKGROUND),
+    ],
+)
 def test_supervised_run_that_was_stopped_ends_as_one_that_was_not(
-    forks: Forks, new_trial: NewTrial, tmp_path: Path, ending: signal.Signals
+    forks: Forks, new_trial: NewTrial, tmp_path: Path, ending: signal.Signals, settings: dict[str, Any]
 ) -> None:
-    whole = sft(new_trial, tmp_path, "whole")
+    whole = sft(new_trial, tmp_path, "whole", **settings)
     assert forks.run(whole) == 0, whole.said()
-    trial = sft(new_trial, tmp_path, "cut")
+    trial = sft(new_trial, tmp_path, "cut", **settings)
     attempt = forks.start(trial)
     assert attempt.reach(lambda: len(trial.records("recover")) >= 3)
     attempt.send(ending)
@@ -83,6 +94,10 @@ def test_supervised_run_that_was_stopped_ends_as_one_that_was_not(
     assert trial.records("attempt")[-1]["resume_step"] >= 2
     assert trial.summary()["parameter_sha256"] == whole.summary()["parameter_sha256"]
     assert trial.trained_tasks() == whole.trained_tasks()
+    kept = whole.records("recover")
+    assert kept[-1]["global_step"] == whole.summary()["global_step"]
+    assert all(0 < record["stall_s"] <= record["seconds"] for record in kept)
+    assert all(step["timings"]["checkpoint"] > 0 for step in whole.records("step")[1:])
 
 
 def test_two_ranks_learn_what_one_does(new_trial: NewTrial, tmp_path: Path) -> None:

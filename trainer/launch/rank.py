@@ -14,7 +14,7 @@ import torch
 
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.errors import UserError
+from trainer.errors import InterruptedRunError, UserError
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
 from trainer.runs import AnyRun, make_run
@@ -72,6 +72,9 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         run.run()
     except UserError as error:
         code, message = error.exit_code, str(error)
+        if not main and not isinstance(error, InterruptedRunError):
+            # Rank 0 tells what befell all; what befell this one alone (its GPU's memory) it cannot know.
+            (meeting / f"fault-{rank}").write_text(message, encoding="utf-8")
     except Exception:
         code = 1
         (meeting / f"fault-{rank}").write_text(traceback.format_exc(), encoding="utf-8")
