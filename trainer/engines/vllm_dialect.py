@@ -55,6 +55,10 @@ class VLLMDialect:
         # The token routes; where there is a tokenizer the chat routes stay usable beside them.
         has_tokenizer = any((options.model / name).is_file() for name in TOKENIZER_FILES)
         arguments += ["--enable-scale-out" if has_tokenizer else "--tokens-only"]
+        if not options.gpus:
+            # A seeded request whose prompt is cut into pieces ends vLLM 0.32's worker on a CPU ("CPU Generator does not
+            # use offset"); whole prompts are no slower there.
+            arguments += ["--no-enable-chunked-prefill"]
         if options.gpus:
             arguments += ["--tensor-parallel-size", str(len(options.gpus))]
             arguments += ["--gpu-memory-utilization", str(options.memory_fraction)]

@@ -28,11 +28,22 @@ class Boxed:
         return boxed_reward(trajectory.answer_text, task.answers)
 
 
+class Found:
+    """1.0 where a gold answer stands anywhere in the answer, in letters of either case, else 0.0: RULER's measure."""
+
+    def score(self, task: Task, trajectory: Trajectory) -> float:
+        """See the class; arXiv 2404.06654."""
+        text = trajectory.answer_text.lower()
+        return float(any(answer.lower() in text for answer in task.answers))
+
+
 def make_reward(config: RunConfig) -> Reward:
     """The reward that a configuration names. Raises UserError for one that cannot be made."""
     if custom.is_custom(config.reward.name):
         reward: Reward = custom.make("reward.name", config.reward.name, config.code_dir, config.reward)
         return reward
+    if config.reward.name == "found":
+        return Found()
     if config.reward.name == "math":
         from trainer.rewards.math import MathReward  # noqa: PLC0415 (a package of its own)
 
