@@ -22,7 +22,7 @@ from tests.httpstub import Answer, Hang, HttpStub
 from trainer.engines.dialect import UntouchedError, make_dialect
 from trainer.engines.http import EngineError, Limits, Server, ServerPool
 from trainer.engines.launching import check_options
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import ServerOptions, visible_devices
 from trainer.engines.served import ServedEngine
 from trainer.errors import UserError
 from trainer.types import SamplingParams
@@ -500,3 +500,22 @@ def test_hanging_servers_do_not_hang_the_update(scenario: Scenario) -> None:
         assert [s.name for s in rig.pool.usable()] == ["s0"]
 
     scenario(body)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "gpus", "expected"),
+    [(None, (2, 3), "2,3"), ("4,5,6", (0, 2), "4,6"), ("GPU-ab, GPU-cd", (1,), "GPU-cd"), ("", (), "")],
+)
+def test_gpus_are_counted_among_those_that_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, allowed: str | None, gpus: tuple[int, ...], expected: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    assert visible_devices(gpus) == expected
+
+
+def test_a_gpu_that_is_not_allowed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=7 allows 1"):
+        visible_devices((0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,25 @@ class ServerOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0
     python: str = sys.executable
+
+
+def visible_devices(gpus: tuple[int, ...]) -> str:
+    """CUDA_VISIBLE_DEVICES for a server: GPUs by their number among those that this process may use.
+
+    Raises:
+        UserError: there are fewer.
+
+    """
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return ",".join(map(str, gpus))
+    names = [name.strip() for name in allowed.split(",") if name.strip()]
+    if gpus and max(gpus) >= len(names):
+        raise UserError(
+            f"a server is to run on GPU {max(gpus)}, counted from 0, and CUDA_VISIBLE_DEVICES={allowed} allows "
+            f"{len(names)}: allow more, or ask for fewer"
+        )
+    return ",".join(names[gpu] for gpu in gpus)
 
 
 def check_model(options: ServerOptions) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.engines.dialect import LOAD_DEADLINE, Stretch, UntouchedError, unreadable
 from trainer.engines.http import EngineError, Json, RefusedError, Server, ServerPool
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class SGLangDialect:
         """See Dialect."""
         # Weights that arrive over NCCL need both ends without CUMEM and NVLS; SGLang sets the same for itself.
         nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, options.gpus)), **nccl}
+        return {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus), **nccl}
 
     def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
         """See Dialect."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.engines.dialect import LOAD_DEADLINE, Stretch, unreadable
 from trainer.engines.http import EngineError, Json, Server, ServerPool
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class VLLMDialect:
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(VLLM_SIDE), os.environ.get("PYTHONPATH", ""))))
         found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}  # for weights over NCCL, as with SGLang
         if options.gpus:
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.gpus))
+            found["CUDA_VISIBLE_DEVICES"] = visible_devices(options.gpus)
         else:  # by default it takes most of the memory, and pins its threads to cores that other servers pin theirs to
             found |= {"VLLM_CPU_KVCACHE_SPACE": CPU_CACHE_GIB, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         if options.deterministic:

@@ -46,7 +46,8 @@ class ServerActor:
         import ray  # noqa: PLC0415
 
         address = str(ray.util.get_node_ip_address())
-        gpus = tuple(int(number) for number in ray.get_gpu_ids())
+        # By number among those that Ray lets this process see.
+        gpus = tuple(range(len(ray.get_gpu_ids())))
         command = host_command(Path(file), Path(model), Place(name, gpus), address, kept, tied=True)
         output = (Path(file).parent / f"{name}.host.log").open("ab")
         with output:
