@@ -114,9 +114,11 @@ class SteppedRun(ABC):
         self._count_skipped(results, number)
         keys = {key for r in results for key in r.values}
         totals = {"trained_tokens", "trained_rows", "micro_batches", "masked_tokens"}
-        merged = {
-            key: sum(r.values.get(key, 0.0) for r in results) / (1 if key in totals else len(results)) for key in keys
-        }
+        merged = {}
+        for key in keys:
+            # An optimizer step that had nothing to learn from has no ratios or losses to be averaged.
+            values = [r.values[key] for r in results if key in r.values]
+            merged[key] = sum(values) / (1 if key in totals else len(values))
         work = sum((r.work for r in results), Work())
         speed = work.numbers(self.world.size, peak_flops(self.world.device))
         return StepStats(merged | speed | {"skipped_steps": float(skipped)}, any(r.stepped for r in results), work)

@@ -43,13 +43,17 @@ def usable(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
     return flash() is not None
 
 
+_FOUND: list[Flash] = []
+"""What `flash` found: compiled code reads it here, where nothing has to be traced."""
+
+
 @functools.cache
 def flash() -> Flash | None:
     """The kernel of this machine; None where there is none. Asked once before layers are compiled."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         return None
     if (kernel := _torchs()) is not None:
-        return Flash("torch", kernel, _takes_groups(kernel))
+        return _keep(Flash("torch", kernel, _takes_groups(kernel)))
     try:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found] # noqa: PLC0415 (optional)
     except ImportError:
@@ -58,7 +62,12 @@ def flash() -> Flash | None:
     def run(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None) -> Tensor:
         return flash_attn_varlen_func(query, key, value, ends, ends, longest, longest, softmax_scale=scale, causal=True)
 
-    return Flash("flash-attn", run, True)
+    return _keep(Flash("flash-attn", run, True))
+
+
+def _keep(kernel: Flash) -> Flash:
+    _FOUND[:] = [kernel]
+    return kernel
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None) -> Tensor:
@@ -72,8 +81,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int
         [tokens, heads, d].
 
     """
-    kernel = flash()
-    assert kernel is not None, "usable() was not asked"
+    assert _FOUND, "usable() was not asked"
+    kernel = _FOUND[0]
     times = query.shape[1] // key.shape[1]
     if times > 1 and not kernel.grouped:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
