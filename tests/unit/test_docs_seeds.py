@@ -128,7 +128,7 @@ def test_settings_and_pages_in_remarks_exist(line: Line) -> None:
 def test_commands_around_the_tables_exist(group: Any) -> None:
     text = "\n".join(line for line in PAGE.read_text(encoding="utf-8").splitlines() if not line.startswith("|"))
     commands = [word for word in re.findall(r"`(clusterkit [^`]+)`", text) if "NAME" not in word]
-    assert len(commands) > 2
+    assert len(commands) >= 2
     for command in commands:
         try_command(command, group)
 
