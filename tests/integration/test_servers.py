@@ -1,0 +1,175 @@
+"""A run with real engine servers (vLLM on the CPU): asynchronous, kept over attempts, one more, one killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
+from vllmserver import vllm_python
+
+from trainer.serving import registry
+
+SETTINGS: dict[str, Any] = {
+    # As large as vLLM's kernels want it. Without a warm-up it samples at random; a coin gives it something to learn.
+    "model.tiny": {"hidden_size": 128, "num_heads": 2, "intermediate_size": 128, "max_position_embeddings": 128},
+    "warmup": {"recall_steps": 0, "steps": 0},
+    "reward": {"name": "coin:Coin"},
+    "servers": {"engine": "vllm", "flags": ["--dtype", "float32", "--enforce-eager"], "shutdown_on_exit": False},
+    "rollout": {"max_staleness": 1, "batch_size": 4, "group_size": 2},
+    "eval": {"every_steps": 0},
+    "train": {"learning_rate": 1e-3, "threads": 1},
+}
+COIN = """
+import random
+
+class Coin:
+    def __init__(self, config):
+        self.coin = random.Random(0)
+
+    def score(self, task, trajectory):
+        return float(self.coin.random() < 0.5)
+"""
+SERVE = [sys.executable, "-m", "clusterkit.cli.main", "serve"]
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+    folder = tmp_path_factory.mktemp("servers")
+    made = Trial(folder / "runs", folder / "cache", **SETTINGS)
+    (folder / "coin.py").write_text(COIN)
+    made.change(**{"servers.python": vllm_python(), "code_dir": str(folder)})
+    yield made
+    for one in registered(made):
+        if registry.process_runs(one.pid):
+            os.kill(one.pid, signal.SIGTERM)
+    wait_for(lambda: not any(registry.process_runs(one.pid) for one in registered(made)))
+
+
+def registered(trial: Trial) -> list[registry.Registration]:
+    return registry.read(registry.folder_of(trial.paths.logs))
+
+
+def train(trial: Trial, **settings: Any) -> None:
+    """Run the trainer to its end."""
+    trial.change(**settings)
+    done = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    said = done.communicate(timeout=600)
+    assert done.returncode == 0, said
+
+
+def serve(trial: Trial, *words: str) -> str:
+    """`clusterkit serve …` for the run."""
+    run = ["--fileroot", trial.config.fileroot, "--experiment", trial.config.experiment_name]
+    environment = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(
+        [*SERVE, *words, *run],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def steps(trial: Trial) -> list[dict[str, Any]]:
+    return trial.records("step")
+
+
+def servers_process(host: int) -> psutil.Process:
+    """The server itself, below its host and the guard."""
+    (guard,) = psutil.Process(host).children()
+    (server,) = guard.children()
+    return server
+
+
+def test_a_run_samples_ahead_on_a_server_that_stays(trial: Trial) -> None:
+    train(trial, **{"train.total_steps": 3})
+    numbers = [step["stats"] for step in steps(trial)]
+    assert [n["staleness_max"] for n in numbers] == [0, 1, 1]  # the first step's rollouts had nothing to be ahead of
+    # What the server said of its tokens is what the trainer computes for the same weights; later ones differ.
+    kl = [n["mismatch_kl"] for n in numbers]
+    assert kl[0] < 1e-6 < kl[2] < 0.1, kl
+    assert all(n["failed_trajectories"] == 0 for n in numbers)
+    (one,) = registered(trial)
+    assert (one.state, one.kept, registry.process_runs(one.pid)) == ("ready", True, True)
+
+
+def test_the_next_attempt_takes_the_server_over(trial: Trial) -> None:
+    before = registered(trial)
+    train(trial, **{"train.total_steps": 5})
+    assert registered(trial) == before, "it was started again"
+    assert [step["global_step"] for step in steps(trial)] == [1, 2, 3, 4, 5]
+    first = steps(trial)[3]["stats"]
+    assert (first["staleness_max"], first["mismatch_kl"] < 1e-6) == (0, True)  # it was given the recovered weights
+
+
+def test_a_server_is_added_and_one_that_is_killed_loses_nothing(trial: Trial) -> None:
+    assert "server-1 answers at http://127.0.0.1:" in serve(trial, "add")
+    listed = json.loads(serve(trial, "list", "--json"))["servers"]
+    assert [(one["name"], one["state"]) for one in listed] == [("server-0", "ready"), ("server-1", "ready")]
+    trial.change(**{"train.total_steps": 14, "servers.min_required": 1})
+    running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    wait_for(lambda: len(steps(trial)) > 6 or running.poll() is not None)
+    added = next(one for one in registered(trial) if one.name == "server-1")
+    servers_process(added.pid).send_signal(signal.SIGKILL)
+    said = running.communicate(timeout=600)
+    assert running.returncode == 0, said
+    assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
+    assert "engine server server-1 joins" in trial.log()
+    # Its host starts it again.
+    wait_for(lambda: any(one.name == "server-1" and one.starts > 1 for one in registered(trial)))
+
+
+def test_what_a_server_printed_is_shown(trial: Trial) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterkit.cli.main", "logs", "--engine", "0", "--fileroot", trial.config.fileroot],
+        capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert "EngineCore" in done.stdout, done.stderr
+
+
+def test_servers_end_when_they_are_told_to(trial: Trial) -> None:
+    pids = [one.pid for one in registered(trial)]
+    assert serve(trial, "stop").startswith("ended: server-0, server-1")
+    assert registered(trial) == []
+    assert not any(registry.process_runs(pid) for pid in pids)
+    assert serve(trial, "list").strip() == "the run has no engine servers"
+
+
+def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> None:
+    run = ["--fileroot", trial.config.fileroot]
+    done = subprocess.run(
+        [*SERVE, "stop", "server-7", *run], capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY
+    )
+    assert done.returncode == 2
+    assert "no server server-7 (there: none)" in done.stderr
+
+
+@pytest.fixture
+def python_without_vllm() -> Path:
+    return Path(sys.executable)
+
+
+def test_a_server_that_cannot_start_ends_the_run_with_the_reason(
+    tmp_path: Path, trial: Trial, python_without_vllm: Path
+) -> None:
+    broken = Trial(tmp_path / "runs", Path(trial.config.cache_dir), **SETTINGS)
+    broken.change(**{"servers.python": str(python_without_vllm), "servers.shutdown_on_exit": True})
+    done = command(broken)
+    said = done.communicate(timeout=300)[1]
+    assert done.returncode == 1
+    assert "0 of 1 engine servers answer" in said
+    assert "vLLM is not installed" in said
+    assert not any(registry.process_runs(one.pid) for one in registered(broken))
