@@ -147,13 +147,15 @@ def test_it_never_outlives_the_trainer_or_the_guard(tmp_path: Path, killed: str)
     trainer = subprocess.Popen([sys.executable, "-c", trainer_code], stdout=subprocess.PIPE, cwd=REPOSITORY)
     assert trainer.stdout is not None
     with trainer:
-        guard = psutil.Process(int(trainer.stdout.readline()))
-        until(lambda: bool(guard.children()))
-        (server,) = guard.children()
-        until(lambda: "time.sleep" in " ".join(server.cmdline()))  # it has become the server
-        (trainer if killed == "trainer" else guard).kill()
-        until(lambda: gone(server.pid) and gone(guard.pid))
-        trainer.kill()
+        try:
+            guard = psutil.Process(int(trainer.stdout.readline()))
+            until(lambda: bool(guard.children()))
+            (server,) = guard.children()
+            until(lambda: not any("guard.py" in word for word in server.cmdline()))  # it has become the server
+            (trainer if killed == "trainer" else guard).kill()
+            until(lambda: gone(server.pid) and gone(guard.pid))
+        finally:  # else a failure would wait for its end
+            trainer.kill()
 
 
 @pytest.mark.parametrize(

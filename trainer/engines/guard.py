@@ -8,6 +8,7 @@ It runs as a script without the package, so that it starts fast, and its exit co
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     if os.getppid() != parent:  # it died before the kernel was asked
         return 1
     try:
-        server = subprocess.Popen(command, start_new_session=True, preexec_fn=_killed_with_guard)  # noqa: PLW1509
+        guarded = functools.partial(_killed_with, os.getpid())
+        server = subprocess.Popen(command, start_new_session=True, preexec_fn=guarded)  # noqa: PLW1509
     except OSError as error:
         print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
@@ -46,10 +48,12 @@ def main(parent: int, grace: float, command: list[str]) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _killed_with_guard() -> None:
+def _killed_with(guard: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     _die_with_parent(signal.SIGKILL)
+    if os.getppid() != guard:  # it was killed before the kernel was asked
+        os._exit(1)
 
 
 def _die_with_parent(number: int) -> None:
