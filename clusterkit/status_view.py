@@ -27,6 +27,8 @@ def status_lines(status: Status) -> list[str]:
         speed = f"{count(number(history.steps[-1], 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
         rows.append(("speed", speed))
         rows.append(("time", shares(history.time_split())))
+        if text := engine_text(history.steps[-1].get("stats") or {}):
+            rows.append(("engines", text))
     facts = status.as_dict()
     if history.learns:
         rows.append(("recover", _checkpoint(facts["recover"])))
@@ -40,6 +42,24 @@ def status_lines(status: Status) -> list[str]:
     if status.state in ("interrupted", "killed", "failed", "new"):
         rows.append(("next", "repeat the `clusterkit train` command: it goes on with this run"))
     return [f"{label:<12} {text}" for label, text in rows if text]
+
+
+def engine_text(stats: dict[str, Any]) -> str:
+    """Numbers of the last step about GPUs and engine servers, as far as it has any."""
+    parts = []
+    for name, form in (
+        ("mfu", "MFU {:.1%}"),
+        ("gpu_memory_peak_gib", "{:.0f} GiB at most"),
+        ("mismatch_kl", "engine-trainer KL {:.1e}"),
+        ("cached_share", "{:.0%} of prompts cached"),
+        ("staleness_mean", "{:.1f} versions old"),
+        ("weights_interruption_s", "weights {:.2f} s"),
+        ("refilled_groups", "{:.0f} groups left out"),
+    ):
+        value = stats.get(name)
+        if isinstance(value, int | float) and (name != "mismatch_kl" or "staleness_mean" in stats):
+            parts.append(form.format(value))
+    return ", ".join(parts)
 
 
 def warmup_text(record: Record) -> str:

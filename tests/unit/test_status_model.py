@@ -11,7 +11,7 @@ from run_writer import RunWriter
 
 from clusterkit.rundir import hold_lock
 from clusterkit.status import Status, find_run, observe
-from clusterkit.status_view import status_lines
+from clusterkit.status_view import engine_text, status_lines
 from trainer.errors import RunError
 
 
@@ -158,3 +158,16 @@ def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
 
 def _set_age(path: Path, when: float) -> None:
     os.utime(path, (when, when))
+
+
+def test_numbers_of_gpus_and_servers_are_shown_where_there_are_any() -> None:
+    numbers = {
+        "mfu": 0.465,
+        "mismatch_kl": 5e-4,
+        "staleness_mean": 1.0,
+        "weights_interruption_s": 0.1,
+        "cached_share": 0.5,
+    }
+    shown = engine_text(numbers)
+    assert shown == "MFU 46.5%, engine-trainer KL 5.0e-04, 50% of prompts cached, 1.0 versions old, weights 0.10 s"
+    assert engine_text({"mismatch_kl": 0.0, "task_reward": 1.0}) == ""

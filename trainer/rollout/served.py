@@ -85,6 +85,7 @@ class ServedSampler(Sampler):
         self._jobs: set[asyncio.Task[None]] = set()
         self._ids: dict[Slot, str] = {}
         self._staleness: list[int] = []
+        self._told = (0, 0)
 
     def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
         """See Sampler."""
@@ -116,6 +117,7 @@ class ServedSampler(Sampler):
             "pause": done.pause_seconds,
             "transfer": done.transfer_seconds,
             "resume": done.resume_seconds,
+            "interruption": done.pause_seconds + done.transfer_seconds + done.resume_seconds,
         }
 
     def make_room(self) -> None:
@@ -129,6 +131,11 @@ class ServedSampler(Sampler):
         numbers = super().stats()
         if ages:
             numbers |= {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
+        if self.served is not None:
+            now = self.served.engine.stats
+            prompts, cached = now.prompt_tokens - self._told[0], now.cached_tokens - self._told[1]
+            self._told = (now.prompt_tokens, now.cached_tokens)
+            numbers |= {"cached_share": cached / prompts} if prompts else {}
         return numbers
 
     def close(self) -> None:
