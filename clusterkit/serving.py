@@ -160,11 +160,16 @@ async def job_there(head: Head, run: RunDirectory, action: str, argument: str) -
     """Have the cluster's Ray add or stop a server; what it said.
 
     Raises:
-        RunError: it failed, with its last line.
+        UserError: the run has no servers. RunError: it failed, with its last line.
 
     """
-    code = await put_code(head.session, head.cluster, ())
     config = registry.folder_of(run.logs) / "config.yaml"
+    if not (await head.session.run(f"[ -f {shlex.quote(str(config))} ]", root=True)).ok:
+        raise UserError(
+            f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm, or allocation_mode "
+            "with sglang, to its train command"
+        )
+    code = await put_code(head.session, head.cluster, ())
     submission = f"{run.user}-{run.experiment}-{run.trial}-serve-{action}-{time.time_ns()}"
     words = ["python3", "-m", "trainer.launch.ray_servers", action, str(config), *([argument] if argument else [])]
     async with head.jobs() as jobs:

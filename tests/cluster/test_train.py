@@ -273,6 +273,20 @@ def test_what_cannot_be_stopped_or_shown(operator: Operator) -> None:
     assert "no-such" in elsewhere.stderr
 
 
+def test_engine_servers_of_a_run_on_the_cluster(operator: Operator) -> None:
+    """The image has no vLLM; what is shown is the way there and back: the storage, Ray's job, its words."""
+    listed = operator("serve", "list", "--cluster", "default", "--trial", "run1")
+    assert (listed.exit_code, "the run has no engine servers" in listed.text) == (0, True), listed.text
+    added = operator("serve", "add", "--cluster", "default", "--trial", "run1")
+    assert (added.exit_code, "has not started engine servers" in added.text) == (2, True), added.text
+    folder = run_folder(operator) / "servers"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text((run_folder(operator) / "config.yaml").read_text())
+    ended = operator("serve", "stop", "server-3", "--cluster", "default", "--trial", "run1")
+    assert ended.exit_code == 1
+    assert "the run has no server server-3" in ended.text, ended.text
+
+
 def test_commands_that_read_runs_and_what_is_applied(operator: Operator) -> None:
     """A dispatched run that failed for want of memory, as its console says, goes on with what diagnose applied."""
     there = ("--cluster", "default", "--trial", "advised")
