@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from clusterkit.dispatch.head import Head
@@ -18,10 +18,11 @@ from clusterkit.dispatch.storage import newest_run, put_code
 from clusterkit.rundir import RunDirectory, user_name
 from trainer.errors import RunError, UserError
 from trainer.serving import registry
+from trainer.serving.keeper import end_hosts, host_command
 from trainer.serving.registry import Registration
+from trainer.serving.wanted import Place
 
 START_SECONDS = 1200.0
-END_SECONDS = 60.0
 POLL_SECONDS = 0.5
 
 
@@ -81,10 +82,8 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
     known = [one.model for one in here(run) if one.model]
     if not (model or known):
         raise UserError("no other server of the run is there to take the model from: give --model FOLDER")
-    before = {one.name for one in here(run)}
-    name = next(name for n in range(1 << 16) if (name := f"server-{n}") not in before)
-    command = [sys.executable, "-m", registry.HOST_MODULE, str(config), "--model", model or known[0], "--kept"]
-    command += ["--name", name, "--gpus", ",".join(map(str, gpus))]
+    name = registry.free_name(folder)
+    command = host_command(config, Path(model or known[0]), Place(name, gpus), "127.0.0.1", kept=True, tied=False)
     with (folder / f"{name}.host.log").open("ab") as output:
         host = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -96,6 +95,7 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
         if one is not None and one.state == "ready":
             return one
         if host.poll() is not None or (one is not None and one.state == "ended"):
+            registry.remove(folder, name)
             lines = (folder / f"{name}.host.log").read_text(errors="replace").strip().splitlines()
             raise RunError(
                 f"{name} did not start: {(one and one.reason) or (lines[-1] if lines else 'no reason given')}"
@@ -110,25 +110,22 @@ def stop_here(run: RunDirectory, names: Sequence[str]) -> list[str]:
     """End servers on this machine, all that are named, and all without names; returns the names.
 
     Raises:
-        UserError: the run has no such server here.
+        UserError: the run has no such server, or one of them runs on another machine.
 
     """
     found = {one.name: one for one in here(run)}
     if unknown := [name for name in names if name not in found]:
         there = ", ".join(found) or "none"
         raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {there})")
-    wanted = [one for one in found.values() if not names or one.name in names]
-    for one in wanted:
-        if one.node == os.uname().nodename and registry.process_runs(one.pid):
-            os.kill(one.pid, 15)
-    deadline = time.monotonic() + END_SECONDS
-    while any(registry.process_runs(one.pid) for one in wanted) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for one in wanted:
-        if registry.process_runs(one.pid):
-            raise RunError(f"{one.name} (process {one.pid}) does not end: kill -9 {one.pid}")
-        registry.remove(registry.folder_of(run.logs), one.name)
-    return [one.name for one in wanted]
+    wanted = set(names or found)
+    for one in found.values():
+        if one.name in wanted and one.node != os.uname().nodename:
+            raise UserError(f"{one.name} runs on {one.node}: stop it there, or with --cluster NAME")
+    folder = registry.folder_of(run.logs)
+    end_hosts(folder, wanted)
+    for name in wanted:  # those whose host had gone before
+        registry.remove(folder, name)
+    return sorted(wanted)
 
 
 # -- on a cluster ---------------------------------------------------------------------------------------------------
@@ -148,11 +145,8 @@ async def there(head: Head, run: RunDirectory) -> list[Registration]:
     script = f'for f in {shlex.quote(str(folder))}/*.json; do [ -f "$f" ] && cat "$f" && echo; done; true'
     found = []
     for line in (await head.session.run(script, root=True)).stdout.splitlines():
-        try:
-            values = json.loads(line)
-            found.append(Registration(**values | {"gpus": tuple(values.get("gpus", ()))}))
-        except (ValueError, TypeError):
-            continue
+        with suppress(ValueError):
+            found.append(registry.parse(line))
     return found
 
 

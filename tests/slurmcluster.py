@@ -43,6 +43,10 @@ class Slurm:
         """Numbers of the jobs that have not ended."""
         return self.run("squeue", "--noheader", "--format=%i").split()
 
+    def state(self) -> str:
+        """Nodes with their states and why they are out of use, where they are."""
+        return self.run("sinfo", "--noheader", "--Node", "--format=%N %t %E")
+
     def cancel_all(self) -> None:
         """End every job and wait until the nodes are free."""
         for job in self.alive():

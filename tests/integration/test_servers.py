@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import coin
 import psutil
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
@@ -18,35 +19,14 @@ from vllmserver import vllm_python
 
 from trainer.serving import registry
 
-SETTINGS: dict[str, Any] = {
-    # As large as vLLM's kernels want it. Without a warm-up it samples at random; a coin gives it something to learn.
-    "model.tiny": {"hidden_size": 128, "num_heads": 2, "intermediate_size": 128, "max_position_embeddings": 128},
-    "warmup": {"recall_steps": 0, "steps": 0},
-    "reward": {"name": "coin:Coin"},
-    "servers": {"engine": "vllm", "flags": ["--dtype", "float32", "--enforce-eager"], "shutdown_on_exit": False},
-    "rollout": {"max_staleness": 1, "batch_size": 4, "group_size": 2},
-    "eval": {"every_steps": 0},
-    "train": {"learning_rate": 1e-3, "threads": 1},
-}
-COIN = """
-import random
-
-class Coin:
-    def __init__(self, config):
-        self.coin = random.Random(0)
-
-    def score(self, task, trajectory):
-        return float(self.coin.random() < 0.5)
-"""
 SERVE = [sys.executable, "-m", "clusterkit.cli.main", "serve"]
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
     folder = tmp_path_factory.mktemp("servers")
-    made = Trial(folder / "runs", folder / "cache", **SETTINGS)
-    (folder / "coin.py").write_text(COIN)
-    made.change(**{"servers.python": vllm_python(), "code_dir": str(folder)})
+    made = Trial(folder / "runs", folder / "cache", **coin.SETTINGS)
+    made.change(**{"servers.python": vllm_python()})
     yield made
     for one in registered(made):
         if registry.process_runs(one.pid):
@@ -157,19 +137,12 @@ def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> N
     assert "no server server-7 (there: none)" in done.stderr
 
 
-@pytest.fixture
-def python_without_vllm() -> Path:
-    return Path(sys.executable)
-
-
-def test_a_server_that_cannot_start_ends_the_run_with_the_reason(
-    tmp_path: Path, trial: Trial, python_without_vllm: Path
-) -> None:
-    broken = Trial(tmp_path / "runs", Path(trial.config.cache_dir), **SETTINGS)
-    broken.change(**{"servers.python": str(python_without_vllm), "servers.shutdown_on_exit": True})
+def test_a_server_that_cannot_start_ends_the_run_with_the_reason(tmp_path: Path, trial: Trial) -> None:
+    broken = Trial(tmp_path / "runs", Path(trial.config.cache_dir), **coin.SETTINGS)
+    broken.change(**{"servers.python": sys.executable, "servers.shutdown_on_exit": True})  # which has no vLLM
     done = command(broken)
     said = done.communicate(timeout=300)[1]
-    assert done.returncode == 1
+    assert done.returncode == 1, said
     assert "0 of 1 engine servers answer" in said
     assert "vLLM is not installed" in said
     assert not any(registry.process_runs(one.pid) for one in registered(broken))

@@ -9,8 +9,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import coin
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
 from vllmserver import vllm_python
@@ -19,28 +19,16 @@ from tests.realparts import require
 from trainer.engines.process import free_port
 from trainer.serving import registry
 
-COIN = """
-import random
-
-class Coin:
-    def __init__(self, config):
-        self.coin = random.Random(0)
-
-    def score(self, task, trajectory):
-        return float(self.coin.random() < 0.5)
-"""
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment() -> Iterator[dict[str, str]]:
     """A Ray of one node, and what finds it."""
     require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
     folder, port = Path(tempfile.mkdtemp(prefix="ck-ray-")), free_port()  # Ray's sockets want a short path
-    own = tmp_path_factory.mktemp("own")
-    (own / "coin.py").write_text(COIN)
     found = {**ENVIRONMENT, "RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_USAGE_STATS_ENABLED": "0"}
-    found |= {"PYTHONPATH": f"{REPOSITORY}:{own}", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    found |= {"PYTHONPATH": f"{REPOSITORY}:{coin.FOLDER}", "VLLM_CPU_KVCACHE_SPACE": "1"}
     start = ["start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=6", f"--temp-dir={folder}"]
     subprocess.run([*RAY, *start, "--include-dashboard=false"], check=True, env=found, capture_output=True, timeout=120)
     yield found
@@ -51,18 +39,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Trial:
     folder = tmp_path_factory.mktemp("ray-servers")
-    settings: dict[str, Any] = {
-        "mode": "ray",
-        "model.tiny": {"hidden_size": 128, "num_heads": 2, "intermediate_size": 128, "max_position_embeddings": 128},
-        "warmup": {"recall_steps": 0, "steps": 0},
-        "reward": {"name": "coin:Coin"},
-        "servers": {"engine": "vllm", "flags": ["--dtype", "float32", "--enforce-eager"], "shutdown_on_exit": False}
-        | {"python": vllm_python()},
-        "rollout": {"max_staleness": 1, "batch_size": 4, "group_size": 2},
-        "eval": {"every_steps": 0},
-        "train": {"learning_rate": 1e-3, "threads": 1, "ranks": 2},
-    }
-    return Trial(folder / "runs", folder / "cache", **settings)
+    made = Trial(folder / "runs", folder / "cache", **coin.SETTINGS)
+    made.change(**{"mode": "ray", "servers.python": vllm_python(), "train.ranks": 2})
+    return made
 
 
 def registered(trial: Trial) -> list[registry.Registration]:

@@ -110,6 +110,10 @@ class LoginNode:
         """What the jobs printed."""
         return "\n".join(path.read_text() for path in self.directory.logs.glob("slurm/job_*.log"))
 
+    def situation(self) -> str:
+        """What there is to know when the jobs do not do what they should."""
+        return "\n".join([self.printed(), *self.cluster.jobs("%i %T %r %S"), self.cluster.state(), self.cluster.logs()])
+
 
 def overrides(values: dict[str, Any], before: str = "") -> list[str]:
     """Nested settings as a user types them; the trial's name is left to clusterkit."""
@@ -144,7 +148,7 @@ def test_a_run_is_submitted_attached_to_requeued_stopped_and_goes_on_to_its_end(
     command = login.train("--requeue", "--time=60")
     following = login.command(*command)
     script = login.directory.logs / "slurm" / "job.sbatch"
-    wait_for(login.cluster.alive, login.printed)
+    wait_for(login.cluster.alive, login.situation)
     (job,) = login.cluster.alive()
     assert stat.S_IMODE((script.parent / "ray_token").stat().st_mode) == 0o600
 
@@ -158,10 +162,10 @@ def test_a_run_is_submitted_attached_to_requeued_stopped_and_goes_on_to_its_end(
 
     # The time limit: a recover checkpoint, back into the queue, on from there. (Slurm sends this signal by itself,
     # --signal in the script; here it comes earlier than in an hour.)
-    wait_for(lambda: login.history().steps, login.printed)
+    wait_for(lambda: login.history().steps, login.situation)
     assert login.status()["state"] == "running"
     login.cluster.run("scancel", "--batch", "--signal=USR1", job)
-    wait_for(lambda: login.cluster.jobs("%i %T %r") == [f"{job} PENDING BeginTime"], login.printed)
+    wait_for(lambda: login.cluster.jobs("%i %T %r") == [f"{job} PENDING BeginTime"], login.situation)
     status = login.status()
     assert status["state"] == "pending"
     assert f"Slurm job {job} waits for nodes: BeginTime" in status["message"]
@@ -169,7 +173,7 @@ def test_a_run_is_submitted_attached_to_requeued_stopped_and_goes_on_to_its_end(
     assert status["recover"]["global_step"] == reached < STEPS
     assert not list(Path("/tmp").glob(f"clusterkit-*-{job}"))
     login.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_for(lambda: login.history().global_step > reached, login.printed)
+    wait_for(lambda: login.history().global_step > reached, login.situation)
 
     # stop: once more a checkpoint; nobody starts it again.
     code, out, err = login.run("stop", "--fileroot", str(login.fileroot))

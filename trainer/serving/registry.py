@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -77,12 +78,18 @@ def read(folder: Path) -> list[Registration]:
     """All servers by name; files that cannot be read are passed over, they are being written."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Registration(**values | {"gpus": tuple(values.get("gpus", ()))}))
-        except (OSError, ValueError, TypeError):
-            continue
+        with suppress(OSError, ValueError):
+            found.append(parse(path.read_text(encoding="utf-8")))
     return found
+
+
+def parse(text: str) -> Registration:
+    """A registration from its file's text. Raises ValueError for anything else."""
+    try:
+        values = json.loads(text)
+        return Registration(**values | {"gpus": tuple(values.get("gpus", ()))})
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def free_name(folder: Path) -> str:
