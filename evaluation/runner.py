@@ -17,8 +17,8 @@ from evaluation.plan import Row
 from evaluation.progress import Progress
 from evaluation.record import GREEDY, Key
 from trainer.agents.memagent import RolloutOptions
+from trainer.engines.base import EngineError
 from trainer.engines.embedded import GenerationCancelledError
-from trainer.engines.http import EngineError
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.types import Task, Trajectory
 

@@ -294,8 +294,13 @@ class ServersConfig(Section):
     """Longest prompt plus response that a server takes; 0: the model's own."""
     start_seconds: Annotated[float, Field(gt=0)] = 900.0
     """How long a server may take until it answers."""
+    patience_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """How long requests wait for servers to come back while fewer than min_required are left. Without any server left
+    after that the run ends and says what became of them; a dispatched one is then started again, with its servers. 0:
+    as long as a start may take (start_seconds)."""
     restarts: Annotated[int, Field(ge=0)] = 5
-    """How often a server that died is started again before it is given up."""
+    """How often a server that died is started again before it is given up; and so often its host process, if that is
+    killed."""
     python: str = ""
     """Interpreter that has the server's package; empty: $CLUSTERKIT_SGLANG_PYTHON or $CLUSTERKIT_VLLM_PYTHON, else the
     trainer's own."""

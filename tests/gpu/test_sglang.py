@@ -23,8 +23,9 @@ from typing import Any
 import pytest
 
 from tests.realparts import require
+from trainer.engines.base import EngineError
 from trainer.engines.dialect import make_dialect
-from trainer.engines.http import EngineError, RefusedError, Server, ServerPool
+from trainer.engines.http import RefusedError, Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError

@@ -1,4 +1,4 @@
-"""A run with real engine servers (vLLM on the CPU): asynchronous, kept over attempts, one more, one killed."""
+"""A run with real engine servers (vLLM on the CPU): asynchronous, kept over attempts, one more, killed, all gone."""
 
 from __future__ import annotations
 
@@ -95,21 +95,27 @@ def test_the_next_attempt_takes_the_server_over(trial: Trial) -> None:
     assert (first["staleness_max"], first["mismatch_kl"] < 1e-6) == (0, True)  # it was given the recovered weights
 
 
-def test_a_server_is_added_and_one_that_is_killed_loses_nothing(trial: Trial) -> None:
+def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Trial) -> None:
     assert "server-1 answers at http://127.0.0.1:" in serve(trial, "add")
     listed = json.loads(serve(trial, "list", "--json"))["servers"]
     assert [(one["name"], one["state"]) for one in listed] == [("server-0", "ready"), ("server-1", "ready")]
     trial.change(**{"train.total_steps": 14, "servers.min_required": 1})
     running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
     wait_for(lambda: len(steps(trial)) > 6 or running.poll() is not None)
-    added = next(one for one in registered(trial) if one.name == "server-1")
+    first, added = registered(trial)
     servers_process(added.pid).send_signal(signal.SIGKILL)
+    os.kill(
+        first.pid, signal.SIGKILL
+    )  # a host: its server ends with it, and the trainer's own process starts both again
     said = running.communicate(timeout=600)
     assert running.returncode == 0, said
     assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
     assert "engine server server-1 joins" in trial.log()
-    # Its host starts it again.
-    wait_for(lambda: any(one.name == "server-1" and one.starts > 1 for one in registered(trial)))
+    assert "the host of engine server server-0 was killed: it is started again" in trial.log()
+    wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"])
+    again, restarted = registered(trial)
+    assert again.pid != first.pid
+    assert (restarted.pid, restarted.starts) == (added.pid, 2)  # by its host
 
 
 def test_what_a_server_printed_is_shown(trial: Trial) -> None:
@@ -120,12 +126,20 @@ def test_what_a_server_printed_is_shown(trial: Trial) -> None:
     assert "EngineCore" in done.stdout, done.stderr
 
 
-def test_servers_end_when_they_are_told_to(trial: Trial) -> None:
+def test_servers_end_when_they_are_told_to_and_the_run_says_that_none_is_left(trial: Trial) -> None:
+    before = len(steps(trial))
+    trial.change(**{"train.total_steps": 1000, "servers.patience_seconds": 1.0})
+    running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    wait_for(lambda: len(steps(trial)) > before or running.poll() is not None)
     pids = [one.pid for one in registered(trial)]
     assert serve(trial, "stop").startswith("ended: server-0, server-1")
     assert registered(trial) == []
     assert not any(registry.process_runs(pid) for pid in pids)
     assert serve(trial, "list").strip() == "the run has no engine servers"
+    said = running.communicate(timeout=120)[1]
+    assert running.returncode == 1, said  # the run's job starts it again, and that its servers
+    assert "no engine server came back within 1 s: 0 of 1 engine servers answer (server-0 on " in said
+    assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
 
 
 def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> None:

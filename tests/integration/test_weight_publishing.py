@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.checkpoint.export import export
 from trainer.config import WeightsConfig
-from trainer.engines.http import EngineError, Server
+from trainer.engines.base import EngineError
+from trainer.engines.http import Server
 from trainer.errors import RunError, UserError
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.rollout.served import Served, ServedSampler

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.httpstub import Answer, Drop, Hang, HttpStub
-from trainer.engines.http import EngineError, Limits, RefusedError, Server, ServerPool
+from trainer.engines.base import EngineError
+from trainer.engines.http import Limits, RefusedError, Server, ServerPool
 
 FAST = Limits(connect=1.0, request=5.0, control=1.0, health=0.3, attempts=3, backoff=0.01)
 

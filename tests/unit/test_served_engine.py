@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from tests.httpstub import Answer, Hang, HttpStub
+from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError, make_dialect
-from trainer.engines.http import EngineError, Limits, Server, ServerPool
+from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.launching import check_options
 from trainer.engines.options import ServerOptions, visible_devices
 from trainer.engines.served import ServedEngine

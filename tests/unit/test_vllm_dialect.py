@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.httpstub import Answer, HttpStub
-from trainer.engines.http import EngineError, Limits, Server, ServerPool
+from trainer.engines.base import EngineError
+from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.types import SamplingParams

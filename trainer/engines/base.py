@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from trainer.errors import RunError
 from trainer.types import Completion, SamplingParams
+
+
+class EngineError(RunError):
+    """A request could not be answered; the message names the server and what to do next."""
+
+
+class EngineGoneError(EngineError):
+    """No request can be answered any more: no server is left, and none came in the time that the run gives them."""
 
 
 class Engine(Protocol):
@@ -21,7 +30,12 @@ class Engine(Protocol):
         ...
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
-        """Sample one response. `key` names the task, so that servers can keep one group on one machine."""
+        """Sample one response. `key` names the task, so that servers can keep one group on one machine.
+
+        Raises:
+            EngineError: it was not answered. EngineGoneError: nor would any other be.
+
+        """
         ...
 
     async def pause(self) -> None:

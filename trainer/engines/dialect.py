@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from trainer.engines.http import EngineError, Json, Server, ServerPool
+from trainer.engines.base import EngineError
+from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions
 from trainer.types import FinishReason, SamplingParams
 

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from trainer.errors import RunError
+from trainer.engines.base import EngineError, EngineGoneError
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,6 @@ WAIT_SECONDS = 0.2
 # Until the end of a server's process is noticed at the latest.
 NOTICE_SECONDS = 0.5
 _JSON = {"Content-Type": "application/json"}
-
-
-class EngineError(RunError):
-    """A request could not be answered; the message names the server and what to do next."""
 
 
 class ServerLostError(EngineError):
@@ -127,7 +123,7 @@ class ServerPool:
         A new key, and one whose server has gone, goes to the least busy server; so does a request without a key.
 
         Raises:
-            EngineError: no server is left; the message says what became of each.
+            EngineGoneError: none is in use; the message says what became of each.
 
         """
         home = self._homes.get(key)
@@ -136,7 +132,7 @@ class ServerPool:
             return home
         servers = [s for s in self.usable() if s is not avoid] or self.usable()
         if not servers:
-            raise EngineError(f"no inference server is left ({self.fates()}). Start the run again to go on")
+            raise EngineGoneError(f"no inference server is left ({self.fates()}). Start the run again to go on")
         server = min(servers, key=lambda s: (s.in_flight, s.name))
         if key:
             self._homes[key] = server
@@ -148,10 +144,10 @@ class ServerPool:
         """What became of the servers, in words."""
         return "; ".join(f"{s.name}: {s.problem or 'in use'}" for s in self.servers) or "none was started"
 
-    async def enough(self) -> None:
-        """Return once there are enough servers, or when patience has ended."""
+    async def enough(self) -> bool:
+        """Return once there are enough servers (True), or when patience has ended (whether there are)."""
         if len(self.usable()) >= self.least or not self.patience:
-            return
+            return len(self.usable()) >= self.least
         if not self._short:
             self._short = True
             log.warning(
@@ -162,6 +158,7 @@ class ServerPool:
         while len(self.usable()) < self.least and time.monotonic() < deadline:
             await asyncio.sleep(WAIT_SECONDS)
         self._short = len(self.usable()) < self.least
+        return not self._short
 
     async def dispatch(
         self,
@@ -177,15 +174,18 @@ class ServerPool:
 
         Raises:
             RefusedError: the server refused the request.
-            EngineError: no server is left, or all tries failed.
+            EngineGoneError: none is left, and none came within `patience`.
+            EngineError: all tries failed.
 
         """
         avoid: Server | None = None
         failures = 0
         while True:
-            await self.enough()
+            enough = await self.enough()
             if admitted is not None:
                 await admitted()
+            if enough and not self.usable() and self.patience:
+                continue  # the last one was lost while this request was held back
             server = self.choose(key, avoid)
             server.in_flight += 1
             try:

@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.engines.base import EngineError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
-from trainer.engines.http import EngineError, Server, ServerPool
+from trainer.engines.http import Server, ServerPool
 from trainer.types import Completion, FinishReason, SamplingParams
 from trainer.weights.folder import folder_problem
 

@@ -9,8 +9,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from trainer.engines.base import EngineError
 from trainer.engines.dialect import LOAD_DEADLINE, Stretch, UntouchedError, unreadable
-from trainer.engines.http import EngineError, Json, RefusedError, Server, ServerPool
+from trainer.engines.http import Json, RefusedError, Server, ServerPool
 from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
 

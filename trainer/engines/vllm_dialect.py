@@ -13,8 +13,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainer.engines.base import EngineError
 from trainer.engines.dialect import LOAD_DEADLINE, Stretch, unreadable
-from trainer.engines.http import EngineError, Json, Server, ServerPool
+from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
 

@@ -1,7 +1,8 @@
 """The engine servers of a run on the nodes of a Ray cluster: one actor a server, which keeps the server's host there.
 
 As with ranks, the actor only reserves the place; the host (`python -m trainer.serving`) is a process of its own, tied
-to the actor by its standard input. Actors of servers that outlive their trainer are detached, and found again by name.
+to the actor by its standard input, and started again by it when it is killed. Actors of servers that outlive their
+trainer are detached, and found again by name.
 
 `python -m trainer.launch.ray_servers add|stop CONFIG.yaml NAME` adds one to a run, or ends one.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
-from trainer.serving.keeper import config_file, host_command
+from trainer.serving.keeper import HostKeeper, config_file, host_command, start_host
 from trainer.serving.wanted import Place, gpus_per_server
 
 log = logging.getLogger("trainer")
@@ -42,31 +42,29 @@ def namespace_of(config: RunConfig) -> str:
 class ServerActor:
     """On the node of one server: starts its host, which ends when the actor does."""
 
-    def __init__(self, file: str, model: str, name: str, kept: bool) -> None:
+    def __init__(self, file: str, model: str, name: str, kept: bool, restarts: int) -> None:
         import ray  # noqa: PLC0415
 
         address = str(ray.util.get_node_ip_address())
         # By number among those that Ray lets this process see.
         gpus = tuple(range(len(ray.get_gpu_ids())))
         command = host_command(Path(file), Path(model), Place(name, gpus), address, kept, tied=True)
-        output = (Path(file).parent / f"{name}.host.log").open("ab")
-        with output:
-            self._host = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self._name = name
+        self._keeper = HostKeeper(Path(file).parent, restarts, lambda _: start_host(command, tied=True))
+        self._keeper.keep(name)
+        self._keeper.watch()
 
     def placed(self) -> bool:
         """Answers once the actor has its place."""
         return True
 
-    def poll(self) -> int | None:
-        """Exit code of the host; None while it runs."""
-        return self._host.poll()
-
     def stop(self) -> None:
         """End the server in order; returns when it has ended."""
-        self._host.terminate()
-        self._host.wait()
+        self._keeper.close()
+        host = self._keeper.hosts[self._name]
+        if host is not None:
+            host.terminate()
+            host.wait()
 
 
 class RayServers:
@@ -140,7 +138,7 @@ def make_actor(config: RunConfig, file: Path, model: Path, name: str, kept: bool
             scheduling_strategy="DEFAULT" if each else "SPREAD",
             max_restarts=config.servers.restarts,
         )
-        .remote(str(file), str(model), name, kept)
+        .remote(str(file), str(model), name, kept, config.servers.restarts)
     )
 
 

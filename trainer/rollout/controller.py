@@ -18,9 +18,10 @@ from typing import Any
 from trainer.agents.base import AnyAgent
 from trainer.agents.memagent import MemAgent, RolloutOptions
 from trainer.agents.memalpha import MemAlpha
-from trainer.engines.base import Engine
+from trainer.agents.single_turn import SingleTurn
+from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.rewards import Boxed, Reward
 from trainer.rollout.meter import ScoreMeter
 from trainer.seeding import derive_seed
@@ -74,7 +75,8 @@ class RolloutController:
         """Roll out every task `plan.group_size` times and score the answers. Groups come in the order of the tasks.
 
         Raises:
-            UserError: a task breaks a limit of the configuration.
+            UserError: a task breaks a limit of the configuration, or an agent of the user's own failed on all of them.
+            RunError: every request failed, or the engine has gone.
             RolloutInterruptedError: `stop_requested` said so; no trajectory is returned.
 
         """
@@ -95,7 +97,7 @@ class RolloutController:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             raise
-        self._check_agent(done)
+        self._check_failures(done)
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
 
@@ -114,8 +116,8 @@ class RolloutController:
             raise
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Raise UserError when an agent of the user's own has failed on all of these."""
-        self._check_agent([t for group in groups for t in group.trajectories])
+        """Raise when all of these have failed: RunError, or UserError where an agent of the user's own is to blame."""
+        self._check_failures([t for group in groups for t in group.trajectories])
 
     async def _trajectory(self, task: Task, prepared: Any, sample: int, plan: SamplingPlan) -> Trajectory:
         def seed_of_turn(turn: int) -> int:
@@ -127,11 +129,13 @@ class RolloutController:
         try:
             with self.meter.generating():
                 trajectory = await self.agent.rollout(prepared, self.engine, options)
-        except (RolloutInterruptedError, UserError, asyncio.CancelledError):
+        except (RolloutInterruptedError, EngineGoneError, asyncio.CancelledError):
             raise
         except GenerationCancelledError as error:
             raise RolloutInterruptedError from error
         except Exception as error:
+            if isinstance(error, UserError) and not isinstance(error, EngineError):
+                raise
             # One lost request must not cost the step: the trajectory counts as failed, with reward 0.
             log.warning("trajectory %s/%d failed: %s: %s", task.id, sample, type(error).__name__, error)
             if not isinstance(self.agent, MemAgent):
@@ -142,18 +146,19 @@ class RolloutController:
             trajectory.reward = await self._score(task, trajectory)
         return trajectory
 
-    def _check_agent(self, done: Sequence[Trajectory]) -> None:
-        """An agent of the user's own that fails on everything has a mistake in it: nothing could be learned."""
+    def _check_failures(self, done: Sequence[Trajectory]) -> None:
+        """A batch that failed as a whole is no step: nothing could be learned from it, nor from the next one."""
         errors = [t.error for t in done if t.error is not None]
-        if errors and len(errors) == len(done) and isinstance(self.agent, MemAlpha):
-            raise UserError(
+        if not errors or len(errors) < len(done):
+            return
+        if isinstance(self.agent, MemAgent | MemAlpha | SingleTurn):
+            raise RunError(
                 f"every one of {len(done)} trajectories failed, the first with: {errors[0]}. main.log says more"
             )
-        if errors and len(errors) == len(done) and not isinstance(self.agent, MemAgent):
-            raise UserError(
-                f"the agent {type(self.agent).__name__} failed on every one of {len(done)} trajectories, on the first "
-                f"with {errors[0]}: main.log has the traceback"
-            )
+        raise UserError(
+            f"the agent {type(self.agent).__name__} failed on every one of {len(done)} trajectories, on the first "
+            f"with {errors[0]}: main.log has the traceback"
+        )
 
     def _check_window(self, trajectory: Trajectory) -> None:
         longest = max((len(t.prompt_ids) + len(t.completion.token_ids) for t in trajectory.turns), default=0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from trainer.config import RunConfig
+from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine
 from trainer.errors import UserError
 from trainer.rollout.background import BackgroundLoop
@@ -109,7 +110,10 @@ class ServedSampler(Sampler):
         self._start()
         wanting = self.served is not None and self.served.fleet.wants_folder
         assert self._publisher is not None
-        done = self._publisher.publish(version, folder=wanting)
+        try:
+            done = self._publisher.publish(version, folder=wanting)
+        except EngineGoneError as error:
+            raise (self.served.loop.run(self.served.fleet.lost()) if self.served is not None else error) from error
         if self.served is not None and self._buffer is not None:
             self.served.loop.run(self._go_on(self.served))
         return {
@@ -237,7 +241,7 @@ class ServedSampler(Sampler):
             return self._listen()
         began = time.monotonic()
         try:
-            value = self.served.loop.watch(make(self.served), self._tick, TICK_SECONDS)
+            value = self.served.loop.watch(_explained(self.served, make), self._tick, TICK_SECONDS)
         except RolloutInterruptedError:
             self.world.broadcast(_Said("stop"))
             raise
@@ -269,6 +273,14 @@ class ServedSampler(Sampler):
         self.world.broadcast(_Said("wait", wanting))
         if wanting and self._publisher is not None:
             self._publisher.offer()
+
+
+async def _explained(served: Served, make: Callable[[Served], Coroutine[Any, Any, T]]) -> T:
+    """What the coroutine returns; where no server is left, an error with what became of each."""
+    try:
+        return await make(served)
+    except EngineGoneError as error:
+        raise await served.fleet.lost() from error
 
 
 def _versions(group: Group) -> list[int]:

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.engines.http import EngineError, Server
+from trainer.engines.base import EngineError
+from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError
 from trainer.serving import registry
@@ -30,6 +31,7 @@ class Fleet:
         self.engine, self.folder, self.config = engine, folder, config
         self._joined: dict[str, tuple[float, Server]] = {}
         self._refused: dict[str, float] = {}
+        self._last: dict[str, str] = {}  # why servers were left
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
 
@@ -88,6 +90,7 @@ class Fleet:
                 if not server.problem:
                     log.info("engine server %s leaves", name)
                     await self.engine.leave(server)
+                self._last[name] = server.problem
         fresh = [one for one in there.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
@@ -109,12 +112,26 @@ class Fleet:
             return
         self.wants_folder = False
         self._joined[one.name] = (one.started, server)
+        self._last.pop(one.name, None)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
+
+    async def lost(self) -> RunError:
+        """What a run ends with whose servers are all gone."""
+        found = await asyncio.to_thread(registry.read, self.folder)
+        return RunError(f"no engine server came back within {self.engine.pool.patience:.0f} s: {self.missing(found)}")
 
     def missing(self, found: list[Registration]) -> str:
         """What became of the servers that are waited for, and what to do."""
-        fates = "; ".join(f"{one.name} on {one.node}: {one.reason or one.state}" for one in found) or "none was started"
+        known = {one.name: f"{one.name} on {one.node}: {self._fate(one)}" for one in found}
+        gone = {name: f"{name}: {why}" for name, why in self._last.items() if name not in known}
+        fates = "; ".join((known | gone).values()) or "none was started"
         return (
             f"{self.usable()} of {self.required} engine servers answer ({fates}). Their logs are in {self.folder}; "
             "correct what they name and start the same command again, or lower servers.min_required"
         )
+
+    def _fate(self, one: Registration) -> str:
+        """The last words of a server that gets no requests."""
+        if not one.alive_here() and one.state != "ended":
+            return "its host process was killed"
+        return one.reason or (self._last.get(one.name, "") if one.state == "ready" else "") or one.state

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from trainer.engines.http import EngineError, Server
+from trainer.engines.base import EngineError
+from trainer.engines.http import Server
 from trainer.errors import UserError
 from trainer.weights.buckets import Bucket
 from trainer.weights.folders import FolderPublisher, offer

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from trainer.engines.http import EngineError, RefusedError, Server, ServerPool
+from trainer.engines.base import EngineError
+from trainer.engines.http import RefusedError, Server, ServerPool
 
 log = logging.getLogger(__name__)
 

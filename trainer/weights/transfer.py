@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError
-from trainer.engines.http import EngineError, Server, ServerFailedError, ServerLostError
+from trainer.engines.http import Server, ServerFailedError, ServerLostError
 from trainer.weights.buckets import Bucket
 from trainer.weights.link import Link, LinkError, PeerGoneError
 from trainer.weights.publisher import Outlet
