@@ -172,7 +172,8 @@ def test_a_run_is_submitted_attached_to_requeued_stopped_and_goes_on_to_its_end(
     reached = login.history().global_step
     assert status["recover"]["global_step"] == reached < STEPS
     assert not list(Path("/tmp").glob(f"clusterkit-*-{job}"))
-    login.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    # Slurm itself waits two minutes: within a second of the end, a node still refuses the job's new credential.
+    login.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
     wait_for(lambda: login.history().global_step > reached, login.situation)
 
     # stop: once more a checkpoint; nobody starts it again.
