@@ -141,6 +141,10 @@ def check_servers(c: RunConfig) -> None:
             "servers.engine=sglang needs GPUs: set n_gpus_per_node and allocation_mode (sglang:d1+fsdp:d1 for one GPU "
             "each, sglang:d1|fsdp:d1 for one GPU that both share), or servers.engine=vllm on a CPU"
         )
+    shared = c.engine == "sglang" and c.allocation is not None and c.allocation.colocated
+    if c.weights.transport == "nccl" and (shared or c.engine == "vllm"):
+        why = "NCCL does not join two processes on one GPU" if shared else "vLLM servers take weights by folder only"
+        raise ValueError(f"weights.transport=nccl: {why}: set weights.transport=auto")
     if c.rollout.window > c.rollout.batch_size:
         raise ValueError(
             f"rollout.window={c.rollout.window} is larger than rollout.batch_size={c.rollout.batch_size}: lower it"

@@ -292,7 +292,7 @@ def test_the_publisher_follows_the_servers_and_the_settings(rig: Servers, tmp_pa
     assert chosen.publish(1).servers == 1
     chosen.close()
     assert not chosen.root.exists()
-    with pytest.raises(UserError, match=r"no GPU to send weights from: set weights\.transport=disk"):
+    with pytest.raises(UserError, match=r"no GPU to send weights from\. Change that, or set weights\.transport=auto"):
         make_publisher(one.learner, rig.outlet, tokenizer, WeightsConfig(transport="nccl"), tmp_path / "run")
 
 

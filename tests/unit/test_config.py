@@ -33,6 +33,10 @@ def tiny(*overrides: str) -> RunConfig:
             ["task.facts_per_chunk=7", "task.num_keys=8", "agent.chunk_tokens=40"],
             "facts_per_chunk 7 needs num_keys of at least 9, not 8: raise num_keys",
         ),
+        (
+            ["servers.engine=vllm", "weights.transport=nccl"],
+            r"transport=nccl: vLLM servers .* by folder only: set weights\.transport=auto",
+        ),
         (["algorithm.mask_low=1.5"], "mask_low 1.5 and mask_high 3.0 leave out the ratio 1"),
         (
             ["task.facts_per_chunk=3", "agent.chunk_tokens=12"],

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from builders import Parts, RecordingEngine, small_config, small_parts
 
-from trainer.errors import UserError
+from trainer.engines.base import EngineError, EngineGoneError
+from trainer.errors import RunError, UserError
 from trainer.rollout.batch import make_batch
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
 from trainer.types import Completion, Group, Row, SamplingParams, Task
@@ -110,21 +111,22 @@ def test_the_steps_numbers_are_counted_from_the_turns() -> None:
 
 
 class FailingEngine(RecordingEngine):
-    """The real engine, which loses the requests of some seeds."""
+    """The real engine, which loses `count` requests from that of number `lost` on."""
 
-    def __init__(self, parts: Parts, lost: int) -> None:
+    def __init__(self, parts: Parts, lost: int, error: Exception, count: int = 1) -> None:
         super().__init__(parts.engine())
-        self.lost = lost
+        self.lost, self.error, self.count = lost, error, count
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
-        if self.lost and len(self.seen) >= self.lost:
-            self.lost = 0
-            raise ConnectionError("the server is gone")
+        if self.count and len(self.seen) >= self.lost:
+            self.count -= 1
+            raise self.error
         return await super().generate(prompt_ids, params, key=key)
 
 
-def test_a_lost_request_costs_one_trajectory_and_is_counted() -> None:
-    groups = PARTS.rollouts(engine=FailingEngine(PARTS, lost=16))
+@pytest.mark.parametrize("error", [ConnectionError("the server is gone"), EngineError("the server is gone")])
+def test_a_lost_request_costs_one_trajectory_and_is_counted(error: Exception) -> None:
+    groups = PARTS.rollouts(engine=FailingEngine(PARTS, 16, error))
     flat = [t for group in groups for t in group.trajectories]
     failed = [i for i, t in enumerate(flat) if t.error]
     flat[failed[0]].reward = 0.0
@@ -132,13 +134,23 @@ def test_a_lost_request_costs_one_trajectory_and_is_counted() -> None:
     batch = make_batch(groups, PARTS.config, step=1)
 
     assert len(failed) == 1
-    assert flat[failed[0]].error == "ConnectionError: the server is gone"
+    assert flat[failed[0]].error == f"{type(error).__name__}: the server is gone"
     assert failed[0] not in {row.trajectory for row in batch.minibatches[0]}
     assert batch.stats["failed_trajectories"] == 1
     group = groups[failed[0] // 4]
     ok = [t.reward for t in group.trajectories if not t.error]
     found = [batch.advantages[i] for i in range(failed[0] // 4 * 4, failed[0] // 4 * 4 + 4) if i not in failed]
     assert found == pytest.approx([r - sum(ok) / 3 for r in ok])  # the lost one is not in the mean
+
+
+def test_a_batch_that_is_lost_as_a_whole_ends_the_run() -> None:
+    with pytest.raises(RunError, match="every one of 16 trajectories failed, the first with: EngineError: s0 refused"):
+        PARTS.rollouts(engine=FailingEngine(PARTS, 0, EngineError("s0 refused"), count=16))
+
+
+def test_an_engine_that_has_gone_ends_the_run_at_once() -> None:
+    with pytest.raises(EngineGoneError, match="no inference server is left"):
+        PARTS.rollouts(engine=FailingEngine(PARTS, 16, EngineGoneError("no inference server is left")))
 
 
 def test_a_step_in_which_everything_failed_has_no_rows() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,7 @@ from tests.httpstub import Answer, Hang, HttpStub
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError, make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
-from trainer.engines.launching import check_options
-from trainer.engines.options import ServerOptions, visible_devices
 from trainer.engines.served import ServedEngine
-from trainer.errors import UserError
 from trainer.types import SamplingParams
 
 MODEL = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 9, "tie_word_embeddings": False}
@@ -462,31 +458,6 @@ def test_health(scenario: Scenario) -> None:
     scenario(body)
 
 
-def test_what_cannot_start_is_said_before_anything_is_started(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-
-    def refused(**changes: Any) -> str:
-        options = ServerOptions(**{"model": model, "log": tmp_path / "log", "python": "/bin/true", **changes})
-        with pytest.raises(UserError) as caught:
-            check_options("sglang", options)
-        return str(caught.value)
-
-    check_options("sglang", ServerOptions(model, tmp_path / "log", gpus=(0, 1, 2), python="/bin/true"))
-    assert "was given no GPU, and SGLang needs one" in refused(gpus=())
-    assert "/no/python is no program: name the interpreter that has SGLang" in refused(python="/no/python")
-    assert "SGLang is not installed" in refused(python=sys.executable)
-    assert "2 GPUs a server do not divide the model's 9 attention heads" in refused(gpus=(0, 1))
-    assert "each named once" in refused(gpus=(1, 1))
-    assert "is no model folder" in refused(model=tmp_path / "nothing")
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "config.json").write_text("{}")
-    assert "holds no .safetensors weights" in refused(model=tmp_path / "bare")
-    (model / "config.json").write_text(json.dumps({**MODEL, "architectures": ["BertForMaskedLM"]}))
-    assert "is a BertForMaskedLM, which generates no text" in refused()
-    (model / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
-    assert "names no architecture" in refused()
-
-
 def test_hanging_servers_do_not_hang_the_update(scenario: Scenario) -> None:
     async def body(rig: Rig) -> None:
         await rig.add()
@@ -501,22 +472,3 @@ def test_hanging_servers_do_not_hang_the_update(scenario: Scenario) -> None:
         assert [s.name for s in rig.pool.usable()] == ["s0"]
 
     scenario(body)
-
-
-@pytest.mark.parametrize(
-    ("allowed", "gpus", "expected"),
-    [(None, (2, 3), "2,3"), ("4,5,6", (0, 2), "4,6"), ("GPU-ab, GPU-cd", (1,), "GPU-cd"), ("", (), "")],
-)
-def test_gpus_are_counted_among_those_that_are_allowed(
-    monkeypatch: pytest.MonkeyPatch, allowed: str | None, gpus: tuple[int, ...], expected: str
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if allowed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    assert visible_devices(gpus) == expected
-
-
-def test_a_gpu_that_is_not_allowed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=7 allows 1"):
-        visible_devices((0, 1))

@@ -43,7 +43,8 @@ def make_publisher(
     root = choose_root(config.folder, run, outlet, nbytes)
     folders = FolderPublisher(learner, outlet, tokenizer, root, bucket_bytes=bucket_bytes, dtype=dtype)
     problem = _nccl_problem(learner, outlet) if outlet is not None and config.transport != "disk" else ""
-    agree(world, UserError(problem) if problem and config.transport == "nccl" else None)
+    wrong = f"weights.transport=nccl: {problem}. Change that, or set weights.transport=auto"
+    agree(world, UserError(wrong) if problem and config.transport == "nccl" else None)
     if world.broadcast(config.transport == "disk" or bool(problem)):
         if outlet is not None:
             log.info("weights go through %s%s", root, f": {problem}" if problem else "")
@@ -54,7 +55,7 @@ def make_publisher(
 def _nccl_problem(learner: Learner, outlet: Outlet) -> str:
     title = outlet.engine.dialect.title
     if title != "SGLang":
-        return f"{title} servers take weights through a folder only: set weights.transport=disk (or auto)"
+        return f"{title} servers take weights through a folder only"
     if learner.world.device.type != "cuda":
-        return "the trainer has no GPU to send weights from: set weights.transport=disk (or auto)"
+        return "the trainer has no GPU to send weights from"
     return nccl_problem()

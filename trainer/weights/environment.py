@@ -26,7 +26,4 @@ def nccl_problem() -> str:
     if not wrong:
         return ""
     wanted = " ".join(f"{name}={value}" for name, value in NCCL_SETTINGS.items())
-    return (
-        f"weights over NCCL need {wanted} in the trainer's environment before it starts, and there is "
-        f"{' '.join(wrong)}: set them so, or weights.transport=disk"
-    )
+    return f"NCCL needs {wanted} in the trainer's environment before it starts, and there is {' '.join(wrong)}"
