@@ -198,9 +198,9 @@ def command(trial: Trial, *flags: str, prefix: Sequence[str] = (), **options: An
     return subprocess.Popen(argv, cwd=REPOSITORY, **{**pipes, **options})
 
 
-def wait_for(condition: Callable[[], object]) -> bool:
-    """Wait until the condition holds; fails after two minutes."""
-    deadline = time.monotonic() + DEADLINE_S
+def wait_for(condition: Callable[[], object], seconds: float = DEADLINE_S) -> bool:
+    """Wait until the condition holds; fails after so long."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.002)

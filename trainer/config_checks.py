@@ -145,6 +145,13 @@ def check_servers(c: RunConfig) -> None:
     if c.weights.transport == "nccl" and (shared or c.engine == "vllm"):
         why = "NCCL does not join two processes on one GPU" if shared else "vLLM servers take weights by folder only"
         raise ValueError(f"weights.transport=nccl: {why}: set weights.transport=auto")
+    together = c.engine != "embedded" and c.allocation is not None and c.allocation.colocated
+    if together and not c.servers.shutdown_on_exit:
+        raise ValueError(
+            f"servers.shutdown_on_exit=false: with allocation_mode={c.allocation_mode} the servers share the trainer's "
+            "GPUs and end with it: set servers.shutdown_on_exit=true, or give them GPUs of their own (as in "
+            "sglang:d1+fsdp:d1)"
+        )
     if c.rollout.window > c.rollout.batch_size:
         raise ValueError(
             f"rollout.window={c.rollout.window} is larger than rollout.batch_size={c.rollout.batch_size}: lower it"

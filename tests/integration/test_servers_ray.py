@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import coin
+import httpx
+import psutil
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
 from vllmserver import vllm_python
@@ -22,15 +25,23 @@ from trainer.serving import registry
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
+NODES = ("127.0.0.1", "127.0.0.2")
+
+
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    """A Ray of one node, and what finds it."""
+    """A Ray of two nodes, the second with GPUs that it only believes in, and what finds it."""
     require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
     folder, port = Path(tempfile.mkdtemp(prefix="ck-ray-")), free_port()  # Ray's sockets want a short path
-    found = {**ENVIRONMENT, "RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_USAGE_STATS_ENABLED": "0"}
+    found = {**ENVIRONMENT, "RAY_ADDRESS": f"{NODES[0]}:{port}", "RAY_USAGE_STATS_ENABLED": "0"}
     found |= {"PYTHONPATH": f"{REPOSITORY}:{coin.FOLDER}", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    start = ["start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=6", f"--temp-dir={folder}"]
-    subprocess.run([*RAY, *start, "--include-dashboard=false"], check=True, env=found, capture_output=True, timeout=120)
+    starts = (
+        ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-gpus=0"],
+        [f"--address={found['RAY_ADDRESS']}", "--num-gpus=2"],
+    )
+    for address, options in zip(NODES, starts, strict=True):
+        start = [*RAY, "start", *options, f"--node-ip-address={address}", "--num-cpus=4"]
+        subprocess.run(start, check=True, env=found, capture_output=True, timeout=120)
     yield found
     subprocess.run([*RAY, "stop", "--force"], check=False, env=found, capture_output=True, timeout=120)
     shutil.rmtree(folder, ignore_errors=True)
@@ -77,8 +88,49 @@ def test_a_server_is_added_to_the_run_and_used(trial: Trial, environment: dict[s
     added = servers(trial, environment, "add")
     assert (added.returncode, added.stdout) == (0, "server-1 is starting\n"), added.stderr
     wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"])
+    assert len({httpx.URL(one.url).host for one in registered(trial)}) == len(NODES)
     train(trial, environment, 7)
     assert "engine server server-1 joins" in trial.log()
+
+
+PLACED = """
+import json, sys
+from pathlib import Path
+import ray
+from trainer.__main__ import load_config
+from trainer.launch.ray import RankHost
+from trainer.launch.ray_servers import RayServers, namespace_of
+
+config = load_config(Path(sys.argv[1]))
+ray.init(address="auto", namespace=namespace_of(config), log_to_driver=False)
+ranks = [ray.remote(RankHost).options(num_gpus=1).remote(rank) for rank in range(2)]
+gpus = ray.get([rank.gpus.remote() for rank in ranks])
+with RayServers(config, Path(sys.argv[2]), lambda: False, gpus):
+    print(json.dumps([one.ids for one in gpus]), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_servers_that_share_the_ranks_gpus_run_on_them(environment: dict[str, str], trial: Trial) -> None:
+    shared = Trial(Path(trial.config.fileroot), Path(trial.config.cache_dir), **coin.SETTINGS)
+    settings = {"mode": "ray", "trial_name": "shared", "servers.python": vllm_python(), "n_gpus_per_node": 2}
+    settings |= {"allocation_mode": "vllm:d2|fsdp:d2", "servers.shutdown_on_exit": True, "train.ranks": 2}
+    shared.change(**settings)
+    (model,) = {one.model for one in registered(trial)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", PLACED, str(shared.file), model],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    assert driver.stdout is not None
+    ids = json.loads(driver.stdout.readline())
+    wait_for(lambda: len(registered(shared)) == 2)
+    hosts = [psutil.Process(one.pid) for one in registered(shared)]
+    assert [one.gpus for one in registered(shared)] == [(0,), (0,)]  # the only one that each sees
+    assert [[host.environ()["CUDA_VISIBLE_DEVICES"]] for host in hosts] == ids == [["0"], ["1"]]
+    driver.communicate("")
+    assert driver.returncode == 0
+    assert not any(host.is_running() for host in hosts)
+    assert registered(shared) == []
 
 
 def test_servers_end_by_name(trial: Trial, environment: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.launch.rank import RankJob, rank_main
 from trainer.launch.ranks import GRACE_SECONDS, conclude, last_step
-from trainer.launch.ray_servers import RayServers, namespace_of
+from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace_of
 from trainer.paths import RunPaths
 from trainer.signals import SIGNALS, StopFlag
 
@@ -61,23 +61,24 @@ class RayRun:
 
         ray.init(address="auto", namespace=namespace_of(self.config), logging_level=logging.WARNING)
         self.stop.install()  # Ray has put handlers of its own in place, which end the process at once
-        try:
-            with self._servers():
-                ranks = _Ranks(self._reserved_actors())
-                try:
-                    self._start(ranks)
-                    ranks.watch(self.stop)
-                    self._conclude(ranks)
-                finally:
-                    ranks.kill()
-        finally:
-            ray.shutdown()
+        with ExitStack() as ending:
+            ending.callback(ray.shutdown)
+            ranks = _Ranks(self._reserved_actors())
+            ending.callback(ranks.kill)
+            if self.config.engine != "embedded":
+                ending.enter_context(self._servers(ranks))
+                ending.callback(ranks.kill)  # before the servers that they ask
+            self._start(ranks)
+            ranks.watch(self.stop)
+            self._conclude(ranks)
 
-    def _servers(self) -> AbstractContextManager[object]:
-        """The run's engine servers on the cluster's nodes; nothing where it has none."""
-        if self.config.engine == "embedded":
-            return nullcontext()
-        return RayServers(self.config, self.folder, self.stop)
+    def _servers(self, ranks: _Ranks) -> RayServers:
+        """The run's engine servers on the cluster's nodes, on the ranks' own GPUs where they share them."""
+        wanted = self.config.allocation
+        if wanted is None or not wanted.colocated:
+            return RayServers(self.config, self.folder, self.stop)
+        gpus = ranks.ask(lambda actor: actor.gpus.remote(), range(len(ranks.actors)))
+        return RayServers(self.config, self.folder, self.stop, gpus)
 
     def _reserved_actors(self) -> list[Any]:
         """One actor for every rank, each in its own place."""
@@ -234,6 +235,12 @@ class RankHost:
         import ray  # noqa: PLC0415
 
         return str(ray.util.get_node_ip_address())
+
+    def gpus(self) -> GpusOfNode:
+        """The GPUs of this rank."""
+        import ray  # noqa: PLC0415
+
+        return GpusOfNode(ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())))
 
     def meeting_place(self) -> tuple[str, int]:
         """Address of this node and a port that is free here."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +41,52 @@ def namespace_of(config: RunConfig) -> str:
     return f"clusterkit/{config.experiment_name}/{config.trial_name}"
 
 
-class ServerActor:
-    """On the node of one server: starts its host, which ends when the actor does."""
+@dataclass(frozen=True, slots=True)
+class GpusOfNode:
+    """GPUs on one node of the cluster. node: Ray's id of it. ids: of the GPUs, as CUDA_VISIBLE_DEVICES takes them."""
 
-    def __init__(self, file: str, model: str, name: str, kept: bool, restarts: int) -> None:
+    node: str
+    ids: tuple[str, ...]
+
+
+def shared_gpus(ranks: Sequence[GpusOfNode], each: int, servers: int) -> list[GpusOfNode]:
+    """The GPUs of every server that runs on those of the ranks, `each` on one node.
+
+    Raises:
+        RunError: the ranks' places do not come up to that.
+
+    """
+    by_node: dict[str, list[str]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank.node, []).extend(rank.ids)
+    found = [
+        GpusOfNode(node, tuple(ids[first : first + each]))
+        for node, ids in by_node.items()
+        for first in range(0, len(ids) - each + 1, each)
+    ]
+    if len(found) < servers:
+        counts = ", ".join(str(len(ids)) for ids in by_node.values())
+        raise RunError(
+            f"{servers} engine servers are to share the ranks' GPUs, {each} on one node each, and Ray has given the "
+            f"ranks {counts} GPUs on their nodes: free whole nodes for this run, or share a server among fewer GPUs"
+        )
+    return found[:servers]
+
+
+class ServerActor:
+    """On the node of one server: starts its host, which ends when the actor does.
+
+    shared: the GPUs, where they are the ranks' and not the actor's own.
+    """
+
+    def __init__(self, file: str, model: str, name: str, kept: bool, restarts: int, shared: tuple[str, ...]) -> None:
         import ray  # noqa: PLC0415
 
         address = str(ray.util.get_node_ip_address())
-        # By number among those that Ray lets this process see.
-        gpus = tuple(range(len(ray.get_gpu_ids())))
+        if shared:  # of which Ray knows nothing
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
+        # By number among those that this process sees.
+        gpus = tuple(range(len(shared or ray.get_gpu_ids())))
         command = host_command(Path(file), Path(model), Place(name, gpus), address, kept, tied=True)
         self._name = name
         self._keeper = HostKeeper(Path(file).parent, restarts, lambda _: start_host(command, tied=True))
@@ -70,12 +109,14 @@ class ServerActor:
 class RayServers:
     """The servers that a run starts; a context manager, within `ray.init` with the run's namespace.
 
-    model: folder of the weights to start with. stop: whether the run is to stop. colocated: for every server, where it
-    shares its GPUs with ranks: (id of the node, GPU numbers there).
+    model: folder of the weights to start with. stop: whether the run is to stop. shared: GPUs of the ranks, where the
+    servers run on the same ones.
     """
 
-    def __init__(self, config: RunConfig, model: Path, stop: Callable[[], bool]) -> None:
-        self.config, self.model, self.stop = config, model, stop
+    def __init__(
+        self, config: RunConfig, model: Path, stop: Callable[[], bool], shared: Sequence[GpusOfNode] = ()
+    ) -> None:
+        self.config, self.model, self.stop, self.shared = config, model, stop, shared
         self.folder = registry.folder_of(RunPaths.of(config).logs)
         self._actors: dict[str, Any] = {}
 
@@ -84,8 +125,11 @@ class RayServers:
         kept = not self.config.servers.shutdown_on_exit
         names = [f"server-{number}" for number in range(self.config.num_servers)]
         self._forget_dead()
-        for name in names:
-            self._actors[name] = make_actor(self.config, file, self.model, name, kept)
+        places: list[GpusOfNode | None] = [None] * len(names)
+        if self.shared:
+            places[:] = shared_gpus(self.shared, gpus_per_server(self.config), len(names))
+        for name, place in zip(names, places, strict=True):
+            self._actors[name] = make_actor(self.config, file, self.model, name, kept, place)
         self._await_places()
         return self
 
@@ -122,23 +166,28 @@ class RayServers:
                 )  # fmt: skip
 
 
-def make_actor(config: RunConfig, file: Path, model: Path, name: str, kept: bool) -> Any:
-    """The actor of a server: the one of that name where it is there, else a new one."""
+def make_actor(
+    config: RunConfig, file: Path, model: Path, name: str, kept: bool, shared: GpusOfNode | None = None
+) -> Any:
+    """The actor of a server: the one of that name where it is there, else a new one. shared: as for `ServerActor`."""
     import ray  # noqa: PLC0415
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
     each = gpus_per_server(config)
+    if shared is None:
+        place = {"num_cpus": 1, "num_gpus": each, "scheduling_strategy": "DEFAULT" if each else "SPREAD"}
+    else:
+        place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(shared.node, soft=False)}
     return (
         ray.remote(ServerActor)
         .options(
             name=name,
             get_if_exists=True,
             lifetime="detached" if kept else None,
-            num_cpus=1,
-            num_gpus=each,
-            scheduling_strategy="DEFAULT" if each else "SPREAD",
             max_restarts=config.servers.restarts,
+            **place,
         )
-        .remote(str(file), str(model), name, kept, config.servers.restarts)
+        .remote(str(file), str(model), name, kept, config.servers.restarts, shared.ids if shared else ())
     )
 
 
