@@ -22,6 +22,8 @@ from trainer.engines.process import ServerProcess
 REPOSITORY = Path(__file__).parents[1]
 VOCABULARY = 512
 CONTEXT = 4096
+START_SECONDS = 400.0
+"""A server takes 25 s to start where it has a core of its own."""
 
 
 def vllm_python() -> str:

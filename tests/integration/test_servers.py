@@ -15,7 +15,7 @@ import coin
 import psutil
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
-from vllmserver import vllm_python
+from vllmserver import START_SECONDS, vllm_python
 
 from trainer.serving import registry
 
@@ -101,7 +101,7 @@ def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Tr
     assert [(one["name"], one["state"]) for one in listed] == [("server-0", "ready"), ("server-1", "ready")]
     trial.change(**{"train.total_steps": 14, "servers.min_required": 1})
     running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
-    wait_for(lambda: len(steps(trial)) > 6 or running.poll() is not None)
+    wait_for(lambda: len(steps(trial)) > 6 or running.poll() is not None, START_SECONDS)
     first, added = registered(trial)
     servers_process(added.pid).send_signal(signal.SIGKILL)
     os.kill(
@@ -112,7 +112,7 @@ def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Tr
     assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
     assert "engine server server-1 joins" in trial.log()
     assert "the host of engine server server-0 was killed: it is started again" in trial.log()
-    wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"])
+    wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"], START_SECONDS)
     again, restarted = registered(trial)
     assert again.pid != first.pid
     assert (restarted.pid, restarted.starts) == (added.pid, 2)  # by its host
@@ -130,7 +130,7 @@ def test_servers_end_when_they_are_told_to_and_the_run_says_that_none_is_left(tr
     before = len(steps(trial))
     trial.change(**{"train.total_steps": 1000, "servers.patience_seconds": 1.0})
     running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
-    wait_for(lambda: len(steps(trial)) > before or running.poll() is not None)
+    wait_for(lambda: len(steps(trial)) > before or running.poll() is not None, START_SECONDS)
     pids = [one.pid for one in registered(trial)]
     assert serve(trial, "stop").startswith("ended: server-0, server-1")
     assert registered(trial) == []

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
-from vllmserver import vllm_python
+from vllmserver import START_SECONDS, vllm_python
 
 from tests.realparts import require
 from trainer.engines.process import free_port
@@ -87,7 +87,7 @@ def test_ranks_and_server_are_placed_and_the_server_outlives_them(trial: Trial, 
 def test_a_server_is_added_to_the_run_and_used(trial: Trial, environment: dict[str, str]) -> None:
     added = servers(trial, environment, "add")
     assert (added.returncode, added.stdout) == (0, "server-1 is starting\n"), added.stderr
-    wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"])
+    wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"], START_SECONDS)
     assert len({httpx.URL(one.url).host for one in registered(trial)}) == len(NODES)
     train(trial, environment, 7)
     assert "engine server server-1 joins" in trial.log()
