@@ -12,25 +12,10 @@ import sys
 import traceback
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
 from evaluation.config import EvalConfig
+from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.signals import StopFlag
-
-
-def load_config(path: Path) -> EvalConfig:
-    """Read and validate a configuration file. Raises UserError."""
-    try:
-        return EvalConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not YAML in UTF-8: {error}") from error
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
-        raise UserError(f"{path} is not a valid configuration:\n" + "\n".join(lines)) from error
 
 
 def main() -> int:
@@ -44,7 +29,7 @@ def main() -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     stop = StopFlag().install()
     try:
-        config = load_config(arguments.config)
+        config = read_config(arguments.config, EvalConfig)
         from evaluation.evaluate import evaluate  # noqa: PLC0415 (seconds of imports, after the cheap checks)
 
         place = evaluate(config, stop)

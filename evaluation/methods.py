@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evaluation.config import MOST_GENERATED, EvalConfig, Method
-from evaluation.templates import template_named
+from evaluation.templates import bare_question, template_named
 from trainer.agents.memagent import MemAgent, RolloutOptions, check_window
-from trainer.agents.template import encode
+from trainer.agents.template import encode, user_prompt
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.types import SamplingParams, Task, Trajectory, Turn
@@ -187,25 +187,14 @@ def _paragraphs(document: str) -> list[str]:
 def _document_prompt(config: EvalConfig, tokenizer: Any) -> Callable[[Task, str], str]:
     if config.agent.template == "words":
         return lambda task, text: f"<u> question {task.question} ? memory {text or NOTHING} answer <a>"
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "the checkpoint's tokenizer has no chat template, which reading documents needs: put a chat_template.jinja "
-            "into its folder, or use an instruction-tuned checkpoint"
-        )
+    lacks = "the checkpoint's tokenizer has no chat template, which reading documents needs"
 
     def prompt(task: Task, text: str) -> str:
-        problem = f"<problem>\n{task.question}\n</problem>"
+        content = bare_question(task.question)
         if text:
-            words = "Below are an article and a problem. Answer the problem from the article"
-            content = f"{words} and put the answer in \\boxed{{}}.\n\n<article>\n{text}\n</article>\n\n{problem}"
-        else:
-            content = f"Answer the problem below and put the answer in \\boxed{{}}.\n\n{problem}"
-        messages = [{"role": "user", "content": f"{content}\n\nYour answer:"}]
-        thinking = config.agent.enable_thinking
-        return str(
-            tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-            )
-        )
+            words = "Below are an article and a problem. Answer the problem from the article and put the answer in"
+            problem = f"<problem>\n{task.question}\n</problem>\n\nYour answer:"
+            content = f"{words} \\boxed{{}}.\n\n<article>\n{text}\n</article>\n\n{problem}"
+        return user_prompt(tokenizer, content, lacks, thinking=config.agent.enable_thinking)
 
     return prompt

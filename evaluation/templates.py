@@ -9,25 +9,28 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from trainer.agents.template import user_prompt
 from trainer.errors import UserError
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 _QWEN = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
 _QWEN_END = "<|im_end|>\n<|im_start|>assistant\n"
 
+_BY_CHAT = ("chat", "chat-no-think", "memagent")
 Template = Callable[[str, Any], str]
 """Problem and tokenizer -> prompt."""
 
 
-def _chat(problem: str, tokenizer: Any, thinking: bool | None = None) -> str:
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "the checkpoint's tokenizer has no chat template: put a chat_template.jinja into its folder, or name a "
-            f"template with --prompt-type: {', '.join(name for name in TEMPLATES if name != 'chat')}"
-        )
-    options = {} if thinking is None else {"enable_thinking": thinking}
-    messages = [{"role": "user", "content": f"{problem}\n{BOXED}"}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+def bare_question(problem: str) -> str:
+    """The memory agent's wording for a question without anything to read."""
+    asked = "Answer the problem below and put the answer in \\boxed{}."
+    return f"{asked}\n\n<problem>\n{problem}\n</problem>\n\nYour answer:"
+
+
+def _chat(text: str, tokenizer: Any, thinking: bool | None = None) -> str:
+    others = ", ".join(name for name in TEMPLATES if name not in _BY_CHAT)
+    lacks, otherwise = "the checkpoint's tokenizer has no chat template", "name a template with --prompt-type"
+    return user_prompt(tokenizer, text, lacks, thinking=thinking, otherwise=f"{otherwise}: {others}")
 
 
 def _fixed(before: str, after: str) -> Template:
@@ -35,8 +38,9 @@ def _fixed(before: str, after: str) -> Template:
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "chat": _chat,
-    "chat-no-think": lambda problem, tokenizer: _chat(problem, tokenizer, thinking=False),
+    "chat": lambda problem, tokenizer: _chat(f"{problem}\n{BOXED}", tokenizer),
+    "chat-no-think": lambda problem, tokenizer: _chat(f"{problem}\n{BOXED}", tokenizer, thinking=False),
+    "memagent": lambda problem, tokenizer: _chat(bare_question(problem), tokenizer),
     # v0.2 begins with the token of the sequence's beginning, v0.3 has the same name and does not: scores differ.
     "r1-distilled-qwen": _fixed(
         "<\uff5cbegin\u2581of\u2581sentence\uff5c><\uff5cUser\uff5c>", f"\n{BOXED}<\uff5cAssistant\uff5c><think>\n"

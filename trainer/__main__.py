@@ -9,28 +9,10 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
 from trainer.config import RunConfig
+from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.signals import StopFlag
-
-
-def load_config(path: Path) -> RunConfig:
-    """Read and validate a configuration file. Raises UserError."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return RunConfig.model_validate(values or {})
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text in UTF-8: {error}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
-        raise UserError(f"{path} is not a valid configuration:\n" + "\n".join(lines)) from error
 
 
 def main() -> int:
@@ -43,7 +25,7 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     stop = StopFlag().install()  # first of all: a signal during the imports is kept, too
     try:
-        config = load_config(arguments.config)
+        config = read_config(arguments.config, RunConfig)
         from trainer.launch.local import train  # noqa: PLC0415 (seconds of imports, after the cheap checks)
 
         train(config, stop)

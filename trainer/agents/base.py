@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from trainer.agents.memagent import RolloutOptions
-from trainer.agents.template import encode
+from trainer.agents.template import prompt_ids
 from trainer.config import AgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
@@ -63,18 +63,7 @@ class Agent(ABC):
 
     def prompt_ids(self, text: str) -> list[int]:
         """Token ids of a prompt: one message of the user, and the beginning of the response."""
-        if self.config.template == "words":
-            return encode(self.tokenizer, f"<u> {text} <a>")
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise UserError(
-                "the model's tokenizer has no chat template: use an instruction-tuned checkpoint, or put a "
-                "chat_template.jinja into its folder"
-            )
-        messages = [{"role": "user", "content": text}]
-        chat = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=self.config.enable_thinking
-        )
-        return encode(self.tokenizer, str(chat))
+        return prompt_ids(self.tokenizer, text, self.config, "the model's tokenizer has no chat template")
 
     async def rollout(self, prepared: Task, engine: Engine, options: RolloutOptions) -> Trajectory:
         """See `AnyAgent`; calls `answer` and keeps all of its turns."""

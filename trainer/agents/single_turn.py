@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.agents.memagent import RolloutOptions
-from trainer.agents.template import encode
+from trainer.agents.template import prompt_ids
 from trainer.config import AgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
@@ -57,18 +57,8 @@ class SingleTurn:
         if any(mark in question for mark in self._marks):
             # As AReaL does it: the tokenizer puts its own first token before a whole prompt, where it has one.
             return list(self.tokenizer(question)["input_ids"])
-        if self.config.template == "words":
-            return encode(self.tokenizer, f"<u> {question} <a>")
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise UserError(
-                "the model's tokenizer has no chat template and the prompts are none by themselves: use an "
-                "instruction-tuned checkpoint, or put a chat_template.jinja into its folder"
-            )
-        messages = [{"role": "user", "content": question}]
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=self.config.enable_thinking
-        )
-        return encode(self.tokenizer, str(text))
+        lacks = "the model's tokenizer has no chat template and the prompts are none by themselves"
+        return prompt_ids(self.tokenizer, question, self.config, lacks)
 
     async def rollout(self, prepared: Prompted, engine: Engine, options: RolloutOptions) -> Trajectory:
         """One response. The reward is left at 0: rewards are not the agent's business."""

@@ -14,6 +14,7 @@ from typing import Any
 from trainer.config import AgentConfig
 from trainer.errors import UserError
 
+INSTRUCTED = "use an instruction-tuned checkpoint"
 PLACEHOLDER = re.compile(r"\{(problem|memory|section)\}")
 
 
@@ -101,24 +102,35 @@ def make_prompts(tokenizer: Any, config: AgentConfig) -> Prompts:
         update, final = wording.update, wording.final
     else:
         wording = memagent_wording(section_first)
-        update = _as_chat(tokenizer, wording.update, config.enable_thinking)
-        final = _as_chat(tokenizer, wording.final, config.enable_thinking)
+        lacks = "agent.template=memagent needs a tokenizer with a chat template and this one has none"
+        update = user_prompt(tokenizer, wording.update, lacks, thinking=config.enable_thinking)
+        final = user_prompt(tokenizer, wording.final, lacks, thinking=config.enable_thinking)
     return Prompts(
         TokenTemplate(tokenizer, update), TokenTemplate(tokenizer, final), encode(tokenizer, wording.no_memory)
     )
 
 
-def _as_chat(tokenizer: Any, text: str, enable_thinking: bool) -> str:
+def user_prompt(
+    tokenizer: Any, text: str, lacks: str, *, thinking: bool | None = None, otherwise: str = INSTRUCTED
+) -> str:
+    """A user's message in the tokenizer's chat template, up to where the response begins.
+
+    lacks, otherwise: the sentence for a tokenizer without one, and what can be done besides adding it. thinking: for
+    templates that know a thinking mode; None leaves it to the template.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+
+    """
     if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "agent.template=memagent needs a tokenizer with a chat template and this one has none: use an "
-            "instruction-tuned checkpoint, or put a chat_template.jinja into its folder"
-        )
-    return str(
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=enable_thinking,
-        )
-    )
+        raise UserError(f"{lacks}: put a chat_template.jinja into its folder, or {otherwise}")
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    messages = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+
+
+def prompt_ids(tokenizer: Any, text: str, config: AgentConfig, lacks: str) -> list[int]:
+    """Token ids of a text as one user's message, in the agent's kind of template. lacks, raises: see `user_prompt`."""
+    if config.template == "words":
+        return encode(tokenizer, f"<u> {text} <a>")
+    return encode(tokenizer, user_prompt(tokenizer, text, lacks, thinking=config.enable_thinking))

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer.__main__ import load_config
 from trainer.config import RunConfig
+from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.launch.retries import Ended, judge
@@ -38,7 +38,7 @@ class Job:
     def __init__(self, config: Path) -> None:
         self._config, self._logs = config, config.parent
         try:
-            self._settings = load_config(config)
+            self._settings = read_config(config, RunConfig)
         except UserError:
             self._settings = RunConfig()  # the trainer refuses it in its own words, in the run's own files
         self._process: subprocess.Popen[bytes] | None = None

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.__main__ import load_config
 from trainer.config import RunConfig
+from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=None)
     arguments = parser.parse_args()
     try:
-        config = load_config(arguments.config)
+        config = read_config(arguments.config, RunConfig)
         ray.init(address="auto", namespace=namespace_of(config), logging_level=logging.WARNING)
         if arguments.action == "stop":
             end(config, arguments.name)

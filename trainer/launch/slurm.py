@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.__main__ import load_config
+from trainer.config import RunConfig
+from trainer.configfile import read_config
 from trainer.errors import RunError, UserError
 from trainer.files import write_atomic
 from trainer.signals import StopFlag
@@ -316,7 +317,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         config = Path(arguments[0])
-        place = Place.of(os.environ, load_config(config).n_gpus_per_node, config.parent / "slurm")
+        place = Place.of(os.environ, read_config(config, RunConfig).n_gpus_per_node, config.parent / "slurm")
         return run_head(place, config, stop) if place.number == 0 else keep_worker(place, stop)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,7 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
-from trainer.__main__ import load_config
+from trainer.config import RunConfig
+from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
@@ -33,7 +34,7 @@ def main() -> int:
     parser.add_argument("--tied", action="store_true", help="end with standard input")
     arguments = parser.parse_args()
     try:
-        config = load_config(arguments.config)
+        config = read_config(arguments.config, RunConfig)
         folder = registry.folder_of(RunPaths.of(config).logs)
         host = ServerHost(
             config,
