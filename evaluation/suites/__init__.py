@@ -92,9 +92,9 @@ class Finder:
         path = find_problems(name, self.roots)
         if path is None:
             raise UserError(
-                f"no data of {name}; looked for {name}/test.jsonl, {name}.jsonl and the like in "
-                f"{', '.join(map(str, self.roots))}. Name its folder with --data-path, or the file itself in "
-                "--data-names"
+                f"no data of {name}: fetch them with clusterkit assets get {name}, name their folder with --data-path, "
+                f"or the file itself in --data-names (looked for {name}/test.jsonl, {name}.jsonl and the like in "
+                f"{', '.join(map(str, self.roots))})"
             )
         return problem_suite(name, path, self.limit)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from builders import byte_tokenizer
 
 from evaluation.methods import best_paragraphs, document_of
 from evaluation.suites import NAMES, Finder
@@ -86,7 +87,7 @@ def test_sets_are_found_in_the_shapes_in_which_people_keep_them(
     finder = Finder(str(tmp_path), str(tmp_path / "cache"))
     for name in ("aime24", "gsm8k", "math_500"):
         assert len(finder.suite(name).load(count_words)) == 1
-    with pytest.raises(UserError, match=r"no data of amc23; looked for .*--data-path"):
+    with pytest.raises(UserError, match="no data of amc23: fetch them with clusterkit assets get amc23,"):
         finder.suite("amc23")
 
 
@@ -203,6 +204,9 @@ def test_templates_of_areal_and_their_difference() -> None:
     assert old == begin + new
     assert new.startswith("<\uff5cUser\uff5c>Q\n")
     assert new.endswith("<\uff5cAssistant\uff5c><think>\n")
+    assert TEMPLATES["memagent"]("Q", byte_tokenizer()).startswith(
+        "[user]Answer the problem below and put the answer in"
+    )
     with pytest.raises(UserError, match="Did you mean qwen-boxed"):
         template_named("qwen_boxed")
 
