@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.eval_show import show, stop
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
+    from clusterkit.evaluating.process import Finished
+    from clusterkit.evaluating.there import Wanted
     from evaluation.config import EvalConfig
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +28,8 @@ def evaluate(
         None,
         "--model-path",
         "--model_path",
-        help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out.",
+        help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out. "
+        "With --cluster also NAME of /storage/models.",
     ),
     output_path: str = typer.Option(
         "eval", "--output-path", "--output_path", help="Folder for answers, verdicts and tables."
@@ -88,6 +93,13 @@ def evaluate(
         None, "--watch", metavar="DIR", help="Score every checkpoint below DIR, and each new one as it appears."
     ),
     once: bool = typer.Option(False, "--once", help="With --watch: end after the checkpoints that are there."),
+    cluster: str | None = typer.Option(
+        None,
+        "--cluster",
+        metavar="NAME",
+        help="Evaluate on this cluster, as a job of its Ray; results are copied here.",
+    ),
+    detach: bool = typer.Option(False, "--detach", help="With --cluster: do not wait for the end."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration; ask nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
@@ -101,9 +113,6 @@ def evaluate(
         return
     names = [name for name in (data_names or "").split(",") if name.strip()]
     values: dict[str, Any] = {
-        "output_path": str(Path(output_path).expanduser().absolute()),
-        "data_path": _absolute(data_path),
-        "cache_dir": cache_dir,
         "num_questions": num_questions,
         "prompt_type": prompt_type,
         "max_gen_tokens": max_gen_tokens,
@@ -116,7 +125,6 @@ def evaluate(
         "methods": [method.strip().replace("-", "_") for method in methods.split(",") if method.strip()],
         "percent_lenient": percent_lenient,
         "last_number": last_number,
-        "compare": [_absolute(folder) for folder in compare or ()],
         "server": {
             "engine": engine,
             "url": server_url,
@@ -127,6 +135,24 @@ def evaluate(
         },
     }
 
+    shown = (lambda _: None) if no_progress else output.note
+    if cluster is not None:
+        if watch is not None:
+            raise UserError("--watch looks at folders of this machine: leave it or --cluster out")
+        from clusterkit.evaluating.there import Wanted  # noqa: PLC0415
+
+        words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare or ()), tuple(setting or ()))
+        _evaluate_on(cluster, Wanted(*words, values), detach=detach, dry_run=dry_run, as_json=as_json, shown=shown)
+        return
+    if detach:
+        raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")
+    values |= {
+        "output_path": str(Path(output_path).expanduser().absolute()),
+        "data_path": _absolute(data_path),
+        "cache_dir": cache_dir,
+        "compare": [_absolute(folder) for folder in compare or ()],
+    }
+
     def request(checkpoint: str) -> EvalConfig:
         from clusterkit.evaluating.request import default_names, make_request, run_settings  # noqa: PLC0415
 
@@ -134,7 +160,6 @@ def evaluate(
         asked = [_absolute(n) if "/" in n or n.endswith(".jsonl") else n for n in names] or default_names(settings)
         return make_request({**values, "model_path": checkpoint, "data_names": asked}, settings, setting or ())
 
-    shown = (lambda _: None) if no_progress else output.note
     if watch is not None:
         from clusterkit.evaluating.watch import watch_folder  # noqa: PLC0415
 
@@ -142,24 +167,44 @@ def evaluate(
             raise UserError("--watch DIR chooses the checkpoints itself: leave --model-path out")
         watch_folder(Path(watch).expanduser().absolute(), request, shown, once=once, as_json=as_json)
         return
-    from clusterkit.evaluating.request import choose_checkpoint, settings_in_words  # noqa: PLC0415
+    from clusterkit.evaluating.request import choose_checkpoint  # noqa: PLC0415
 
     config = request(choose_checkpoint(model_path, Path(fileroot).expanduser().absolute()))
     if dry_run:
-        if as_json:
-            output.result_json(config.model_dump())
-        else:
-            output.result("\n".join(f"{key}={value}" for key, value in settings_in_words(config).items()))
+        _print_plan(config, as_json)
         return
-    _evaluate(config, shown, as_json)
-
-
-def _evaluate(config: EvalConfig, shown: Any, as_json: bool) -> None:
-    from clusterkit.evaluating.pages import write_pages  # noqa: PLC0415
     from clusterkit.evaluating.process import require_evaluator, run_evaluation  # noqa: PLC0415
 
     require_evaluator()
-    finished = run_evaluation(config, shown, output.debug)
+    _print_results(run_evaluation(config, shown, output.debug), as_json)
+
+
+def _evaluate_on(
+    cluster: str, wanted: Wanted, *, detach: bool, dry_run: bool, as_json: bool, shown: Callable[[str], None]
+) -> None:
+    from clusterkit.cli.eval_cluster import evaluate_on, planned  # noqa: PLC0415
+
+    if dry_run:
+        _print_plan(planned(cluster, wanted), as_json)
+        return
+    finished = evaluate_on(cluster, wanted, detach=detach, as_json=as_json, say=shown)
+    if finished is not None:
+        _print_results(finished, as_json)
+
+
+def _print_plan(config: EvalConfig, as_json: bool) -> None:
+    from clusterkit.evaluating.request import settings_in_words  # noqa: PLC0415
+
+    if as_json:
+        output.result_json(config.model_dump())
+    else:
+        output.result("\n".join(f"{key}={value}" for key, value in settings_in_words(config).items()))
+
+
+def _print_results(finished: Finished, as_json: bool) -> None:
+    """Write the pages, print the table, and end with code 1 where answers are missing."""
+    from clusterkit.evaluating.pages import write_pages  # noqa: PLC0415
+
     page = write_pages(finished.folder)
     if as_json:
         output.result_json(finished.results)
@@ -174,31 +219,8 @@ def _evaluate(config: EvalConfig, shown: Any, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-def show(
-    folder: str = typer.Argument(..., metavar="FOLDER", help="Folder of results, or an output path (its newest)."),
-    question: str | None = typer.Option(None, "--question", help="Number (from 1) or id; all as a list when left out."),
-    dataset: str | None = typer.Option(None, "--dataset", help="Row of the table; the first when left out."),
-    sample: str = typer.Option("", "--sample", help="greedy, or a number from 0; all when left out."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
-) -> None:
-    """Print a question with its prompt, answers, what was extracted, and the verdicts with their reasons."""
-    from clusterkit.evaluating.answers import find_question, listing, read_row, shown_question  # noqa: PLC0415
-    from evaluation.results import find_results, read_results  # noqa: PLC0415
-
-    path = find_results(folder)
-    row = read_row(read_results(path), path.parent, dataset)
-    if question is None:
-        if as_json:
-            output.result_json([entry.as_dict() for entry in row.entries])
-        else:
-            output.result(listing(row))
-        return
-    entry = find_question(row, question, sample)
-    if as_json:
-        output.result_json(entry.as_dict())
-    else:
-        output.result(shown_question(row, entry))
+app.command()(show)
+app.command()(stop)
 
 
 def _absolute(path: str) -> str:

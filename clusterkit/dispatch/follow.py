@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +63,30 @@ class Copy:
         await fetch_records(head.session, str(run.fileroot), run.user, run.experiment, self.folder, trial=run.trial)
 
 
+async def watch_job(
+    selection: Selection, submission_id: str, look: Callable[[Head, Job], Awaitable[None]], say: Callable[[str], None]
+) -> Job:
+    """Look at a job every few seconds until it has ended; a lost connection is made again. Returns how it is then.
+
+    look: called each time, the last time with the ended job. say: told when the cluster cannot be seen.
+    """
+    patience = Patience()
+    while True:
+        try:
+            async with head_of(selection) as head, head.jobs() as jobs:
+                while True:
+                    job = await jobs.get(submission_id)
+                    await look(head, job)
+                    patience.reset()
+                    if not job.alive:
+                        return job
+                    await asyncio.sleep(POLL_SECONDS)
+        except (HostError, RunError) as error:
+            first = str(error).splitlines()[0]
+            say(f"cannot see the run for now ({first}); trying again; the run goes on without us")
+            await patience.wait()
+
+
 async def follow(selection: Selection, dispatched: Dispatched, progress: Progress, again: str) -> Outcome:
     """Show the run until its job ends, and say how that was.
 
@@ -70,27 +95,20 @@ async def follow(selection: Selection, dispatched: Dispatched, progress: Progres
             goes on with it.
 
     """
-    patience = Patience()
     known = dispatched.state == "attached" or dispatched.resume_step > 0  # what was written before is no news
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
         copy = Copy(dispatched.run, Path(folder))
-        while True:
-            try:
-                async with head_of(selection) as head, head.jobs() as jobs:
-                    while True:
-                        job = await jobs.get(dispatched.submission_id)
-                        news = await copy.refresh(head)
-                        progress.show(copy.history, [] if known else news)
-                        known = False
-                        patience.reset()
-                        if not job.alive:
-                            await copy.finish(head)
-                            return _outcome(copy, job, again)
-                        await asyncio.sleep(POLL_SECONDS)
-            except (HostError, RunError) as error:
-                first = str(error).splitlines()[0]
-                progress.say(f"cannot see the run for now ({first}); trying again; the run goes on without us")
-                await patience.wait()
+
+        async def look(head: Head, job: Job) -> None:
+            nonlocal known
+            news = await copy.refresh(head)
+            progress.show(copy.history, [] if known else news)
+            known = False
+            if not job.alive:
+                await copy.finish(head)
+
+        job = await watch_job(selection, dispatched.submission_id, look, progress.say)
+        return _outcome(copy, job, again)
 
 
 def _outcome(copy: Copy, job: Job, again: str) -> Outcome:

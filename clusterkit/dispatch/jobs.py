@@ -88,14 +88,20 @@ class RayJobs:
         return _job(await self._ask("GET", _path(submission_id)))
 
     async def submit(
-        self, submission_id: str, entrypoint: str, *, environment: dict[str, str], metadata: dict[str, str]
+        self,
+        submission_id: str,
+        entrypoint: str,
+        *,
+        environment: dict[str, str],
+        metadata: dict[str, str],
+        gpus: int = 0,
     ) -> None:
-        """Start a job on the head node.
+        """Start a job: on the head node, or where so many GPUs of one host are free.
 
         Args:
             submission_id: chosen by us, so that the same submission cannot start twice.
             entrypoint: a shell command. environment: variables; never secrets, everybody who may ask Ray sees them.
-            metadata: what to find it by.
+            metadata: what to find it by. gpus: that Ray keeps for its entry point; it waits until they are free.
 
         Raises:
             DuplicateJobError: there is a job of that ID.
@@ -106,6 +112,7 @@ class RayJobs:
             "entrypoint": entrypoint,
             "runtime_env": {"env_vars": environment},
             "metadata": metadata,
+            **({"entrypoint_num_gpus": gpus} if gpus else {}),
         }
         await self._ask("POST", "/api/jobs/", body)
 

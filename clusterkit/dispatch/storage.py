@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from clusterkit.ssh.stream import Stream
 from trainer.config import RunConfig
 
 PACK_SECONDS = 120.0
+FETCH_SECONDS = 3600.0
 METRICS = "metrics.jsonl"
 RECORDS = ("config.yaml", METRICS, "summary.json", "overrides.yaml")
 _MOST_RECORDS = 2 << 30
@@ -144,6 +146,30 @@ async def read_from(head: Session, path: Path, offset: int, most: int = 8 << 20)
     """
     name = shlex.quote(str(path))
     return await _read(head, f"[ ! -e {name} ] || tail -c +{offset + 1} {name} | head -c {most}", str(path))
+
+
+async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Path, leave_out: str = "") -> None:
+    """Copy whole folders below `root`, with their paths. leave_out: name of folders and files that stay there.
+
+    Raises:
+        HostError: the head was lost, or cannot read there.
+
+    """
+    left_out = f"--exclude {shlex.quote(leave_out)} " if leave_out else ""
+    listed = " ".join(shlex.quote(name) for name in names)
+    script = f"cd {shlex.quote(root)} && tar -czf - {left_out}-- {listed}"
+    streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
+    with tempfile.TemporaryFile() as packed:  # answers of a large evaluation are more than fits into memory
+        async with streaming.stream(script, root=True, timeout=FETCH_SECONDS) as stream:
+            await stream.write_eof()
+            while data := await stream.read():
+                packed.write(data)
+            if code := await stream.wait():
+                said = stream.errors.last_lines() or f"exit code {code}"
+                raise HostError(head.host.name, Trouble.WRITE, f"{root} cannot be read: {said}")
+        packed.seek(0)
+        with tarfile.open(fileobj=packed, mode="r:*") as tar:
+            tar.extractall(into, filter="data")
 
 
 async def read_last(head: Session, path: Path, lines: int) -> tuple[bytes, int]:

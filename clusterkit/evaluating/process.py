@@ -62,31 +62,23 @@ def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finishe
     shown = _Tail(console, say)
     argv = [sys.executable, "-P", "-m", "evaluation", str(request), *(["--debug"] if debug else [])]
     ending = run_trainer(argv, console, 0, shown.more, lambda: say("stopping: what is answered is written"))
-    told = shown.error
-    if ending.returncode in (0, 1) and shown.answer is not None:
-        return Finished(Path(shown.answer["results"]), shown.answer["status"] == "complete")
-    if ending.returncode == InterruptedRunError.exit_code or (ending.interrupts and ending.returncode < 0):
-        raise InterruptedRunError(told or "interrupted: what is answered is written; the same command goes on")
-    if ending.returncode == UserError.exit_code and told:
-        raise UserError(told)
-    raise RunError(told or f"the evaluation ended with code {ending.returncode} and no message; its log is {console}")
+    interrupted = ending.interrupts and ending.returncode < 0
+    code = InterruptedRunError.exit_code if interrupted else ending.returncode
+    without_words = f"the evaluation ended with code {ending.returncode} and no message; its log is {console}"
+    return shown.told.finished(code, None, without_words)
 
 
-class _Tail:
-    """Hands on the lines of a log as they come, but for the last word to the caller and the error."""
+class Told:
+    """What an evaluation prints: hands its lines on as they come, and keeps its last word and its error."""
 
-    def __init__(self, path: Path, say: Say) -> None:
-        self.path, self.say = path, say
+    def __init__(self, say: Say) -> None:
+        self.say = say
         self.answer: dict[str, Any] | None = None
         self.error = ""
-        self._read = 0
         self._rest = ""
 
-    def more(self) -> None:
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        self._read += len(data)
+    def feed(self, data: bytes) -> None:
+        """Take what was printed since."""
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         for line in lines:
             if line.startswith('{"results": '):
@@ -97,3 +89,35 @@ class _Tail:
                 self.error += f"\n{line}"
             else:
                 self.say(line)
+
+    def finished(self, exit_code: int, folder: Path | None, without_words: str) -> Finished:
+        """How it ended. folder: of the results, where that is another than the evaluation's own word.
+
+        Raises:
+            UserError: with the subclass that fits; the message is the evaluation's own, or `without_words`.
+
+        """
+        if exit_code in (0, 1) and self.answer is not None:
+            return Finished(folder or Path(self.answer["results"]), self.answer["status"] == "complete")
+        if exit_code == InterruptedRunError.exit_code:
+            raise InterruptedRunError(
+                self.error or "interrupted: what is answered is written; the same command goes on"
+            )
+        if exit_code == UserError.exit_code and self.error:
+            raise UserError(self.error)
+        raise RunError(self.error or without_words)
+
+
+class _Tail:
+    """Hands on what is appended to a log."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self.path, self.told = path, Told(say)
+        self._read = 0
+
+    def more(self) -> None:
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        self.told.feed(data)

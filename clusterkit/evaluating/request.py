@@ -61,12 +61,17 @@ def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
 
 def run_of(checkpoint: Path) -> RunDirectory | None:
     """The run that wrote a checkpoint, by where it lies; None for one from elsewhere."""
+    run = run_by_place(checkpoint)
+    return run if run is not None and run.config.is_file() else None
+
+
+def run_by_place(checkpoint: Path) -> RunDirectory | None:
+    """The run whose checkpoints lie there, here or on a cluster, should there be one; None for another place."""
     parts = checkpoint.absolute().parts
     # fileroot / checkpoints / user / experiment / trial / actor / epoch…
     if len(parts) < 7 or parts[-6] != "checkpoints":
         return None
-    run = RunDirectory(Path(*parts[:-6]), parts[-5], parts[-4], parts[-3])
-    return run if run.config.is_file() else None
+    return RunDirectory(Path(*parts[:-6]), parts[-5], parts[-4], parts[-3])
 
 
 def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:

@@ -92,13 +92,13 @@ def _digest(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
+def places_of(name: str) -> list[str]:
+    """Where the file of a named set may lie below a folder of data; each may be packed as well (.gz)."""
+    shapes = [f"{name}/test.jsonl", f"{name}.jsonl", f"math/{name}.jsonl", f"math/{name}_test.jsonl"]
+    return [*shapes, f"{name}_test.jsonl", f"math/{name}/test.jsonl", f"data/{name}/test.jsonl"]
+
+
 def find_problems(name: str, roots: Sequence[Path]) -> Path | None:
     """The file of a named set below one of the folders, in the shapes in which such folders are kept."""
-    shapes = [f"{name}/test.jsonl", f"{name}.jsonl", f"math/{name}.jsonl", f"math/{name}_test.jsonl"]
-    shapes += [f"{name}_test.jsonl", f"math/{name}/test.jsonl", f"data/{name}/test.jsonl"]
-    for root in roots:
-        for shape in shapes:
-            for path in (root / shape, root / f"{shape}.gz"):
-                if path.is_file():
-                    return path
-    return None
+    files = (root / f"{shape}{end}" for root in roots for shape in places_of(name) for end in ("", ".gz"))
+    return next((path for path in files if path.is_file()), None)

@@ -1,0 +1,115 @@
+"""`clusterkit eval --cluster`: start the evaluation there, or attach to it, follow it, and copy its results here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from clusterkit.cli import output
+from clusterkit.cli.hostoptions import HostOptions, Selection, select
+from clusterkit.evaluating.there import Wanted, output_folder, request_there
+from clusterkit.ssh.api import HostError
+from trainer.errors import RunError
+
+if TYPE_CHECKING:
+    from clusterkit.dispatch.head import Head
+    from clusterkit.evaluating.process import Finished
+    from evaluation.config import EvalConfig
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, say: Say) -> Finished | None:
+    """Do what `clusterkit eval --cluster` says; None for an evaluation that was detached from.
+
+    Raises:
+        UserError: with its subclasses, with what to do.
+
+    """
+    from clusterkit.evaluating.job import Asked, follow, submit  # noqa: PLC0415 (asyncssh)
+
+    selection = select(HostOptions(cluster=cluster))
+
+    async def begin(head: Head) -> Asked:
+        return await submit(head, await request_there(head, wanted, say), say)
+
+    asked = _with_head(selection, begin)
+    output.note(
+        f"{'it runs already' if asked.attached else 'it runs'}, as job {asked.submission_id}. Folder on the cluster: "
+        f"{asked.output}"
+    )
+    if detach:
+        if as_json:
+            output.result_json(asked.as_dict())
+        output.note(_how_to_go_on(cluster, wanted.output_path))
+        return None
+    try:
+        return _do(follow(selection, asked, copy_of(cluster, wanted.output_path), say))
+    except KeyboardInterrupt:
+        output.note(f"detached: it goes on, as job {asked.submission_id}\n{_how_to_go_on(cluster, wanted.output_path)}")
+        raise typer.Exit(0) from None
+
+
+def planned(cluster: str, wanted: Wanted) -> EvalConfig:
+    """What would be asked there; nothing is copied or started."""
+    return _with_head(
+        select(HostOptions(cluster=cluster)), lambda head: request_there(head, wanted, lambda _: None, change=False)
+    )
+
+
+def copy_of(cluster: str, output_path: str) -> Path:
+    """Where the results of a cluster's evaluations are copied to: beside those of this machine, by its name."""
+    typed = PurePosixPath(output_path)
+    return Path(typed.name if typed.is_absolute() else typed).absolute() / cluster
+
+
+def fetch_newest(cluster: str, output_path: str, into: Path) -> Path:
+    """Copy the latest results of a cluster; their folder here. Raises UserError where there are none."""
+    from clusterkit.evaluating.job import copy_results, newest_results  # noqa: PLC0415
+
+    async def fetch(head: Head) -> Path:
+        folder = output_folder(head, output_path)
+        return await copy_results(head, folder, await newest_results(head, folder), into)
+
+    return _with_head(select(HostOptions(cluster=cluster)), fetch)
+
+
+def stop_on(cluster: str, output_path: str) -> str:
+    """End the evaluation that writes into a folder there; a sentence. Raises RunError where none does."""
+    from clusterkit.evaluating.job import stop  # noqa: PLC0415
+
+    return _with_head(
+        select(HostOptions(cluster=cluster)), lambda head: stop(head, output_folder(head, output_path), output.note)
+    )
+
+
+def _with_head(selection: Selection, work: Callable[[Head], Awaitable[T]]) -> T:
+    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+
+    async def do() -> T:
+        async with head_of(selection) as head:
+            return await work(head)
+
+    return _do(do())
+
+
+def _do(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except HostError as error:
+        raise RunError(str(error)) from error
+
+
+def _how_to_go_on(cluster: str, output_path: str) -> str:
+    return "\n".join(
+        [
+            "  follow it       the same command again, which also copies the results here",
+            f"  look at answers clusterkit eval show {output_path} --cluster {cluster}, once it has ended",
+            f"  end it          clusterkit eval stop --cluster {cluster} --output-path {output_path}",
+        ]
+    )
