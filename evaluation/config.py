@@ -41,6 +41,8 @@ class ServerConfig(Section):
     """Interpreter that has the server; empty: $CLUSTERKIT_VLLM_PYTHON for vLLM, else this one."""
     start_seconds: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a server must answer."""
+    restarts: Annotated[int, Field(ge=0)] = 2
+    """How often a server that dies is started again within an evaluation."""
 
 
 class EvalConfig(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import shutil
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from evaluation.config import EvalConfig, ServerConfig
+from evaluation.delegating import Delegating
 from evaluation.openai_engine import OpenAIEngine
 from trainer.engines.base import Engine
 from trainer.errors import UserError
@@ -30,16 +30,12 @@ class Opened:
     versions: dict[str, str]
 
 
-class Sampling:
+class Sampling(Delegating):
     """An engine whose sampled (not greedy) answers have top_p and top_k; requests go to the least busy server."""
 
     def __init__(self, inner: Engine, top_p: float, top_k: int) -> None:
-        self.inner, self.top_p, self.top_k = inner, top_p, top_k
-
-    @property
-    def version(self) -> int:
-        """See `Engine`."""
-        return self.inner.version
+        super().__init__(inner)
+        self.top_p, self.top_k = top_p, top_k
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         """See `Engine`."""
@@ -47,18 +43,6 @@ class Sampling:
         if params.temperature:
             params = replace(params, top_p=self.top_p, top_k=self.top_k)
         return await self.inner.generate(prompt_ids, params)
-
-    async def pause(self) -> None:
-        """See `Engine`."""
-        await self.inner.pause()
-
-    async def resume(self) -> None:
-        """See `Engine`."""
-        await self.inner.resume()
-
-    async def health(self) -> bool:
-        """See `Engine`."""
-        return await self.inner.health()
 
 
 def choose_kind(server: ServerConfig) -> str:
@@ -135,9 +119,9 @@ def _embedded(config: EvalConfig, folder: Path, tokenizer: Any, cancelled: Calla
 
 @asynccontextmanager
 async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, logs: Path) -> AsyncIterator[Opened]:
+    from evaluation.servers import KeptServers  # noqa: PLC0415 (its HTTP client)
     from trainer.engines.dialect import make_dialect  # noqa: PLC0415
     from trainer.engines.http import ServerPool  # noqa: PLC0415
-    from trainer.engines.launching import launch  # noqa: PLC0415
     from trainer.engines.options import ServerOptions  # noqa: PLC0415
     from trainer.engines.served import ServedEngine  # noqa: PLC0415
 
@@ -159,19 +143,13 @@ async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, 
         for number, gpus in enumerate(groups)
     ]
     dialect = make_dialect(kind)  # type: ignore[arg-type]
-    pool = ServerPool(dialect.health_path)
-    engine = ServedEngine(pool, dialect, folder, _stop_ids(folder, tokenizer))
-    started = await asyncio.gather(*(launch(kind, one) for one in options), return_exceptions=True)  # type: ignore[arg-type]
-    running = [found for found in started if not isinstance(found, BaseException)]
+    engine = ServedEngine(ServerPool(dialect.health_path), dialect, folder, _stop_ids(folder, tokenizer))
+    servers = KeptServers(kind, engine, options, server.restarts)  # type: ignore[arg-type]
     try:
-        for found in started:
-            if isinstance(found, BaseException):
-                raise found
-        versions = [await engine.join(found) for found, _ in running]
-        yield Opened(engine, server.concurrency or 256 * len(running), {dialect.title: versions[0]})
+        versions = await servers.start()
+        yield Opened(servers, server.concurrency or 256 * len(options), {dialect.title: versions[0]})
     finally:
-        await pool.close()
-        await asyncio.gather(*(process.stop() for _, process in running))
+        await servers.close()
 
 
 def _interpreter(server: ServerConfig, kind: str) -> str:

@@ -17,7 +17,7 @@ from evaluation.plan import Row
 from evaluation.progress import Progress
 from evaluation.record import GREEDY, Key
 from trainer.agents.memagent import RolloutOptions
-from trainer.engines.base import EngineError
+from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.types import Task, Trajectory
@@ -112,9 +112,9 @@ class Runner:
             raise
         except ServerGoneError as error:
             raise RunError(str(error)) from error
+        except EngineGoneError as error:
+            raise RunError(f"{error}; the answers until now are written") from error
         except EngineError as error:
-            if "no inference server is left" in str(error):
-                raise RunError(f"{error}; the answers until now are written") from error
             return {**base, "error": str(error)[:1000]}
         except UserError:
             raise

@@ -86,7 +86,13 @@ class Operator:
             self.environment[SUDO_PASSWORD] = sudo_password
         self._earlier: set[Path] = set()
 
-    def __call__(self, *words: str, timeout: float = 600.0, environment: Mapping[str, str] | None = None) -> Done:
+    def __call__(
+        self,
+        *words: str,
+        timeout: float = 600.0,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Done:
         """Run `clusterkit WORDS` to its end."""
         began = time.monotonic()
         done = subprocess.run(
@@ -96,6 +102,7 @@ class Operator:
             text=True,
             timeout=timeout,
             env={**self.environment, **(environment or {})},
+            cwd=cwd,
             check=False,
         )
         return Done(words, done.returncode, done.stdout, done.stderr, time.monotonic() - began)

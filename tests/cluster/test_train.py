@@ -343,6 +343,59 @@ def test_a_new_run_from_the_checkpoint_of_another(operator: Operator) -> None:
     assert "task.num_keys" in refused.stderr
 
 
+def evaluation(*more: str) -> list[str]:
+    """Words of an evaluation of the first test's run."""
+    return ["eval", "--cluster", "default", "--model-path", "tiny-recall/run1", "--output-path", "scores", *more]
+
+
+def test_an_evaluation_is_a_job_whose_results_come_here(operator: Operator, tmp_path: Path) -> None:
+    words = evaluation("--data-names", "recall@4", "--num-questions", "64", "--n-sampling", "8")
+    begun = operator(*words, "--detach", "--json", cwd=tmp_path)
+    assert begun.exit_code == 0, begun.text
+    assert "clusterkit eval stop --cluster default --output-path scores" in begun.stderr
+
+    followed = operator(*words, cwd=tmp_path)
+    assert followed.exit_code == 0, followed.text
+    assert f"it runs already, as job {begun.report['submission_id']}" in followed.stderr
+    assert "576/576 answers" in followed.stderr
+    assert "| recall@4 |" in followed.stdout
+    copies = tmp_path / "scores" / "default"
+    (place,) = [path.parent for path in copies.glob("*/results.json")]
+    assert (place / "index.html").exists()
+    results = json.loads((place / "results.json").read_text())
+    assert results["model_path"].startswith("/storage/ray/experiments/checkpoints/")
+    assert results["config"]["agent"]["chunk_tokens"] == 10  # of the run, not the default
+    shown = operator("eval", "show", str(copies), "--question", "2", "--sample", "1")
+    assert (shown.exit_code, "--- prompt\n<u> question" in shown.stdout) == (0, True), shown.text
+
+    again = operator(*words, "--json", cwd=tmp_path)
+    assert "every answer is in the record" in again.stderr, again.text
+    assert json.loads(again.stdout)["rows"] == results["rows"]
+    there = operator("eval", "show", "scores", "--cluster", "default", "--question", "2", "--json", cwd=tmp_path)
+    assert json.loads(there.stdout)["number"] == 2, there.text
+
+
+def test_an_evaluation_on_the_cluster_tells_what_it_lacks_and_can_be_stopped(
+    operator: Operator, tmp_path: Path
+) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text('{"problem": "1+1", "answer": "2"}\n')
+    words = evaluation("--data-names", str(data))
+    sent = operator(*words, cwd=tmp_path)
+    assert sent.exit_code == 2
+    assert "sums: the checkpoint's tokenizer has no chat template" in sent.stderr, sent.text
+    unknown = operator(*evaluation("--data-names", "recall"), "--model-path", "no-such", cwd=tmp_path)
+    assert unknown.exit_code == 2
+    assert "/storage/models/no-such is not there" in unknown.stderr
+
+    long = ("--data-names", "recall@64", "--num-questions", "2000")
+    assert operator(*evaluation(*long), "--detach", cwd=tmp_path).exit_code == 0
+    other = operator(*evaluation(*long, "--seed", "1"), cwd=tmp_path)
+    assert (other.exit_code, "another evaluation writes into /storage/" in other.stderr) == (2, True), other.text
+    stopped = operator("eval", "stop", "--cluster", "default", "--output-path", "scores")
+    assert (stopped.exit_code, "is stopped" in stopped.stdout) == (0, True), stopped.text
+
+
 def test_status_without_ray_and_without_the_head(operator: Operator, pair: list[Node]) -> None:
     """The last test of this file: it takes the head away."""
     head, _ = pair

@@ -1,0 +1,99 @@
+"""Servers of one evaluation: started together, and each started again when it dies, a bounded number of times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from evaluation.delegating import Delegating
+from evaluation.progress import say
+from trainer.engines.base import EngineGoneError
+from trainer.engines.dialect import Kind
+from trainer.engines.http import Server
+from trainer.engines.launching import launch
+from trainer.engines.options import ServerOptions
+from trainer.engines.process import ServerProcess
+from trainer.engines.served import ServedEngine
+from trainer.errors import UserError
+from trainer.types import Completion, SamplingParams
+
+POLL_SECONDS = 0.2
+
+
+class KeptServers(Delegating):
+    """Engine protocol over servers that come back; a request that finds none waits for one.
+
+    engine: over a pool that is empty yet. options: of every server. restarts: of each, until it is given up.
+    """
+
+    def __init__(self, kind: Kind, engine: ServedEngine, options: Sequence[ServerOptions], restarts: int) -> None:
+        super().__init__(engine)
+        self.served, self.kind, self.options, self.restarts = engine, kind, options, restarts
+        self._running: dict[str, ServerProcess] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> list[str]:
+        """Start all of them; the versions of their software.
+
+        Raises:
+            UserError: one cannot be started here; with the cause from its log, where it ended.
+
+        """
+        started = await asyncio.gather(*(launch(self.kind, one) for one in self.options), return_exceptions=True)
+        running = [found for found in started if not isinstance(found, BaseException)]
+        self._running = {server.name: process for server, process in running}
+        for found in started:
+            if isinstance(found, BaseException):
+                raise found
+        versions = [await self.served.join(server) for server, _ in running]
+        for options, (server, _) in zip(self.options, running, strict=True):
+            self._keepers.append(asyncio.create_task(self._keep(options, server)))
+        return versions
+
+    async def close(self) -> None:
+        """End them all."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self.served.pool.close()
+        await asyncio.gather(*(process.stop() for process in self._running.values()))
+
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
+        """Sample one response; from its start on another server, or on one that came back, where one was lost.
+
+        Raises:
+            EngineGoneError: all were given up, with what became of each. EngineError: see `ServedEngine.generate`.
+
+        """
+        while True:
+            while not self.served.pool.usable() and self._may_come_back():
+                await asyncio.sleep(POLL_SECONDS)
+            try:
+                return await self.served.generate(prompt_ids, params, key=key)
+            except EngineGoneError:
+                if not self._may_come_back():
+                    raise
+
+    def _may_come_back(self) -> bool:
+        return any(not keeper.done() for keeper in self._keepers)
+
+    async def _keep(self, options: ServerOptions, server: Server) -> None:
+        for number in range(1, self.restarts + 1):
+            await _lost(server)
+            say(f"{options.name} is lost: {server.problem}. It is started again ({number} of {self.restarts})")
+            await self._running[options.name].stop()  # one that hangs still has its GPUs
+            try:
+                fresh, self._running[options.name] = await launch(self.kind, options)
+                await self.served.join(fresh)
+            except UserError as error:
+                server.problem = f"it did not start again: {error}"
+                continue
+            server = fresh
+            say(f"{options.name} answers again")
+        await _lost(server)
+        say(f"{options.name} is lost: {server.problem}. It is given up")
+
+
+async def _lost(server: Server) -> None:
+    while not server.problem:
+        await asyncio.sleep(POLL_SECONDS)
