@@ -144,7 +144,8 @@ def _heading(title: str, below: str) -> Html:
 def _document(title: str, parts: Sequence[object]) -> str:
     """A page that loads nothing and runs nothing: what a model wrote can do no harm."""
     style = resources.files("clusterkit.report").joinpath("page.css").read_text(encoding="utf-8")
-    style += "\npre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: 8px 12px; }\n"
+    style += "\nh1, p, summary, td, pre { overflow-wrap: anywhere; }"
+    style += "\npre { white-space: pre-wrap; background: var(--soft); padding: 8px 12px; margin: 1em 0; }\n"
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     head = tag(
         "head",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import DESKTOP, Screen, running_browser
 from runs import Forks, NewTrial, Trial, command
 
 
@@ -42,3 +43,24 @@ def new_trial(tmp_path: Path, warm_cache: Path, reference: Trial) -> NewTrial:
         return Trial(tmp_path / name, warm_cache, **settings)
 
     return make
+
+
+@pytest.fixture(scope="module")  # its event loop runs as long as it does
+def browser() -> Iterator[Any]:
+    """A browser of the system, driven by Playwright."""
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def screen(browser: Any) -> Iterator[Any]:
+    """Opens pages, and closes them at the end."""
+    opened: list[Screen] = []
+
+    def show(address: str, viewport: dict[str, int] = DESKTOP, scheme: str = "light") -> Screen:
+        opened.append(Screen(browser, address, viewport, scheme))
+        return opened[-1]
+
+    yield show
+    for one in opened:
+        one.page.close()

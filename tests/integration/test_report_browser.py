@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from realparts import require
+from browsers import DESKTOP, PHONE
 from run_writer import RunWriter
 from runs import Trial
 
@@ -18,9 +15,6 @@ from clusterkit.report.dashboard import Dashboard, Views
 from clusterkit.report.page import content, document
 from clusterkit.report.source import RunReader
 from clusterkit.rundir import RunDirectory
-
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PHONE, DESKTOP = {"width": 375, "height": 700}, {"width": 1280, "height": 900}
 
 # How the WCAG measures contrast, of what the browser really computed.
 CONTRAST = """([element, property, ground]) => {
@@ -48,51 +42,6 @@ UNDRAWN = """() => [...document.querySelectorAll("figure")].filter((figure) => {
   });
   return !(frame.width > 200 && frame.height > 100 && lines.length && within);
 }).map((figure) => figure.querySelector("h3").textContent)"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser of the system, driven by Playwright."""
-    programs = [path for name in BROWSERS if (path := shutil.which(name))]
-    require(bool(programs), "no Chromium: install chromium-headless-shell or chromium (scripts/test-tools.sh does)")
-    require(find_spec("playwright") is not None, "no Playwright: pip install 'clusterkit[dev]'")
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 (may be missing)
-
-    with sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=programs[0])
-        yield running
-        running.close()
-
-
-class Screen:
-    """One page of the browser; what its console said, what it threw and what it asked the network for is kept."""
-
-    def __init__(self, browser: Any, address: str, viewport: dict[str, int], scheme: str = "light") -> None:
-        self.page = browser.new_page(viewport=viewport, color_scheme=scheme, has_touch=viewport is PHONE)
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.said.append(f"thrown: {error}"))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(address)
-
-    def tip(self) -> str:
-        """What is told of the place that is pointed at."""
-        return str(self.page.locator(".tip").inner_text())
-
-
-@pytest.fixture
-def screen(browser: Any) -> Iterator[Any]:
-    """Opens pages, and closes them at the end."""
-    opened: list[Screen] = []
-
-    def show(address: str, viewport: dict[str, int] = DESKTOP, scheme: str = "light") -> Screen:
-        opened.append(Screen(browser, address, viewport, scheme))
-        return opened[-1]
-
-    yield show
-    for one in opened:
-        one.page.close()
 
 
 @pytest.fixture
