@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/evaluation.py MODEL --data-path DATA [--engine sglang] [--flags "…"] [--parts …]
     .venv/bin/python benchmarks/evaluation.py MODEL --data-path DATA --engine embedded --questions 2 --samples 2 --new 8
 
-Prints one JSON object. Parts:
+Tells every figure on stderr as it is measured, and prints one JSON object at the end. Parts:
 
 * `stream`: greedy and --samples answers to every problem of --suites by one `python -m evaluation`, with all it does
   (hashing, start, recording, grading); `serial`: the same answers as AReaL v0.2's evaluator gets them, one process and
@@ -61,17 +61,25 @@ def main() -> None:
         work = Path(folder)
         if "stream" in parts:
             found["stream"] = one(given, work / "stream", {"n_sampling": given.samples})
+            tell("stream", found["stream"])
         if "serial" in parts:
             found["serial"] = serial(given, work)
             found["ratio"] = round(found["serial"]["wall_s"] / found["stream"]["wall_s"], 3)
+            tell("serial over stream, wall time", found["ratio"])
         if "bare" in parts and given.engine == "sglang":
             found["bare"] = asyncio.run(bare(given, work))
             found["tokens_ratio"] = round(found["stream"]["tokens_per_s"] / found["bare"]["tokens_per_s"], 3)
+            tell("stream over bare, tokens/s (0.95 is wanted)", found["tokens_ratio"])
         if "hqa" in parts:
             found["hqa"] = hqa(given, work)
             each = [row["us_per_document_token"] for row in found["hqa"].values()]
             found["spread"] = round(max(each) / min(each), 3)
+            tell("spread of the time per document token (1.1 is wanted)", found["spread"])
     print(json.dumps(found, indent=2))
+
+
+def tell(what: str, value: Any) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}: {json.dumps(value)}", file=sys.stderr, flush=True)
 
 
 def settings(given: argparse.Namespace, output: Path, changes: dict[str, Any]) -> dict[str, Any]:
@@ -101,8 +109,10 @@ def one(given: argparse.Namespace, output: Path, changes: dict[str, Any]) -> dic
         env={**os.environ, **hidden},
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        sys.exit(done.returncode)  # it has said why
     wall = time.perf_counter() - began
     results = json.loads((Path(json.loads(done.stdout)["results"]) / "results.json").read_text())
     samples = [
@@ -126,7 +136,10 @@ def serial(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     """A load for the greedy pass, and one for each seed with its share of the samples."""
     share = max(given.samples // (given.loads - 1), 1)
     passes = [{"n_sampling": 0}, *({"n_sampling": share, "greedy": False, "seed": n} for n in range(1, given.loads))]
-    runs = [one(given, work / f"serial-{number}", changes) for number, changes in enumerate(passes)]
+    runs = []
+    for number, changes in enumerate(passes):
+        runs.append(one(given, work / f"serial-{number}", changes))
+        tell(f"serial, load {number + 1} of {len(passes)}", {"wall_s": runs[-1]["wall_s"]})
     return {
         "wall_s": round(sum(run["wall_s"] for run in runs), 2),
         "each_s": [run["wall_s"] for run in runs],
@@ -196,6 +209,7 @@ def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
             "document_tokens": document,
             "us_per_document_token": round(1e6 * run["sampling_s"] / document, 2),
         }
+        tell(f"hqa, {count} documents", found[str(count)])
     return found
 
 
