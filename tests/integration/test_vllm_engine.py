@@ -179,14 +179,18 @@ def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
 
     dones = asyncio.run(run())
     assert engine.version == served.server.version == 1
-    assert engine.stats.interrupted >= 4
     for (prompt, params), done in zip(asked, dones, strict=True):
         assert (len(done.token_ids), done.finish_reason) == (2000, "length")
-        assert [version for version, _ in done.spans] == [0, 1]
         versions = torch.tensor(done.token_versions)
-        for version in (0, 1):
+        for version in versions.unique().tolist():
             assert float(served.distance(version, prompt, done, params)[versions == version].max()) < EXACT
             assert float(served.distance(1 - version, prompt, done, params)[versions == version].mean()) > 0.5
+    # How far each had come is a matter of speed: on a busy machine one has not begun yet, or has ended already. Those
+    # that were cut off went on under the new weights, after their own tokens, and they alone.
+    stretches = [[version for version, _ in done.spans] or [done.version] for done in dones]
+    assert all(one in ([0], [0, 1], [1]) for one in stretches)
+    assert [0, 1] in stretches
+    assert engine.stats.interrupted == sum(1 in one for one in stretches)
 
 
 def test_what_older_weights_left_in_the_cache_is_never_used(served: Served) -> None:
