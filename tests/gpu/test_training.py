@@ -27,6 +27,7 @@ import trainingranks as parts  # noqa: E402
 from trainer.checkpoint.recover import RecoverStore, RunState  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
 from trainer.train import varlen  # noqa: E402
+from trainer.train.distributed import whole  # noqa: E402
 from trainer.train.layers import can_compile  # noqa: E402
 
 
@@ -34,25 +35,43 @@ def flat(values: list[list[float]]) -> Any:
     return torch.tensor([value for row in values for value in row], dtype=torch.float64)
 
 
+class EnoughError(Exception):
+    """The gradients are there."""
+
+
 def gradients(one: Any, rows: list[Any]) -> dict[str, Any]:
-    """What the optimizer sees in a real step, on the host."""
+    """What the optimizer would see in a real step, on the host; nothing is changed by it."""
     seen: dict[str, Any] = {}
 
     def keep(*_: Any) -> None:
         for name, parameter in one.policy.lm.named_parameters():
-            grad = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
-            seen[name] = grad.detach().double().cpu()
+            seen[name] = whole(parameter.grad).detach().double().cpu()
+        raise EnoughError
 
     handle = one.optimizer.register_step_pre_hook(keep)
-    assert one.step(rows).stepped
+    with pytest.raises(EnoughError):
+        one.step(rows)
     handle.remove()
+    one.optimizer.zero_grad(set_to_none=True)
     return seen
 
 
-def distance(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    """‖found - expected‖ / ‖expected‖ over all tensors together."""
-    difference = sum(float((found[n] - e).square().sum()) for n, e in expected.items())
-    return float((difference / sum(float(e.square().sum()) for e in expected.values())) ** 0.5)
+def errors(found: dict[str, Any], exact: dict[str, Any]) -> dict[str, float]:
+    """‖found - exact‖ / ‖exact‖ of every parameter's gradient."""
+    return {name: float((found[name] - value).norm() / value.norm()) for name, value in exact.items()}
+
+
+def assert_no_worse(found: dict[str, Any], plain: dict[str, Any], exact: dict[str, Any]) -> None:
+    """Every parameter's gradient is as near to float32's as that of plain bfloat16, which rounds as often.
+
+    (The two need not be near to each other. On a CPU plain bfloat16 is off by 0.036 to 0.051 in every parameter here,
+    and another order of the same sums changes that by 7 % at most.)
+    """
+    ours, theirs = errors(found, exact), errors(plain, exact)
+    worst = max(ours, key=lambda name: ours[name] / theirs[name])
+    print(f"largest error: {max(ours.values()):.3f}, of plain bfloat16 {max(theirs.values()):.3f}; worst {worst}")
+    assert max(theirs.values()) <= 0.15
+    assert ours[worst] <= 1.3 * theirs[worst] + 0.01, f"{worst}: {ours[worst]:.4f} and {theirs[worst]:.4f}"
 
 
 def test_a_flash_kernel_is_there() -> None:
@@ -85,7 +104,7 @@ def test_the_flash_kernel_gives_what_padded_blocks_give(monkeypatch: pytest.Monk
     found["padded"] = gradients(padded, rows)
 
     assert (logprobs["flash"] - logprobs["padded"]).abs().mean() <= 0.02
-    assert distance(found["flash"], found["padded"]) <= 0.15  # 0.09 on an H200: both round to bfloat16
+    assert_no_worse(found["flash"], found["padded"], gradients(parts.make_learner("float32"), rows))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
@@ -103,7 +122,7 @@ def test_compiled_layers_agree_with_plain_ones(checkpointing: str) -> None:
     for seed in (3, 4, 5):  # micro-batches of other lengths and numbers of rows
         assert one.step(parts.make_rows(seed=seed)).stepped
 
-    assert distance(found, plain) <= 0.15  # 0.08 on an H200: both round to bfloat16
+    assert_no_worse(found, plain, gradients(parts.make_learner("float32"), rows))
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs <= 2
 
@@ -129,15 +148,21 @@ def kept(one: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_learner_at_rest_leaves_the_gpu_and_comes_back_the_same(compiled: bool) -> None:
-    """Bit for bit. (Of two learners' steps that would be too much to ask: the flash kernel's backward pass adds up in
-    any order, Adam makes ±learning rate of the smallest difference, and weights on the edge are rounded the other way.)
+    """Weights, optimizer state and log-probs bit for bit; and it learns on from them as before.
+
+    (Two learners cannot be compared so: a backward pass on a GPU adds up in any order, Adam makes ±learning rate of the
+    smallest difference, and weights on an edge are rounded to other bfloat16 numbers: ±1e-6 on all float32 weights
+    changes these log-probs by 0.017 on average and 0.07 at most, on a CPU.)
     """
     if compiled and not can_compile(torch.device("cuda")):
         pytest.skip("torch.compile needs Triton and a C compiler")
     one, rows = parts.make_learner("bfloat16", compile=compiled), parts.make_rows()
     one.step(rows)
-    logprobs, expected = one.logprobs(rows), kept(one)
-    one.wake()
+    plain, logprobs, expected = gradients(one, rows), one.logprobs(rows), kept(one)
+    exact = parts.make_learner("float32")
+    exact.policy.load_state_dict({n: v for n, v in expected.items() if n.startswith("lm.")}, strict=False)
+    reference = gradients(exact, rows)
+    del exact
     before = torch.cuda.memory_allocated()
     one.rest()
     freed = before - torch.cuda.memory_allocated()
@@ -149,10 +174,7 @@ def test_a_learner_at_rest_leaves_the_gpu_and_comes_back_the_same(compiled: bool
     assert found.keys() == expected.keys()
     assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
     one.rest()
-    again = gradients(one, rows)
-    exact = parts.make_learner("float32")
-    exact.policy.lm.load_state_dict({n.removeprefix("lm."): expected[n] for n in expected if n.startswith("lm.")})
-    assert_close_gradients(again, gradients(exact, rows))
+    assert_no_worse(gradients(one, rows), plain, reference)
 
 
 def test_a_checkpoint_in_the_background_is_the_moment_of_saving(tmp_path: Path) -> None:
