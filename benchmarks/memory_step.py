@@ -1,14 +1,18 @@
 """One training step of the memory-agent workload, split into its parts; asynchronous over synchronous step time.
 
-    python3 benchmarks/memory_step.py TOKENIZER_FOLDER [--shape 1.5B] [--staleness 0 1] [--steps 6] [--flags "…"]
+    python3 benchmarks/memory_step.py TOKENIZER_FOLDER [--shape 1.5B] [--staleness 0 1] [--steps 6] [--seconds 600]
+        [--flags "…"] [--colocated]
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER --shape tiny --engine vllm --steps 3 --documents 2 --group 2
 
 Real runs of the trainer (`python -m trainer`) with random weights of a shape: 32 documents of four sections of about
 2000 tokens, 8 trajectories each, 256 tokens of memory, rewards by the toss of a coin so that everything is trained on.
-SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL. Printed, a JSON object a line: for every staleness
-the median step after the first two, its parts in seconds, tokens/s of sampling and training, MFU, |policy ratio - 1|;
-and last the time of the asynchronous step over that of the synchronous one. The physical limit of the asynchronous step
-is the longer of the two halves of the synchronous one: `of_limit` is that over its own time.
+SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colocated both share GPU 0, weights go
+through CUDA IPC, and what is not used lies in host memory (train.offload). Printed, a JSON object a line: every step as
+soon as it is done, with its parts in seconds; for every staleness the median step after the first two, its parts,
+tokens/s of sampling and training, MFU, |policy ratio - 1|; and last the time of the asynchronous step over that of the
+synchronous one. The physical limit of the asynchronous step is the longer of the two halves of the synchronous one:
+`of_limit` is that over its own time. All runs use the server of the first one. A run is ended after --steps steps, or
+when --seconds, counted from the start of the script, are over.
 """
 
 from __future__ import annotations
@@ -26,9 +30,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 import yaml
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from trainer.config import RunConfig
+from trainer.paths import RunPaths
+from trainer.serving import registry
+from trainer.serving.keeper import end_hosts
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -40,6 +51,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 2,
         "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "135M": {  # SmolLM2-135M's sizes
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
     "tiny": {
@@ -77,16 +98,17 @@ def write_model(folder: Path, shape: str, tokenizer: str) -> None:
 
 
 def settings(arguments: argparse.Namespace, model: Path, work: Path, staleness: int) -> dict[str, Any]:
-    gpus = arguments.engine == "sglang"
+    gpus = 0 if arguments.engine == "vllm" else 1 if arguments.colocated else 2
+    allocation = ("", "sglang:d1|fsdp:d1", "sglang:d1+fsdp:d1")[gpus]
     tiny = arguments.shape == "tiny"
     return {
         "experiment_name": "memory-step",
         "trial_name": f"staleness-{staleness}",
         "fileroot": str(work / "runs"),
         "code_dir": str(ROOT / "benchmarks"),
-        "n_gpus_per_node": 2 if gpus else 0,
-        "allocation_mode": "sglang:d1+fsdp:d1" if gpus else "",
-        "servers": {"engine": arguments.engine, "flags": shlex.split(arguments.flags)},
+        "n_gpus_per_node": gpus,
+        "allocation_mode": allocation,
+        "servers": {"engine": arguments.engine, "flags": shlex.split(arguments.flags), "shutdown_on_exit": False},
         "model": {"path": str(model), "dtype": "bfloat16"},
         "task": {
             "name": "needles",
@@ -107,25 +129,59 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, staleness: 
             "batch_size": arguments.documents,
             "group_size": arguments.group,
             "max_staleness": staleness,
-            "gpu_memory_fraction": 0.85,
+            "gpu_memory_fraction": 0.5 if arguments.colocated else 0.85,
             "save_trajectories": False,
         },
-        "train": {"total_steps": arguments.steps, "learning_rate": 1e-6, "max_tokens_per_mb": 32768},
+        # More steps than are wanted: a run that comes to its end evaluates and writes checkpoints.
+        "train": {"total_steps": 1000, "learning_rate": 1e-6, "max_tokens_per_mb": 32768}
+        | {"offload": arguments.colocated},
         "eval": {"every_steps": 0, "num_tasks": 1, "blank_memory": False},
-        "checkpoint": {"ckpt_first_step": 1000, "save_freq_epochs": 0},
+        "checkpoint": {"ckpt_first_step": 1000, "ckpt_freq_secs": 1e9, "save_freq_epochs": 0},
         "monitor": {"tensorboard": False},
     }
 
 
-def run(config: dict[str, Any], work: Path) -> list[dict[str, Any]]:
-    """The step records of one run of the trainer."""
-    file = work / f"{config['trial_name']}.yaml"
+def logs_of(config: dict[str, Any]) -> Path:
+    return RunPaths.of(RunConfig.model_validate(config)).logs
+
+
+def run(config: dict[str, Any], steps: int, deadline: float, before: Path | None) -> list[dict[str, Any]]:
+    """The step records of one run of the trainer, each printed when it is there. before: logs of a run whose server is
+    still there.
+    """
+    logs = logs_of(config)
+    file = logs.with_name(f"{logs.name}.yaml")
+    servers = registry.folder_of(logs)
+    servers.mkdir(parents=True)
+    for one in registry.read(registry.folder_of(before)) if before else []:
+        registry.write(servers, one)
     file.write_text(yaml.safe_dump(config))
     paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    subprocess.run([sys.executable, "-m", "trainer", str(file)], env=environment, check=True)
-    (metrics,) = (work / "runs" / "logs").glob(f"*/memory-step/{config['trial_name']}/metrics.jsonl")
-    return [r for line in metrics.read_text().splitlines() if (r := json.loads(line))["kind"] == "step"]
+    found: list[dict[str, Any]] = []
+    trainer = subprocess.Popen([sys.executable, "-m", "trainer", str(file)], env=environment)
+    try:
+        while len(found) < steps and trainer.poll() is None and time.perf_counter() < deadline:
+            time.sleep(0.2)
+            found += show_new(logs / "metrics.jsonl", len(found))
+    finally:
+        trainer.kill()
+        trainer.wait()
+    found += show_new(logs / "metrics.jsonl", len(found))
+    if not found:
+        print(json.dumps({"failed": config["trial_name"], "log": (logs / "main.log").read_text()[-2000:]}), flush=True)
+    return found[:steps]
+
+
+def show_new(metrics: Path, known: int) -> list[dict[str, Any]]:
+    """Print and return the steps that were not known yet."""
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    steps = [r for line in lines if line and (r := json.loads(line))["kind"] == "step"][known:]
+    for step in steps:
+        mfu = {"mfu": step["stats"]["mfu"]} if "mfu" in step["stats"] else {}
+        told = {"step": step["global_step"], "step_s": step["step_time_s"], "parts_s": step["timings"], **mfu}
+        print(json.dumps(told), flush=True)
+    return steps
 
 
 def summary(steps: list[dict[str, Any]], staleness: int) -> dict[str, Any]:
@@ -155,19 +211,33 @@ def main() -> None:
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=1200.0)
+    parser.add_argument("--colocated", action="store_true", help="server and trainer on GPU 0; --staleness 0 only")
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--flags", default="", help="more options for the servers")
     arguments = parser.parse_args()
-    found = {}
+    if arguments.colocated and arguments.staleness != [0]:
+        parser.error("--colocated takes turns: --staleness 0")
+    found: dict[int, dict[str, Any]] = {}
+    began = time.perf_counter()
+    deadline = began + arguments.seconds
     with tempfile.TemporaryDirectory(prefix="memory-step-") as name:
         work = Path(name)
-        began = time.perf_counter()
         write_model(work / "model", arguments.shape, arguments.tokenizer)
         print(json.dumps({"model_written_s": round(time.perf_counter() - began, 1)}), flush=True)
-        for staleness in arguments.staleness:
-            found[staleness] = summary(run(settings(arguments, work / "model", work, staleness), work), staleness)
-            print(json.dumps(found[staleness]), flush=True)
+        logs: list[Path] = []
+        try:
+            for staleness in arguments.staleness:
+                config = settings(arguments, work / "model", work, staleness)
+                logs.append(logs_of(config))
+                steps = run(config, arguments.steps, deadline, logs[-2] if len(logs) > 1 else None)
+                if steps:
+                    found[staleness] = summary(steps, staleness)
+                    print(json.dumps(found[staleness]), flush=True)
+        finally:
+            for one in logs:
+                end_hosts(registry.folder_of(one))
     if 0 in found:
         sync = found[0]
         halves = max(sync["parts_s"]["rollout"], sync["parts_s"]["train"])

@@ -1,8 +1,9 @@
 """Tokens/s of concurrent requests through the SGLang engine, over those of the bare server on the same requests.
 
-    python3 benchmarks/sglang_engine.py MODEL [--shapes 64x512x256 …] [--rounds 5] [--flags "…"]
+    python3 benchmarks/sglang_engine.py MODEL [--shapes 64x512x256 …] [--rounds 5] [--seconds 300] [--flags "…"]
 
-Starts one SGLang server on GPU 0 with the model folder and prints one JSON object. For each shape (requests, prompt
+Starts one SGLang server on GPU 0 with the model folder and prints JSON objects, a line each, as they are known; what
+would not end within --seconds, counted from the start of the script, is left out. For each shape (requests, prompt
 tokens, new tokens), output tokens/s, the median of rounds that alternate:
 
 * `bare`: each request on a plain socket of its own, encoded beforehand, its answer read and thrown away;
@@ -38,6 +39,12 @@ from trainer.engines.options import ServerOptions
 from trainer.engines.served import ServedEngine
 from trainer.types import SamplingParams
 
+UPDATE_SECONDS = 20.0
+
+
+def show(values: dict[str, Any]) -> None:
+    print(json.dumps(values), flush=True)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -70,7 +77,7 @@ class Rig:
         host, _, port = self.server.url.removeprefix("http://").partition(":")
         sent = [json.dumps(body).encode() for body in self.bodies(shape, seed)]
         began = time.perf_counter()
-        answers = await asyncio.gather(*(exchange(host, int(port), body) for body in sent))
+        answers = await asyncio.gather(*(exchange(host, int(port), "/generate", body) for body in sent))
         seconds = time.perf_counter() - began
         assert all(len(json.loads(a)["meta_info"]["output_token_logprobs"]) == shape.new for a in answers)
         return seconds
@@ -80,7 +87,7 @@ class Rig:
         bodies = self.bodies(shape, seed)
         body = json.dumps({**bodies[0], "input_ids": [b["input_ids"] for b in bodies]}).encode()
         began = time.perf_counter()
-        assert len(json.loads(await exchange(host, int(port), body))) == shape.requests
+        assert len(json.loads(await exchange(host, int(port), "/generate", body))) == shape.requests
         return time.perf_counter() - began
 
     async def through_engine(self, shape: Shape, seed: int) -> float:
@@ -92,14 +99,22 @@ class Rig:
         assert all(len(done.token_ids) == shape.new for done in dones)
         return seconds
 
-    async def rates(self, shape: Shape, rounds: int) -> dict[str, Any]:
+    async def rates(self, shape: Shape, rounds: int, deadline: float) -> dict[str, Any]:
         found: dict[str, list[float]] = {"bare": [], "engine": [], "batch": []}
         runs = {"bare": self.bare, "engine": self.through_engine, "batch": self.batch}
+        longest = 0.0
         for number in range(rounds + 1):  # the first warms up
+            start = time.perf_counter()
+            if start + longest > deadline:
+                break
             for name, run in runs.items():
                 await self.engine.pool.call(self.server, "POST", "/flush_cache?timeout=30", {}, 60)
                 seconds = await run(shape, number)
                 found[name] += [shape.requests * shape.new / seconds] if number else []
+                show({**asdict(shape), "round": number, name: round(shape.requests * shape.new / seconds)})
+            longest = max(longest, time.perf_counter() - start)
+        if not found["batch"]:
+            return {**asdict(shape), "stopped": "no time"}
         median = {name: round(statistics.median(values)) for name, values in found.items()}
         ratio = round(median["engine"] / median["bare"], 3)
         spread = {name: [round(min(values)), round(max(values))] for name, values in found.items()}
@@ -121,12 +136,10 @@ class Rig:
         return {**{k: round(v, 4) for k, v in parts.items()}, "interrupted": sum(bool(done.spans) for done in dones)}
 
 
-async def exchange(host: str, port: int, body: bytes) -> bytes:
-    """One POST to /generate; the answer's body."""
+async def exchange(host: str, port: int, path: str, body: bytes) -> bytes:
+    """One POST; the answer's body."""
     reader, writer = await asyncio.open_connection(host, port)
-    head = (
-        f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
     answer = await reader.read()
     writer.close()
@@ -140,6 +153,7 @@ async def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--shapes", type=Shape.read, nargs="+", default=[Shape(64, 512, 256)])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600.0, help="in all; nothing is begun that takes longer")
     parser.add_argument("--log", type=Path, default=Path("sglang.log"))
     parser.add_argument("--flags", default="")
     given = parser.parse_args()
@@ -155,13 +169,15 @@ async def main() -> None:
     rig = Rig(engine, server, tuple(ends if isinstance(ends, list) else [ends]))
     try:
         version = await engine.join(server)
-        speeds = [await rig.rates(shape, given.rounds) for shape in given.shapes]
-        updates = [await rig.update(given.shapes[0], n) for n in range(1, given.rounds + 1)]
+        show({**hardware(), "sglang": version, "model": given.model.name, "start_seconds": round(start_seconds, 1)})
+        for shape in given.shapes:
+            show({"speed": await rig.rates(shape, given.rounds, began + given.seconds)})
+        for number in range(1, given.rounds + 1):
+            if time.perf_counter() - began < given.seconds - UPDATE_SECONDS:
+                show({"update": await rig.update(given.shapes[0], number)})
     finally:
         await pool.close()
         await process.stop()
-    report = {**hardware(), "sglang": version, "model": given.model.name, "start_seconds": round(start_seconds, 1)}
-    print(json.dumps({**report, "speed": speeds, "update": updates}, indent=1))
 
 
 def hardware() -> dict[str, Any]:

@@ -10,7 +10,9 @@ random weights made on the device, loss at 10 % of the positions. Printed for ea
   best of plain bfloat16 matrix products (8192³) timed in this very process;
 * peak memory, seconds of the first step (compilation), and the share of steps with one micro-batch of --tokens and
   with four, over which the optimizer's time is spread;
-* with several numbers of GPUs: tokens/s per GPU over those of one GPU of the same run.
+* with several numbers of GPUs: tokens/s per GPU over those of one GPU of the same run;
+* with --keeping: seconds that a checkpoint in the background ($CLUSTERKIT_BENCH_DISK, else /tmp) holds a step up, steps
+  beside its writing, and seconds of moving everything to host memory and back (train.offload).
 
 Ranks are processes of this script; nothing else is needed to start them.
 """
@@ -35,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
 from trainer.train import attention, varlen
 from trainer.train.distributed import World, join_world, leave_world, single_world
@@ -84,7 +87,7 @@ class Case:
     seconds: float
     device: str
     gpus: int = 1
-    rank: int = 0
+    keeping: bool = False
 
 
 def matmul_peak(device: torch.device, size: int, seconds: float = 1.0) -> float:
@@ -160,7 +163,7 @@ def measure(case: Case, world: World) -> dict[str, Any]:
     assert all(r.stepped for r in results), "the gradient was not finite"
     best = min(results, key=lambda r: r.work.seconds)
     median = sorted(r.work.seconds for r in results)[len(results) // 2]
-    return {
+    return (keeping(learner, rows, median) if case.keeping else {}) | {
         "shape": case.shape,
         "variant": case.variant,
         "gpus": case.gpus,
@@ -176,6 +179,32 @@ def measure(case: Case, world: World) -> dict[str, Any]:
         "grad_norm": round(best.values["grad_norm"], 5),
         "loss": round(best.values["actor_loss"], 6),
     }
+
+
+def keeping(learner: Learner, rows: list[Row], step: float) -> dict[str, Any]:
+    """What a checkpoint in the background holds a step up, and what a rest in host memory costs."""
+    device = learner.world.device
+    record: dict[str, Any] | None = None
+    beside: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="training-", dir=os.environ.get("CLUSTERKIT_BENCH_DISK")) as folder:
+        store = RecoverStore(Path(folder))
+        for _ in range(2):  # the first makes room in host memory
+            store.save_in_background(learner, RunState(1, 1, 1, 1, 0.0), {}, learner.world)
+            beside = [learner.step(rows).work.seconds]
+            while (record := store.poll()) is None:
+                beside.append(learner.step(rows).work.seconds)
+            print(json.dumps({"checkpoint": record, "steps_beside_s": [round(s, 3) for s in beside]}), flush=True)
+    assert record is not None
+    seconds: dict[str, list[float]] = {"rest": [], "wake": []}
+    for _ in range(3):
+        for name, values in seconds.items():
+            settle(device)
+            began = time.perf_counter()
+            getattr(learner, name)()
+            settle(device)
+            values.append(round(time.perf_counter() - began, 4))
+    share = round(record["stall_s"] / step, 4)
+    return {"stall_share_of_step": share, "stall_s": record["stall_s"], "beside_s": max(beside), **seconds}
 
 
 def run_case(case: Case) -> dict[str, Any]:
@@ -225,6 +254,9 @@ def show(result: dict[str, Any], peaks: dict[str, float]) -> None:
         f"gradient {result['grad_norm']}",
         flush=True,
     )
+    if "stall_s" in result:
+        names = ("stall_share_of_step", "stall_s", "beside_s", "rest", "wake")
+        print(json.dumps({name: result[name] for name in names}), flush=True)
 
 
 def main() -> int:
@@ -237,6 +269,7 @@ def main() -> int:
     parser.add_argument("--row", type=int, default=4096, help="tokens of a conversation")
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 4], help="micro-batches of a step")
     parser.add_argument("--seconds", type=float, default=6.0, help="measured time of each variant")
+    parser.add_argument("--keeping", action="store_true", help="also checkpoints in the background, and offloading")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()
     device = torch.device(a.device)
@@ -254,7 +287,7 @@ def main() -> int:
             # Variants with four micro-batches, and several GPUs, only for the first: the others compare one thing.
             for count in a.micro_batches if variant == a.variants[0] else a.micro_batches[:1]:
                 for gpus in a.gpus if variant == a.variants[0] else a.gpus[:1]:
-                    case = Case(shape, variant, a.tokens, a.row, count, a.seconds, a.device, gpus)
+                    case = Case(shape, variant, a.tokens, a.row, count, a.seconds, a.device, gpus, a.keeping)
                     result = run_case(case)
                     if "error" in result:
                         print(f"{shape}, {variant}, {gpus} GPU(s): {result['error']}", flush=True)
