@@ -31,6 +31,7 @@ from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.logprobs import PolicyModel
+from trainer.train.memory import put_on_device
 from trainer.train.model import context_window, copy_in, load_lm, load_tokenizer, stop_token_ids
 from trainer.types import Group
 from trainer.weights.inprocess import sampling_copy
@@ -57,7 +58,7 @@ class TrainingRun(SteppedRun):
         super().__init__(config, world, monitor, stop, start)
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
-        lm = load_lm(model_folder, config.model, torch.float32).to(world.device)
+        lm = put_on_device(load_lm(model_folder, config.model, torch.float32), config, world)
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
         window = context_window(lm, config.model)

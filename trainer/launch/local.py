@@ -29,6 +29,7 @@ from trainer.serving.wanted import first_training_gpu
 from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world
+from trainer.train.memory import out_of_memory
 from trainer.train.model import compute_dtype
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
 from trainer.weights.environment import prepare_nccl
@@ -105,9 +106,19 @@ def require_gpus(config: RunConfig) -> None:
         )
     if config.gpus > there:
         raise UserError(
-            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {there} here: check "
-            "nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA build for this driver"
+            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {there} here"
+            f"{_why_none() if not there else ''}: check nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA "
+            "build for this driver"
         )
+
+
+def _why_none() -> str:
+    """What PyTorch says for itself when it can use no GPU: no driver, one that is too old, a build without CUDA."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f" ({str(error).strip().splitlines()[0].rstrip('.')})"
+    return ""
 
 
 def on_ray(config: RunConfig) -> bool:
@@ -194,6 +205,10 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
     except UserError as error:
         log.error(str(error))
         raise
+    except torch.OutOfMemoryError as error:
+        told = out_of_memory(error)
+        log.error("%s\n%s", told, traceback.format_exc())
+        raise told from error
     except Exception as error:
         log.error("%s: %s\n%s", type(error).__name__, error, traceback.format_exc())
         system = disk_error(error)

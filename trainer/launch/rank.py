@@ -21,6 +21,7 @@ from trainer.runs import AnyRun, make_run
 from trainer.serving.wanted import first_training_gpu
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
+from trainer.train.memory import out_of_memory
 from trainer.train.model import compute_dtype
 from trainer.train.tensorparallel import tensor_degree
 from trainer.weights.environment import prepare_nccl
@@ -75,6 +76,9 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         if not main and not isinstance(error, InterruptedRunError):
             # Rank 0 tells what befell all; what befell this one alone (its GPU's memory) it cannot know.
             (meeting / f"fault-{rank}").write_text(message, encoding="utf-8")
+    except torch.OutOfMemoryError as error:
+        code, message = 1, str(out_of_memory(error))
+        (meeting / f"fault-{rank}").write_text(f"{traceback.format_exc()}\n{message}", encoding="utf-8")
     except Exception:
         code = 1
         (meeting / f"fault-{rank}").write_text(traceback.format_exc(), encoding="utf-8")

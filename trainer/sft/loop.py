@@ -26,6 +26,7 @@ from trainer.sft.learner import SftLearner
 from trainer.stepped import RECENT_STEPS, Clock, SteppedRun
 from trainer.train.distributed import World
 from trainer.train.learner import StepAbandonedError
+from trainer.train.memory import put_on_device
 from trainer.train.model import context_window, load_lm, load_tokenizer
 from trainer.types import Row
 
@@ -50,7 +51,7 @@ class SftRun(SteppedRun):
         self.examples = load_examples(config.task)
         self.tokenizer = load_tokenizer(model_folder)
         self.encoder = Encoder(config, self.tokenizer)
-        lm = load_lm(model_folder, config.model, torch.float32).to(world.device)
+        lm = put_on_device(load_lm(model_folder, config.model, torch.float32), config, world)
         self.longest = min(context_window(lm, config.model), config.train.max_tokens_per_mb)
         self.course = Course.of(config, len(self.examples.train))
         self.learner = SftLearner(lm, config, world, self.course.total_steps * config.train.minibatches)
