@@ -20,7 +20,8 @@ def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None)
     A model that is to be trained is loaded in float32: its weights are then what the optimizer moves.
 
     Raises:
-        UserError: the folder does not hold a causal LM that transformers can load, or some weights are missing.
+        UserError: the folder does not hold a causal LM that transformers can load, or that can be trained here, or some
+            weights are missing.
 
     """
     attention.register()
@@ -34,6 +35,12 @@ def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None)
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"model.path={folder} cannot be loaded as a causal language model: {first_line}") from error
+    names = lm.config.architectures or [type(lm).__name__]
+    if not any("ForCausalLM" in name for name in names) or not hasattr(getattr(lm, "model", None), "layers"):
+        raise UserError(
+            f"model.path={folder} is a {names[0]}, and what is trained here is a causal language model "
+            "of decoder layers (…ForCausalLM, such as Llama, Qwen2 or Qwen3): give the folder of one"
+        )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise UserError(
