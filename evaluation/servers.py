@@ -55,6 +55,8 @@ class KeptServers(Delegating):
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        for server in self.served.pool.servers:
+            server.problem = server.problem or "the evaluation is over"  # its end is no news
         await self.served.pool.close()
         await asyncio.gather(*(process.stop() for process in self._running.values()))
 
