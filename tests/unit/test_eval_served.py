@@ -1,4 +1,7 @@
-"""An evaluation on servers whose last one has died: it ends with the reason, and nothing is counted as an answer."""
+"""An evaluation on servers whose last one has died: it ends with the reason, and nothing is counted as an answer.
+
+How a real server comes back is shown in tests/integration/test_eval_real.py.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,16 @@ from evaluation.grade import Grader
 from evaluation.methods import make_reader
 from evaluation.plan import make_rows
 from evaluation.runner import Loaded, Runner
+from evaluation.servers import KeptServers
+from trainer.engines.base import EngineGoneError
 from trainer.engines.dialect import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
+from trainer.engines.options import ServerOptions
+from trainer.engines.process import ServerStartError
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError
 from trainer.train.model import load_tokenizer
+from trainer.types import SamplingParams
 
 
 def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: Path) -> None:
@@ -48,3 +56,52 @@ def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: P
         asyncio.run(run())
     keys = row.keys([task.id for task in tasks])
     assert row.record.missing(keys) == keys
+
+
+class Ended:
+    """Stands in for the process of a server: one that starts well and never again cannot be had from a real one."""
+
+    async def stop(self) -> None:
+        """It has ended."""
+
+
+def test_a_server_that_does_not_start_again_is_given_up_after_so_many_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries: list[str] = []
+
+    async def run() -> None:
+        async def refuse(*_: object) -> Answer:
+            return 200, {}
+
+        async with HttpStub(refuse) as stub:
+
+            async def launch(_: str, options: ServerOptions) -> tuple[Server, Ended]:
+                tries.append(options.name)
+                if len(tries) > 1:
+                    raise ServerStartError("there is no memory for it")
+                return Server(options.name, stub.url), Ended()
+
+            monkeypatch.setattr("evaluation.servers.launch", launch)
+            pool = ServerPool("/health", Limits(connect=1.0, health=1.0, attempts=2, backoff=0.01))
+            engine = ServedEngine(pool, make_dialect("sglang"), tmp_path, {0})
+
+            async def join(server: Server) -> str:
+                pool.add(server)
+                return "1.0"
+
+            monkeypatch.setattr(engine, "join", join)
+            servers = KeptServers("sglang", engine, [ServerOptions(tmp_path, tmp_path / "log")], restarts=2)
+            assert await servers.start() == ["1.0"]
+            stub.die()
+            try:
+                await servers.generate([1, 2], SamplingParams(4, 0.0, 0))
+            finally:
+                await servers.close()
+
+    with pytest.raises(EngineGoneError, match=r"server-0: it did not start again: there is no memory for it"):
+        asyncio.run(run())
+    assert len(tries) == 3
+    said = capsys.readouterr().err
+    assert "It is started again (2 of 2)" in said
+    assert "It is given up" in said
