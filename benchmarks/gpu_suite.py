@@ -1,6 +1,6 @@
 """What has still to be measured on GPUs, the most important first, within a given time.
 
-    python3 benchmarks/gpu_suite.py TOKENIZER_FOLDER --seconds 1500 [--out FOLDER] [--flags "…"] [--only NAME …]
+    python3 benchmarks/gpu_suite.py TOKENIZER_FOLDER --seconds 1500 [--out FOLDER] [--flags="…"] [--only NAME …]
     python3 benchmarks/gpu_suite.py TOKENIZER_FOLDER --seconds 900 --cpu    # tries the scripts; figures mean nothing
 
 Runs the other scripts of this folder one after another, each with a time limit of its own; what they print is passed on
@@ -44,7 +44,7 @@ def parts(tokenizer: str, flags: str, cpu: bool) -> list[Part]:
     limit = ("--seconds", "{seconds}")
     if cpu:
         tiny = (tokenizer, "--shape", "tiny", "--engine", "vllm", "--documents", "2", "--group", "2", *limit)
-        tiny += ("--flags", flags or "--enforce-eager")
+        tiny += (f"--flags={flags or '--enforce-eager'}",)
         rows = ("--device", "cpu", "--shape", "tiny", "--tokens", "512", "--row", "128", "--variants", "eager")
         return [
             Part("rollout", ("rollout.py", *tiny, "--rounds", "1"), 60, 300, 0),
@@ -53,7 +53,7 @@ def parts(tokenizer: str, flags: str, cpu: bool) -> list[Part]:
             Part("keeping", ("training.py", *rows, "--seconds", "1", "--keeping"), 30, 120, 0),
             Part("scaling", ("training.py", *rows, "--seconds", "1", "--gpus", "1", "2"), 30, 120, 0),
         ]
-    served = ("--flags", flags)
+    served = (f"--flags={flags}",)
     shared = ("--colocated", "--staleness", "0")
     compiled = ("--shape", "1.5B", "--variants", "compiled")
     return [

@@ -1,7 +1,7 @@
 """One training step of the memory-agent workload, split into its parts; asynchronous over synchronous step time.
 
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER [--shape 1.5B] [--staleness 0 1] [--steps 6] [--seconds 600]
-        [--flags "…"] [--colocated]
+        [--flags="…"] [--colocated]
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER --shape tiny --engine vllm --steps 3 --documents 2 --group 2
 
 Real runs of the trainer (`python -m trainer`) with random weights of a shape: 32 documents of four sections of about
@@ -194,7 +194,8 @@ def summary(steps: list[dict[str, Any]], staleness: int) -> dict[str, Any]:
     parts = {name: median(lambda s, n=name: s["timings"].get(n, 0.0)) for name in used[0]["timings"]}
     wanted = ("mfu", "train_tokens_per_s", "mismatch_kl", "behave_ratio_max_dev", "staleness_mean", "staleness_max")
     wanted += ("weights_pause_s", "weights_transfer_s", "weights_resume_s", "gpu_memory_peak_gib")
-    wanted += ("prompt_tokens", "sampled_tokens", "trained_tokens")
+    wanted += ("prompt_tokens", "sampled_tokens", "trained_tokens", "rollout_tokens_per_s", "decode_roofline")
+    wanted += ("cached_share", "mismatch_logp")
     return {
         "staleness": staleness,
         "steps_used": len(used),

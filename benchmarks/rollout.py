@@ -1,6 +1,6 @@
 """Tokens/s of the memory-agent workload through the rollout controller, over those of the bare server.
 
-    python3 benchmarks/rollout.py TOKENIZER_FOLDER [--shape 135M 1.5B] [--rounds 4] [--seconds 300] [--flags "…"]
+    python3 benchmarks/rollout.py TOKENIZER_FOLDER [--shape 135M 1.5B] [--rounds 4] [--seconds 300] [--flags="…"]
     python3 benchmarks/rollout.py TOKENIZER_FOLDER --shape tiny --engine vllm --rounds 1 --documents 2 --group 2
 
 For each shape (random weights) one server is started on GPU 0. A round: 32 documents of four sections of about 2000

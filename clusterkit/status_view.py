@@ -51,6 +51,8 @@ def engine_text(stats: dict[str, Any]) -> str:
         ("mfu", "MFU {:.1%}"),
         ("gpu_memory_peak_gib", "{:.0f} GiB at most"),
         ("mismatch_kl", "engine-trainer KL {:.1e}"),
+        ("rollout_tokens_per_s", "{:,.0f} sampled tokens/s"),
+        ("decode_roofline", "{:.0%} of the memory roofline"),
         ("cached_share", "{:.0%} of prompts cached"),
         ("staleness_mean", "{:.1f} versions old"),
         ("weights_interruption_s", "weights {:.2f} s"),

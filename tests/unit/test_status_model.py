@@ -167,7 +167,12 @@ def test_numbers_of_gpus_and_servers_are_shown_where_there_are_any() -> None:
         "staleness_mean": 1.0,
         "weights_interruption_s": 0.1,
         "cached_share": 0.5,
+        "rollout_tokens_per_s": 12345.6,
+        "decode_roofline": 0.42,
     }
     shown = engine_text(numbers)
-    assert shown == "MFU 46.5%, engine-trainer KL 5.0e-04, 50% of prompts cached, 1.0 versions old, weights 0.10 s"
+    assert shown == (
+        "MFU 46.5%, engine-trainer KL 5.0e-04, 12,346 sampled tokens/s, 42% of the memory roofline, "
+        "50% of prompts cached, 1.0 versions old, weights 0.10 s"
+    )
     assert engine_text({"mismatch_kl": 0.0, "task_reward": 1.0}) == ""

@@ -40,7 +40,9 @@ them in doubt, and the server is used no more."""
 class ServedStats:
     """Running totals. Tokens: `cached_tokens` of the prompt tokens were in a server's prefix cache.
 
-    interrupted: responses cut off for an update, which went on afterwards. The seconds are the last update's: until
+    interrupted: responses cut off for an update, which went on afterwards. context_tokens: Σ over sampled tokens of the
+    tokens before each. request_seconds: Σ of the time that each request was under way; busy_seconds: in which there was
+    any. The other seconds are the last update's: until
     nothing ran any more and all servers were paused, for bringing the weights onto all of them, and until requests
     flowed again.
     """
@@ -50,6 +52,9 @@ class ServedStats:
     cached_tokens: int = 0
     sampled_tokens: int = 0
     interrupted: int = 0
+    context_tokens: float = 0.0
+    request_seconds: float = 0.0
+    busy_seconds: float = 0.0
     pause_seconds: float = 0.0
     transfer_seconds: float = 0.0
     resume_seconds: float = 0.0
@@ -78,6 +83,7 @@ class ServedEngine:
         self._paused = False
         self._updating = False
         self._waiting: list[asyncio.Future[None]] = []
+        self._under_way, self._noted = 0, 0.0
         self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
     @property
@@ -287,12 +293,16 @@ class ServedEngine:
     async def _sample(self, prompt_ids: list[int], so_far: list[int], params: SamplingParams, key: str) -> Stretch:
         ids = prompt_ids + so_far
         left = params.max_new_tokens - len(so_far)
-        server, answer = await self.pool.dispatch(
-            self.dialect.generate_path,
-            lambda server: self.dialect.request(ids, params, left, self.stop_ids, server),
-            key,
-            self._unpaused,
-        )
+        self._note_time(1)
+        try:
+            server, answer = await self.pool.dispatch(
+                self.dialect.generate_path,
+                lambda server: self.dialect.request(ids, params, left, self.stop_ids, server),
+                key,
+                self._unpaused,
+            )
+        finally:
+            self._note_time(-1)
         stretch = self.dialect.read(answer, server.name)
         if stretch.version not in (server.version, None):
             # Somebody else changed its weights, or it was started anew: nothing it says can be placed.
@@ -301,7 +311,16 @@ class ServedEngine:
             return await self._sample(prompt_ids, so_far, params, key)
         self.stats.prompt_tokens += stretch.prompt_tokens
         self.stats.cached_tokens += stretch.cached_tokens
+        self.stats.context_tokens += len(stretch.ids) * (len(ids) + len(stretch.ids) / 2)
         return stretch
+
+    def _note_time(self, change: int) -> None:
+        """Count the time since the last change for the requests that were under way, and take the change over."""
+        now = time.perf_counter()
+        if self._under_way:
+            self.stats.busy_seconds += now - self._noted
+            self.stats.request_seconds += self._under_way * (now - self._noted)
+        self._under_way, self._noted = self._under_way + change, now
 
     def _finished(self, ids: list[int], params: SamplingParams) -> FinishReason | None:
         """Whether what was cut off had just come to its end anyway."""

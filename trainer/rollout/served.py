@@ -10,19 +10,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
+
+import torch
 
 from trainer.config import RunConfig
 from trainer.engines.base import EngineGoneError
-from trainer.engines.served import ServedEngine
+from trainer.engines.served import ServedEngine, ServedStats
 from trainer.errors import UserError
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.buffer import Slot, WorkBuffer
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
+from trainer.rollout.roofline import DecodeRoofline
 from trainer.rollout.sampler import Sampler, is_telling
 from trainer.schedule import Course
 from trainer.serving.fleet import Fleet
+from trainer.serving.wanted import gpus_per_server
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.types import Group, Task
@@ -86,7 +90,7 @@ class ServedSampler(Sampler):
         self._jobs: set[asyncio.Task[None]] = set()
         self._ids: dict[Slot, str] = {}
         self._staleness: list[int] = []
-        self._told = (0, 0)
+        self._told = ServedStats()
 
     def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
         """See Sampler."""
@@ -136,10 +140,26 @@ class ServedSampler(Sampler):
         if ages:
             numbers |= {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
         if self.served is not None:
-            now = self.served.engine.stats
-            prompts, cached = now.prompt_tokens - self._told[0], now.cached_tokens - self._told[1]
-            self._told = (now.prompt_tokens, now.cached_tokens)
+            now, before = replace(self.served.engine.stats), self._told
+            self._told = now
+            prompts, cached = now.prompt_tokens - before.prompt_tokens, now.cached_tokens - before.cached_tokens
             numbers |= {"cached_share": cached / prompts} if prompts else {}
+            numbers |= self._decoding(self.served, now, before)
+        return numbers
+
+    def _decoding(self, served: Served, now: ServedStats, before: ServedStats) -> dict[str, float]:
+        """Speed of sampling while there were requests, and its share of what the GPUs' memory allows (where known)."""
+        seconds, tokens = now.busy_seconds - before.busy_seconds, now.sampled_tokens - before.sampled_tokens
+        if seconds <= 0 or not tokens:
+            return {}
+        numbers = {"rollout_tokens_per_s": tokens / seconds}
+        servers = max(1, served.fleet.usable())
+        gpu = torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else ""
+        roofline = DecodeRoofline.of(served.engine.model, gpu, servers * gpus_per_server(self.config), servers)
+        if roofline is not None:
+            context = now.context_tokens - before.context_tokens
+            requests = now.request_seconds - before.request_seconds
+            numbers["decode_roofline"] = roofline.share(tokens, context, requests, seconds)
         return numbers
 
     def close(self) -> None:

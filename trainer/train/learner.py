@@ -72,7 +72,8 @@ class Learner:
 
     # Sums over the trained tokens of a step, in this order in one tensor, so that one all-reduce carries them all.
     SUMS: tuple[str, ...] = (
-        "loss", "kl", "clipped", "ratio", "neg_log_ratio", "entropy", "advantage", "mismatch", "kept", "tokens",
+        "loss", "kl", "clipped", "ratio", "neg_log_ratio", "entropy", "advantage", "mismatch", "gap", "kept",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, lm: Any, config: RunConfig, world: World, total_optimizer_steps: int) -> None:
@@ -260,14 +261,16 @@ class Learner:
             # A stand-in row of weight 0 keeps ranks in step and must not show in the statistics.
             real = (batch.weights > 0).double()
             log_ratio = (logp - old).double()
-            mismatch = k3_kl(old, behave).double() if self.config.recomputes_old else k3_kl(logp, behave).double()
+            own = old if self.config.recomputes_old else logp
+            mismatch, gap = k3_kl(own, behave).double(), (own - behave).abs()
             part = torch.stack(
                 [
                     loss.detach().double(),
                     *(
                         (value.double() * real).sum()
                         for value in (
-                            kl, clipped, log_ratio.exp(), -log_ratio, entropy, batch.advantages, mismatch, keep,
+                            kl, clipped, log_ratio.exp(), -log_ratio, entropy, batch.advantages, mismatch, gap,
+                            keep,
                         )
                     ),
                     real.sum(),
@@ -287,6 +290,7 @@ class Learner:
             "entropy": total["entropy"] / tokens,
             "advantage": total["advantage"] / tokens,
             "mismatch_kl": total["mismatch"] / tokens,
+            "mismatch_logp": total["gap"] / tokens,
             "masked_tokens": total["tokens"] - total["kept"],
             "trained_tokens": total["tokens"],
         }
