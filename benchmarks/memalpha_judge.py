@@ -29,7 +29,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from clusterkit.resolve import resolve
-from trainer.judge.registry import registered, registry_file
+from trainer.judge.registry import judge_urls, judges_folder
 from trainer.paths import RunPaths, user_name
 
 REPOSITORY = Path(__file__).parents[1]
@@ -95,8 +95,8 @@ def start_judge(arguments: argparse.Namespace, root: Path) -> subprocess.Popen[b
         flags += " --mem-fraction-static 0.2" if arguments.engine == "sglang" else " --gpu-memory-utilization 0.2"
     command += [f"--flags={flags}"] if flags.strip() else []
     judge = subprocess.Popen(command, cwd=REPOSITORY)
-    path = registry_file(root / "runs", user_name(), "judge-cost", "run1")
-    while not ((entry := registered(path)) and entry.urls):
+    folder = judges_folder(root / "runs", user_name(), "judge-cost", "run1")
+    while not judge_urls(folder):
         if judge.poll() is not None:
             raise SystemExit("the judge did not start")
         time.sleep(0.2)

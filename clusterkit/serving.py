@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,9 +17,8 @@ from clusterkit.dispatch.storage import newest_run, put_code
 from clusterkit.rundir import RunDirectory, user_name
 from trainer.errors import RunError, UserError
 from trainer.serving import registry
-from trainer.serving.keeper import end_hosts, host_command
+from trainer.serving.keeper import end_hosts, host_command, placed, start_host
 from trainer.serving.registry import Registration
-from trainer.serving.wanted import Place
 
 START_SECONDS = 1200.0
 POLL_SECONDS = 0.5
@@ -43,10 +41,10 @@ def views(found: Sequence[Registration]) -> list[ServerView]:
     return [ServerView(one, max(time.time() - one.started, 0.0)) for one in found]
 
 
-def table(found: Sequence[ServerView]) -> list[str]:
+def table(found: Sequence[ServerView], kind: str = "engine servers") -> list[str]:
     """Lines of a table; one that says so where there are none."""
     if not found:
-        return ["the run has no engine servers"]
+        return [f"the run has no {kind}"]
     rows = [("server", "state", "node", "gpus", "engine", "up", "address")]
     for view in found:
         one = view.registration
@@ -83,11 +81,8 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
     if not (model or known):
         raise UserError("no other server of the run is there to take the model from: give --model FOLDER")
     name = registry.free_name(folder)
-    command = host_command(config, Path(model or known[0]), Place(name, gpus), "127.0.0.1", kept=True, tied=False)
-    with (folder / f"{name}.host.log").open("ab") as output:
-        host = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    command = placed(host_command(config, Path(model or known[0]), name, kept=True, tied=False), gpus, "127.0.0.1")
+    host = start_host(command, folder / f"{name}.host.log", tied=False)
     say(f"{name} is starting; its log is {folder / name}.log")
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -118,14 +113,24 @@ def stop_here(run: RunDirectory, names: Sequence[str]) -> list[str]:
         there = ", ".join(found) or "none"
         raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {there})")
     wanted = set(names or found)
-    for one in found.values():
-        if one.name in wanted and one.node != os.uname().nodename:
+    return end_all(registry.folder_of(run.logs), [one for one in found.values() if one.name in wanted])
+
+
+def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:
+    """End servers of this machine that are registered in a folder, and forget them; returns the names.
+
+    Raises:
+        UserError: one of them runs on another machine.
+
+    """
+    for one in servers:
+        if one.node != os.uname().nodename:
             raise UserError(f"{one.name} runs on {one.node}: stop it there, or with --cluster NAME")
-    folder = registry.folder_of(run.logs)
-    end_hosts(folder, wanted)
-    for name in wanted:  # those whose host had gone before
+    names = {one.name for one in servers}
+    end_hosts(folder, names)
+    for name in names:  # those whose host had gone before
         registry.remove(folder, name)
-    return sorted(wanted)
+    return sorted(names)
 
 
 # -- on a cluster ---------------------------------------------------------------------------------------------------
@@ -139,9 +144,8 @@ async def run_there(head: Head, experiment: str | None, trial: str | None) -> Ru
     return run
 
 
-async def there(head: Head, run: RunDirectory) -> list[Registration]:
-    """Servers of a run on a cluster."""
-    folder = registry.folder_of(run.logs)
+async def there(head: Head, folder: Path) -> list[Registration]:
+    """Servers that are registered in a folder of a cluster's storage."""
     script = f'for f in {shlex.quote(str(folder))}/*.json; do [ -f "$f" ] && cat "$f" && echo; done; true'
     found = []
     for line in (await head.session.run(script, root=True)).stdout.splitlines():
@@ -150,8 +154,8 @@ async def there(head: Head, run: RunDirectory) -> list[Registration]:
     return found
 
 
-async def job_there(head: Head, run: RunDirectory, action: str, argument: str) -> str:
-    """Have the cluster's Ray add or stop a server; what it said.
+async def change_there(head: Head, run: RunDirectory, action: str, argument: str) -> str:
+    """Have the cluster's Ray add or stop an engine server; what it said.
 
     Raises:
         UserError: the run has no servers. RunError: it failed, with its last line.
@@ -163,13 +167,27 @@ async def job_there(head: Head, run: RunDirectory, action: str, argument: str) -
             f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm, or allocation_mode "
             "with sglang, to its train command"
         )
+    return await job_there(
+        head, run, ["trainer.launch.ray_servers", action, str(config), *([argument] * bool(argument))]
+    )
+
+
+async def job_there(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
+    """Have the cluster's Ray run a module of the node side to its end; the last line that it said.
+
+    Args:
+        head: of the cluster. run: that it is for. words: module and arguments.
+
+    Raises:
+        RunError: it failed, with its last line.
+
+    """
     code = await put_code(head.session, head.cluster, ())
-    submission = f"{run.user}-{run.experiment}-{run.trial}-serve-{action}-{time.time_ns()}"
-    words = ["python3", "-m", "trainer.launch.ray_servers", action, str(config), *([argument] if argument else [])]
+    submission = f"{run.user}-{run.experiment}-{run.trial}-serve-{time.time_ns()}"
     async with head.jobs() as jobs:
         await jobs.submit(
             submission,
-            f"exec {shlex.join(words)}",
+            f"exec {shlex.join(['python3', '-m', *words])}",
             environment={"PYTHONPATH": code, "USER": run.user, "LOGNAME": run.user},
             metadata={"kind": "clusterkit-serve", "user": run.user, "experiment": run.experiment, "trial": run.trial},
         )

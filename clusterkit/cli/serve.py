@@ -40,6 +40,7 @@ def list_servers(
 ) -> None:
     """Show a run's servers: state, node, GPUs, address, and why one is not there."""
     from clusterkit.serving import here, run_there, table, there, views  # noqa: PLC0415
+    from trainer.serving.registry import folder_of  # noqa: PLC0415
 
     if _is_here(hosts):
         found = views(here(_run(fileroot, experiment, trial)))
@@ -50,7 +51,8 @@ def list_servers(
             from clusterkit.dispatch.head import head_of  # noqa: PLC0415
 
             async with head_of(selection) as head:
-                return await there(head, await run_there(head, experiment, trial))
+                run = await run_there(head, experiment, trial)
+                return await there(head, folder_of(run.logs))
 
         found = views(asyncio.run(look(select(hosts))))
     if as_json:
@@ -108,6 +110,7 @@ def stop(
         return
     from clusterkit.serving import run_there, there  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
+    from trainer.serving.registry import folder_of  # noqa: PLC0415
 
     selection = select(hosts)
     if not names:
@@ -117,7 +120,8 @@ def stop(
             from clusterkit.dispatch.head import head_of  # noqa: PLC0415
 
             async with head_of(selection) as head:
-                return [one.name for one in await there(head, await run_there(head, experiment, trial))]
+                run = await run_there(head, experiment, trial)
+                return [one.name for one in await there(head, folder_of(run.logs))]
 
         names = asyncio.run(look())
         if not names:
@@ -126,7 +130,7 @@ def stop(
         output.result(_on_cluster(selection, experiment, trial, "stop", name))
 
 
-app.command()(judge)
+app.command()(takes_hosts(judge))
 
 
 def _is_here(hosts: HostOptions) -> bool:
@@ -144,9 +148,9 @@ def _on_cluster(selection: Selection, experiment: str | None, trial: str | None,
 
     async def do() -> str:
         from clusterkit.dispatch.head import head_of  # noqa: PLC0415
-        from clusterkit.serving import job_there, run_there  # noqa: PLC0415
+        from clusterkit.serving import change_there, run_there  # noqa: PLC0415
 
         async with head_of(selection) as head:
-            return await job_there(head, await run_there(head, experiment, trial), action, name)
+            return await change_there(head, await run_there(head, experiment, trial), action, name)
 
     return asyncio.run(do())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.submit import Dispatched, Order, dispatch, on_cluster
 from clusterkit.hosts.model import Cluster
-from clusterkit.node_assets.model import NodeAsset, needed
+from clusterkit.node_assets.model import JUDGE, NodeAsset, needed
 from clusterkit.node_assets.view import look, wrong
 from clusterkit.owncode import own_files
 from clusterkit.resolve import Resolved, resolve
@@ -61,6 +61,8 @@ async def train(
 
 async def _require(head: Head, assets: Sequence[NodeAsset], preset: str) -> None:
     for asset in assets:
+        if asset.setting == JUDGE:  # whoever serves it needs it; that may be another machine
+            continue
         if said := wrong(asset, await look(head.session, asset)):
             raise UserError(
                 f"{asset.kind} {asset.name} is not on the cluster ({said}): fetch it with clusterkit setup --cluster "

@@ -15,7 +15,7 @@ from clusterkit.suggest import nearest_keys
 from evaluation.config import EvalConfig
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
-from trainer.judge.registry import registered, registry_file
+from trainer.judge.registry import judge_urls, judges_folder
 
 _STEP = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)$")
 
@@ -111,9 +111,8 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
         tree = {"agent": settings.agent.model_dump(), "task": settings.task.model_dump()}
         tree["judge"] = settings.judge.model_dump()
         if not settings.judge.url:
-            path = registry_file(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
-            entry = registered(path)
-            tree["judge"]["url"] = ",".join(entry.urls) if entry else ""
+            folder = judges_folder(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
+            tree["judge"]["url"] = ",".join(judge_urls(folder))
     tree |= values
     known = _keys(EvalConfig)
     for assignment in assignments:

@@ -14,6 +14,9 @@ from trainer.config import RunConfig
 _TASK_DATA = {"hotpotqa": "hotpotqa"}
 """Data set by task; the other tasks make their own."""
 
+JUDGE = "judge.model"
+"""The setting of a model that another command serves."""
+
 
 class Origin(StrEnum):
     """How an asset gets to the cluster."""
@@ -47,7 +50,7 @@ class NodeAsset:
 
 
 def needed(config: RunConfig, cluster: Cluster, model_path: str = "", data_path: str = "") -> tuple[NodeAsset, ...]:
-    """Return what a run needs, from its resolved configuration.
+    """Return what a run needs, from its resolved configuration; the last one may be the model of its judge.
 
     model_path, data_path: in place of the preset's; a folder of this machine, or an absolute path on the hosts.
 
@@ -57,13 +60,22 @@ def needed(config: RunConfig, cluster: Cluster, model_path: str = "", data_path:
     """
     assets = []
     if model := model_path or config.model.path:
-        assets.append(_asset("model", model, cluster, "model.path"))
+        assets.append(asset_of("model", model, cluster, "model.path"))
     if data := data_path or config.task.path or _TASK_DATA.get(config.task.name, ""):
-        assets.append(_asset("dataset", data, cluster, "task.path"))
+        assets.append(asset_of("dataset", data, cluster, "task.path"))
+    judge = config.judge
+    if judge.reader == "server" and not judge.url and _can_be_fetched(judge.model):
+        assets.append(asset_of("model", judge.model, cluster, JUDGE))
     return tuple(assets)
 
 
-def _asset(kind: str, wanted: str, cluster: Cluster, setting: str) -> NodeAsset:
+def _can_be_fetched(name: str) -> bool:
+    """Whether a name is one to fetch; a judge may also be named as its server has it."""
+    return name.lower() in CATALOGUE or (name.count("/") == 1 and not name.startswith(("/", ".", "~")))
+
+
+def asset_of(kind: str, wanted: str, cluster: Cluster, setting: str) -> NodeAsset:
+    """A model or data set by its name as typed. Raises Refused for a path that hosts cannot get at."""
     shelf = f"{cluster.storage}/{kind}s"
     name, local = wanted.rstrip("/").rpartition("/")[2], Path(wanted).expanduser()
     if (asset := wanted.lower()) in CATALOGUE:

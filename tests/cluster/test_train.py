@@ -287,6 +287,26 @@ def test_engine_servers_of_a_run_on_the_cluster(operator: Operator) -> None:
     assert "the run has no server server-3" in ended.text, ended.text
 
 
+def test_judge_servers_on_the_cluster(operator: Operator) -> None:
+    """The image has no vLLM: they are placed and registered on a node, and their end is told and cleared away."""
+    words = ("serve", "judge", "--cluster", "default", "--preset", "memalpha-tiny")
+    missing = operator(*words, "--model", "/storage/models/none")
+    assert missing.exit_code == 2
+    assert "model none is not on the cluster" in missing.stderr
+    model = operator.testbed.storage / "models" / "judge"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 2}))
+    (model / "model.safetensors").touch()
+    started = operator(*words, "--model", "/storage/models/judge", "--engine", "vllm")
+    assert started.exit_code == 1, started.text
+    assert "judge-0 on " in started.stderr
+    assert "did not start: vLLM is not installed" in started.stderr
+    listed = operator(*words, "--list")
+    assert (listed.exit_code, listed.stdout) == (0, "the run has no judge servers\n"), listed.text
+    stopped = operator(*words, "--stop")
+    assert (stopped.exit_code, stopped.stdout) == (0, "the run has no judge servers\n"), stopped.text
+
+
 def test_commands_that_read_runs_and_what_is_applied(operator: Operator) -> None:
     """A dispatched run that failed for want of memory, as its console says, goes on with what diagnose applied."""
     there = ("--cluster", "default", "--trial", "advised")

@@ -19,7 +19,7 @@ import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command
 from vllmserver import vllm_python
 
-from trainer.judge.registry import registered, registry_file
+from trainer.judge.registry import judge_urls, judges_folder
 from trainer.paths import user_name
 
 pytestmark = pytest.mark.timeout(1800)
@@ -73,9 +73,8 @@ def judge(fileroot: Path, smollm2_path: Path, tmp_path: Path) -> Iterator[subpro
                 process.wait(timeout=120)
 
 
-def urls(fileroot: Path) -> tuple[str, ...]:
-    entry = registered(registry_file(fileroot, user_name(), "judged", "run1"))
-    return entry.urls if entry else ()
+def urls(fileroot: Path) -> list[str]:
+    return judge_urls(judges_folder(fileroot, user_name(), "judged", "run1"))
 
 
 def kill_server(judge: subprocess.Popen[str]) -> None:
@@ -107,4 +106,4 @@ def test_a_run_trains_with_a_real_judge_that_is_killed_in_the_middle(
 
     os.killpg(judge.pid, signal.SIGINT)
     assert judge.wait(timeout=120) == 0
-    assert urls(fileroot) == ()  # the registration is gone with the servers
+    assert urls(fileroot) == []  # the registration is gone with the servers

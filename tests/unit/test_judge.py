@@ -15,10 +15,11 @@ from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Patience, verify_model
 from trainer.judge.reader import RuleReader, Unanswered
-from trainer.judge.registry import register, registered, registry_file, unregister
+from trainer.judge.registry import judges_folder
 from trainer.judge.retrieval import Ranking
 from trainer.judge.served import ServedReader, make_served_reader, read_verdict, read_yes_no
 from trainer.paths import user_name
+from trainer.serving import registry
 
 MODELS = "/v1/models"
 CHAT = "/v1/chat/completions"
@@ -239,7 +240,9 @@ def judged_config(tmp_path: Path, *settings: str) -> Any:
 
 
 def test_a_run_is_refused_where_no_judge_can_be_reached(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no judge is registered for .*serve judge .*--trial run1.*judge\.url="):
+    with pytest.raises(
+        UserError, match=r"no judge is registered for .*serve judge .*--trial run1.*--cluster.*judge\.url="
+    ):
         make_served_reader(judged_config(tmp_path))
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 cannot be reached.*start it"):
         make_served_reader(judged_config(tmp_path, "judge.url=http://127.0.0.1:9"))
@@ -256,19 +259,26 @@ def test_the_judges_model_is_verified() -> None:
     asyncio.run(ask())
 
 
-def test_registered_judges_are_found_by_experiment_and_trial(tmp_path: Path) -> None:
+def put_registration(folder: Path, name: str, state: registry.State, url: str) -> None:
+    registry.write(folder, registry.Registration(name, "vllm", "/models/small", "node", 1, 0.0, state, url))
+
+
+def test_registered_judges_are_found_by_experiment_and_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def ask() -> None:
         async with Judge(says("Arnby"), model="models/small") as server:
             config = judged_config(tmp_path, "judge.model=small")
-            path = registry_file(tmp_path, user_name(), config.experiment_name, config.trial_name)
-            entry = register(path, "small", [server.url])
+            folder = judges_folder(tmp_path, user_name(), config.experiment_name, config.trial_name)
+            put_registration(folder, "judge-0", "ready", "http://127.0.0.1:9")  # of a host that is gone
+            put_registration(folder, "judge-1", "starting", "")
+            with pytest.raises(UserError, match="cannot be reached"):
+                await asyncio.to_thread(make_served_reader, config)
+            put_registration(folder, "judge-2", "ready", server.url)
             one = await asyncio.to_thread(make_served_reader, config)
+            assert "http://127.0.0.1:9 cannot be reached" in caplog.text
             assert await one.answer("Where?", MEMORY) == "Arnby"
-            newer = register(path, "small", [])
-            unregister(path, entry)  # that is no longer ours
-            assert registered(path) == newer
-            unregister(path, newer)
-            assert registered(path) is None
+            newer = server.url.replace("127.0.0.1", "localhost")
+            put_registration(folder, "judge-3", "ready", newer)
+            assert newer in one.client.urls()
 
     asyncio.run(ask())
 

@@ -63,6 +63,16 @@ def test_presets_say_what_they_need() -> None:
     )
 
 
+def test_the_judges_model_is_fetched_with_the_others() -> None:
+    assert [asset.override for asset in needs("memalpha-4B")] == [
+        "model.path=/storage/models/Qwen3-4B",
+        "task.path=/storage/datasets/Memalpha",
+        "judge.model=/storage/models/Qwen3-14B",
+    ]
+    assert len(needs("memalpha-4B", "judge.url=http://10.0.0.5:8000")) == 2  # served elsewhere
+    assert len(needs("memalpha-4B", "judge.model=what-a-server-calls-it")) == 2
+
+
 def test_model_can_come_from_the_hub_from_here_or_from_the_storage(tmp_path: Path) -> None:
     hub, _ = needs("135M_cpu", model_path="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B@v2")
     assert (hub.origin, hub.source, hub.revision, hub.folder) == (

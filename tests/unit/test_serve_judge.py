@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,9 @@ from typer.testing import CliRunner
 
 from clusterkit.cli.serve import app
 from trainer.errors import UserError
-from trainer.judge.serve import gpu_groups
+from trainer.judge.places import gpu_groups
+from trainer.judge.serve import require_model
+from trainer.serving import registry
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,9 @@ def test_gpus_that_make_no_servers_are_refused(wanted: str, per_server: int) -> 
         (("--address", "gpu03"), "is no address"),
         (("--engine", "ollama"), "choose sglang or vllm"),
         (("--preset", "memalpha-9B"), "unknown preset"),
+        (("--gpus", "3", "--per-server", "2"), "do not divide"),
+        (("--cluster", "lab", "--gpus", "2,3"), "Ray chooses GPUs"),
+        (("--cluster", "lab", "--address", "10.0.0.5"), "no --address"),
         ((), r"--model .*is neither a folder nor the name of an asset"),
     ],
 )
@@ -48,3 +57,35 @@ def test_what_cannot_serve_is_refused(tmp_path: Path, options: tuple[str, ...], 
     with pytest.raises(UserError, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -> None:
+    model = tmp_path / "judge-model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 2}))
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (model / "tokenizer.json").write_text("{}")
+    where = ["--fileroot", str(tmp_path / "runs")]
+    argv = [sys.executable, "-m", "clusterkit.cli.main", "serve", "judge", *where, "--model", str(model)]
+    # SGLang asks for a GPU; the interpreter is one that is there, so that nothing else is wrong.
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "CLUSTERKIT_SGLANG_PYTHON": "/bin/sh"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "judge-0 was given no GPU" in done.stderr
+
+    listed = CliRunner().invoke(app, ["judge", *where, "--list", "--json"])
+    (one,) = json.loads(listed.stdout)["servers"]
+    assert (one["name"], one["state"]) == ("judge-0", "ended")
+    assert "was given no GPU" in one["reason"]
+    assert CliRunner().invoke(app, ["judge", *where, "--stop"]).stdout == "ended: judge-0\n"
+    assert CliRunner().invoke(app, ["judge", *where, "--list"]).stdout == "the run has no judge servers\n"
+
+
+def test_a_second_model_beside_one_that_serves_is_refused(tmp_path: Path) -> None:
+    here = registry.Registration("judge-0", "vllm", "/m/Qwen3-14B", "gpu03", 1, 0.0, "ready", "http://10.0.0.3:1")
+    registry.write(tmp_path, here)
+    require_model(tmp_path, Path("/storage/models/Qwen3-14B"))
+    with pytest.raises(UserError, match=r"judge-0 on gpu03 serves Qwen3-14B .*--stop"):
+        require_model(tmp_path, Path("/storage/models/Qwen3-32B"))

@@ -7,12 +7,16 @@ holds tool syntax and was copied into an entry) are text and nothing else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_THINK_END = "</think>"
+_THINK, _THINK_END = "<think>", "</think>"
+MOST_UNREAD = 1000
+"""Brackets that open no JSON, after which the rest of a response is text: each costs a look at all before it."""
+_BRACKET = re.compile(r"[{\[]")
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
 
 
@@ -30,8 +34,30 @@ def parse_calls(response: str) -> list[ToolCall]:
 
     What stands after a tag and is no call is one with a `problem`; without tags only objects with a name are calls.
     """
-    text = response.rpartition(_THINK_END)[2]
-    return list(_tagged(text) if OPEN in text else _plain(text))
+    text = _after_thinking(response)
+    return list(_plain(text) if _within_json(text, text.find(OPEN)) else _tagged(text))
+
+
+def _after_thinking(text: str) -> str:
+    """What follows the thoughts. An end of thoughts within a call is text: a document may hold one."""
+    end = text.find(_THINK_END)
+    if end < 0 or (not text.lstrip().startswith(_THINK) and _within_json(text, end)):
+        return text
+    return text[end + len(_THINK_END) :]
+
+
+def _within_json(text: str, place: int) -> bool:
+    """Whether a place is inside of JSON that begins before it; true for a place that there is not (-1)."""
+    position = unread = 0
+    while unread < MOST_UNREAD and 0 <= (start := _next_bracket(text, position)) < place:
+        found = _decode(text, start)
+        if found is None:
+            position, unread = start + 1, unread + 1
+        elif found[1] > place:
+            return True
+        else:
+            position = found[1]
+    return place < 0
 
 
 def _tagged(text: str) -> Iterator[ToolCall]:
@@ -50,11 +76,11 @@ def _tagged(text: str) -> Iterator[ToolCall]:
 
 
 def _plain(text: str) -> Iterator[ToolCall]:
-    position = 0
-    while (start := _next_bracket(text, position)) >= 0:
+    position = unread = 0
+    while unread < MOST_UNREAD and (start := _next_bracket(text, position)) >= 0:
         found = _decode(text, start)
         if found is None:
-            position = start + 1
+            position, unread = start + 1, unread + 1
             continue
         value, position = found
         for one in value if isinstance(value, list) else [value]:
@@ -63,8 +89,8 @@ def _plain(text: str) -> Iterator[ToolCall]:
 
 
 def _next_bracket(text: str, position: int) -> int:
-    places = [place for mark in "{[" if (place := text.find(mark, position)) >= 0]
-    return min(places, default=-1)
+    found = _BRACKET.search(text, position)
+    return found.start() if found else -1
 
 
 def _decode(text: str, position: int) -> tuple[Any, int] | None:

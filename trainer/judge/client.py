@@ -179,6 +179,10 @@ class ChatClient:
         return str(content or "")
 
 
+class UnreachableError(UserError):
+    """Nobody answers at an address, or somebody else does."""
+
+
 class _LostError(Exception):
     """The server is gone, slow or overloaded: another try may succeed."""
 
@@ -203,7 +207,7 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
     Names agree where they are equal, or where their last parts are (org/name, /models/name).
 
     Raises:
-        UserError: the server is not reachable, is no such server, or serves another model.
+        UnreachableError: the server is not reachable, or is no such server. UserError: it serves another model.
 
     """
     try:
@@ -213,7 +217,7 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
         answer.raise_for_status()
         served = served_models(answer.json())
     except (httpx.HTTPError, ValueError) as error:
-        raise UserError(
+        raise UnreachableError(
             f"the judge at {url} cannot be reached ({type(error).__name__}: {error}): start it (clusterkit serve judge "
             "--model NAME, or your own OpenAI-compatible server and judge.url=http://HOST:PORT), then this command "
             "again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,11 +13,13 @@ from typing import Any
 from trainer.config import JudgeConfig, RunConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
-from trainer.judge.client import ChatClient, Patience, verify_model
+from trainer.judge.client import ChatClient, Patience, UnreachableError, verify_model
 from trainer.judge.reader import Unanswered
-from trainer.judge.registry import registered, registry_file
+from trainer.judge.registry import judge_urls, judges_folder
 from trainer.judge.retrieval import Ranking
 from trainer.paths import cache_folder, user_name
+
+log = logging.getLogger(__name__)
 
 ANSWER_RULES = """Answer the question from the memory below and from nothing else. Answer as briefly as the question \
 allows. Where the memory says how answers are to look, keep to that; put a label or number that is asked for into \
@@ -177,8 +180,7 @@ def find_urls(config: RunConfig) -> Sequence[str]:
     """Addresses of the servers: judge.url, else what is registered for the trial; none where nothing is."""
     if config.judge.url:
         return addresses(config.judge.url)
-    entry = registered(registry_of(config))
-    return [url.rstrip("/") for url in entry.urls] if entry else []
+    return judge_urls(registry_of(config))
 
 
 def addresses(text: str) -> list[str]:
@@ -186,25 +188,26 @@ def addresses(text: str) -> list[str]:
     return [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
 
 
-def registry_of(config: RunConfig) -> Any:
+def registry_of(config: RunConfig) -> Path:
     """Where the servers of this run are registered."""
-    return registry_file(config.fileroot, user_name(), config.experiment_name, config.trial_name)
+    return judges_folder(config.fileroot, user_name(), config.experiment_name, config.trial_name)
 
 
 def make_served_reader(config: RunConfig) -> ServedReader:
     """The reader of a run.
 
     Raises:
-        UserError: no server is named or registered, one cannot be reached, or it serves another model.
+        UserError: no server is named or registered, none can be reached, or one serves another model.
 
     """
     judge = config.judge
     urls = find_urls(config)
     if not urls:
         raise UserError(
-            f"no judge is registered for {config.experiment_name}/{config.trial_name} ({registry_of(config)} is "
-            f"missing): start one with `clusterkit serve judge --experiment {config.experiment_name} --trial "
-            f"{config.trial_name} --model {judge.model or 'NAME'}`, or name a server with judge.url=http://HOST:PORT"
+            f"no judge is registered for {config.experiment_name}/{config.trial_name} and answers (none in "
+            f"{registry_of(config)}): start one with `clusterkit serve judge --experiment {config.experiment_name} "
+            f"--trial {config.trial_name} --model {judge.model or 'NAME'}`, on a cluster with --cluster NAME, or name "
+            "a server with judge.url=http://HOST:PORT"
         )
     return connect(judge, urls, lambda: find_urls(config), cache_folder(config))
 
@@ -213,10 +216,18 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     """A reader over servers. again: asked for their addresses while none answers. cache: folder of the asset cache.
 
     Raises:
-        UserError: a server cannot be reached, or serves another model than is wanted or than the others.
+        UserError: no server can be reached, or one serves another model than is wanted or than the others.
 
     """
-    names = [verify_model(url, judge.model) for url in urls]
+    names, away = [], None
+    for url in urls:
+        try:
+            names.append(verify_model(url, judge.model))
+        except UnreachableError as error:
+            away = error
+            log.warning("%s; the run begins with the others", error)
+    if away is not None and not names:
+        raise away
     if len(set(names)) > 1:
         raise UserError(f"the judges serve different models ({', '.join(names)}): let all of them serve one")
     kept = AnswerCache(cache / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None

@@ -25,8 +25,8 @@ from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
-from trainer.serving.keeper import HostKeeper, config_file, host_command, start_host
-from trainer.serving.wanted import Place, gpus_per_server
+from trainer.serving.keeper import HostKeeper, config_file, host_command, placed, start_host
+from trainer.serving.wanted import gpus_per_server
 
 log = logging.getLogger("trainer")
 
@@ -38,7 +38,12 @@ PLACE_SECONDS = 600.0
 
 def namespace_of(config: RunConfig) -> str:
     """Ray's namespace of a run: names of its actors are unique within it."""
-    return f"clusterkit/{config.experiment_name}/{config.trial_name}"
+    return namespace(config.experiment_name, config.trial_name)
+
+
+def namespace(experiment: str, trial: str) -> str:
+    """As namespace_of, by the run's names."""
+    return f"clusterkit/{experiment}/{trial}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +78,27 @@ def shared_gpus(ranks: Sequence[GpusOfNode], each: int, servers: int) -> list[Gp
     return found[:servers]
 
 
-class ServerActor:
-    """On the node of one server: starts its host, which ends when the actor does.
+class HostActor:
+    """On the node of one server: starts its host, which ends when the actor does, and again when it is killed.
 
-    shared: the GPUs, where they are the ranks' and not the actor's own.
+    Args:
+        name: of the server. command: of the host, but for its place. folder: of the registrations; what the host prints
+            goes there. restarts: how often a host that was killed is started again. shared: the GPUs, where they are
+            the ranks' and not the actor's own.
+
     """
 
-    def __init__(self, file: str, model: str, name: str, kept: bool, restarts: int, shared: tuple[str, ...]) -> None:
+    def __init__(self, name: str, command: list[str], folder: str, restarts: int, shared: tuple[str, ...]) -> None:
         import ray  # noqa: PLC0415
 
-        address = str(ray.util.get_node_ip_address())
         if shared:  # of which Ray knows nothing
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
         # By number among those that this process sees.
         gpus = tuple(range(len(shared or ray.get_gpu_ids())))
-        command = host_command(Path(file), Path(model), Place(name, gpus), address, kept, tied=True)
+        whole = placed(command, gpus, str(ray.util.get_node_ip_address()))
+        log = Path(folder) / f"{name}.host.log"
         self._name = name
-        self._keeper = HostKeeper(Path(file).parent, restarts, lambda _: start_host(command, tied=True))
+        self._keeper = HostKeeper(Path(folder), restarts, lambda _: start_host(whole, log, tied=True))
         self._keeper.keep(name)
         self._keeper.watch()
 
@@ -124,12 +133,12 @@ class RayServers:
         file = config_file(self.config, self.folder)
         kept = not self.config.servers.shutdown_on_exit
         names = [f"server-{number}" for number in range(self.config.num_servers)]
-        self._forget_dead()
+        forget_dead(self.folder)
         places: list[GpusOfNode | None] = [None] * len(names)
         if self.shared:
             places[:] = shared_gpus(self.shared, gpus_per_server(self.config), len(names))
         for name, place in zip(names, places, strict=True):
-            self._actors[name] = make_actor(self.config, file, self.model, name, kept, place)
+            self._actors[name] = make_server(self.config, file, self.model, name, kept, place)
         self._await_places()
         return self
 
@@ -138,12 +147,6 @@ class RayServers:
             for name, actor in self._actors.items():
                 end_actor(actor)
                 registry.remove(self.folder, name)
-
-    def _forget_dead(self) -> None:
-        """Forget registrations whose actor is gone: of an attempt that was killed, or of a node that is no more."""
-        for one in registry.read(self.folder):
-            if find_actor(one.name) is None:
-                registry.remove(self.folder, one.name)
 
     def _await_places(self) -> None:
         """Wait until every actor has its place; says what is missing."""
@@ -166,29 +169,56 @@ class RayServers:
                 )  # fmt: skip
 
 
-def make_actor(
+def make_server(
     config: RunConfig, file: Path, model: Path, name: str, kept: bool, shared: GpusOfNode | None = None
 ) -> Any:
-    """The actor of a server: the one of that name where it is there, else a new one. shared: as for `ServerActor`."""
+    """The actor of one of a run's servers. shared: the ranks' GPUs, where it runs on those."""
+    command, restarts = host_command(file, model, name, kept, tied=True), config.servers.restarts
+    return make_actor(name, command, file.parent, gpus_per_server(config), restarts, detached=kept, shared=shared)
+
+
+def make_actor(
+    name: str,
+    command: list[str],
+    folder: Path,
+    gpus: int,
+    restarts: int,
+    *,
+    detached: bool,
+    shared: GpusOfNode | None = None,
+) -> Any:
+    """The actor of a server: the one of that name where it is there, else a new one.
+
+    Args:
+        name: of the server. command, folder: as HostActor. gpus: that it needs. restarts: of the actor when its node is
+            lost, and of the host. detached: it outlives who made it. shared: GPUs of others, in place of its own.
+
+    """
     import ray  # noqa: PLC0415
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    each = gpus_per_server(config)
     if shared is None:
-        place = {"num_cpus": 1, "num_gpus": each, "scheduling_strategy": "DEFAULT" if each else "SPREAD"}
+        place = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "DEFAULT" if gpus else "SPREAD"}
     else:
         place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(shared.node, soft=False)}
     return (
-        ray.remote(ServerActor)
+        ray.remote(HostActor)
         .options(
             name=name,
             get_if_exists=True,
-            lifetime="detached" if kept else None,
-            max_restarts=config.servers.restarts,
+            lifetime="detached" if detached else None,
+            max_restarts=restarts,
             **place,
         )
-        .remote(str(file), str(model), name, kept, config.servers.restarts, shared.ids if shared else ())
+        .remote(name, command, str(folder), restarts, shared.ids if shared else ())
     )
+
+
+def forget_dead(folder: Path) -> None:
+    """Forget registrations whose actor is gone: of an attempt that was killed, or of a node that is no more."""
+    for one in registry.read(folder):
+        if find_actor(one.name) is None:
+            registry.remove(folder, one.name)
 
 
 def find_actor(name: str) -> Any:
@@ -218,19 +248,32 @@ def add(config: RunConfig, file: Path, model: Path) -> str:
         RunError: no node has the GPUs for it.
 
     """
-    import ray  # noqa: PLC0415
-
     folder = registry.folder_of(RunPaths.of(config).logs)
     taken = {one.name for one in registry.read(folder)}
     name = next(name for name in (f"server-{n}" for n in range(1 << 16)) if name not in taken and not find_actor(name))
-    actor = make_actor(config, file, model, name, kept=True)
-    ready, _ = ray.wait([actor.placed.remote()], timeout=PLACE_SECONDS)
-    if not ready:
-        ray.kill(actor)
-        raise RunError(
-            f"no node had {gpus_per_server(config)} GPUs free within {PLACE_SECONDS:.0f} s: free some, or add hosts"
-        )
+    await_place({name: make_server(config, file, model, name, kept=True)}, gpus_per_server(config))
     return name
+
+
+def await_place(actors: dict[str, Any], gpus: int) -> None:
+    """Wait until every actor has its place; where one finds none, all of them are ended.
+
+    Raises:
+        RunError: no node has the GPUs for one.
+
+    """
+    import ray  # noqa: PLC0415
+
+    waiting = [actor.placed.remote() for actor in actors.values()]
+    ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=PLACE_SECONDS) if waiting else ([], [])
+    if missing:
+        for actor in actors.values():
+            ray.kill(actor)
+        need = f"{gpus} free GPUs" if gpus else "a free CPU"
+        raise RunError(
+            f"{len(ready)} of {len(waiting)} servers found a node with {need} within {PLACE_SECONDS:.0f} s: end what "
+            "holds them, or add hosts (clusterkit ray-status shows who has what)"
+        )
 
 
 def end(config: RunConfig, name: str) -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import sys
-import threading
 from pathlib import Path
 
 from trainer.config import RunConfig
@@ -19,7 +16,9 @@ from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
-from trainer.serving.host import ServerHost
+from trainer.serving.host import ServerHost, keep
+from trainer.serving.tied import end_with_input
+from trainer.serving.wanted import server_options
 
 
 def main() -> int:
@@ -36,28 +35,16 @@ def main() -> int:
     try:
         config = read_config(arguments.config, RunConfig)
         folder = registry.folder_of(RunPaths.of(config).logs)
-        host = ServerHost(
-            config,
-            folder,
-            arguments.model,
-            arguments.name or registry.free_name(folder),
-            tuple(int(number) for number in arguments.gpus.split(",") if number),
-            arguments.address,
-            kept=arguments.kept,
-        )
+        name = arguments.name or registry.free_name(folder)
+        gpus = tuple(int(number) for number in arguments.gpus.split(",") if number)
+        options = server_options(config, arguments.model, folder / f"{name}.log", name, gpus, arguments.address)
+        host = ServerHost(config.engine, options, folder, config.servers.restarts, kept=arguments.kept)  # type: ignore[arg-type]
         if arguments.tied:
-            threading.Thread(target=_end_with_input, daemon=True).start()
-        return asyncio.run(host.run())
+            end_with_input()
+        return asyncio.run(keep([host]))
     except (UserError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, UserError) else 2
-
-
-def _end_with_input() -> None:
-    """Whoever holds the other end of the pipe has gone, or wants the server to go."""
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

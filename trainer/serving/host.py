@@ -1,4 +1,4 @@
-"""Keeps one server of a run on this machine: started, registered, started again when it dies, ended in order."""
+"""Keeps one inference server on this machine: started, registered, started again when it dies, ended in order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.config import RunConfig
-from trainer.engines.launching import launch
+from trainer.engines.dialect import Kind
+from trainer.engines.launching import check_options, launch
 from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
 from trainer.serving import registry
 from trainer.serving.registry import Registration
-from trainer.serving.wanted import server_options
 
 log = logging.getLogger(__name__)
 
@@ -32,46 +32,34 @@ class ServerHost:
     """One server and its registration.
 
     Args:
-        config: of the run. folder: of the registrations. model: folder of the weights to start with. name: of the
-            server. gpus: device numbers; none on a CPU. address: to listen on. kept: whether it outlives the trainer.
+        kind: sglang or vllm. options: what the server is started with. folder: of the registrations. restarts: how
+            often it is started again. kept: whether it outlives the trainer.
 
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: Path,
-        model: Path,
-        name: str,
-        gpus: tuple[int, ...],
-        address: str,
-        kept: bool = False,
-    ) -> None:
-        self.config, self.folder, self.name = config, folder, name
-        self.options: ServerOptions = server_options(config, model, folder / f"{name}.log", name, gpus, address)
+    def __init__(self, kind: Kind, options: ServerOptions, folder: Path, restarts: int, *, kept: bool = False) -> None:
+        self.kind, self.options, self.folder, self.restarts = kind, options, folder, restarts
         self.registration = Registration(
-            name=name,
-            engine=config.engine,
-            model=str(model),
+            name=options.name,
+            engine=kind,
+            model=str(options.model),
             node=os.uname().nodename,
             pid=os.getpid(),
             started=time.time(),
             state="starting",
-            gpus=gpus,
+            gpus=options.gpus,
             kept=kept,
         )
-        self._stop = asyncio.Event()
+        self.stop = asyncio.Event()
+        """Set from outside: the server is to end."""
 
     async def run(self) -> int:
-        """Keep the server until SIGTERM, SIGINT or SIGHUP; the exit code: 0 when asked to end, 1 when it was given up.
+        """Keep the server until it is to stop; the exit code: 0 when asked to end, 1 when it was given up.
 
         Raises:
             UserError: it cannot be started as it is asked for.
 
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop.set)
         failures = 0
         try:
             while True:
@@ -79,27 +67,31 @@ class ServerHost:
                 began = time.monotonic()
                 reason = await self._serve()
                 if not reason:
-                    registry.remove(self.folder, self.name)
+                    registry.remove(self.folder, self.options.name)
                     return 0
                 failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
-                if failures > self.config.servers.restarts:
-                    self._register(state="ended", url="", reason=reason)
-                    log.error("%s is given up after %d starts: %s", self.name, failures, reason)
+                if failures > self.restarts:
+                    self.refuse(reason)
+                    log.error("%s is given up after %d starts: %s", self.options.name, failures, reason)
                     return 1
                 wait = min(FIRST_WAIT * 2 ** (failures - 1), LONGEST_WAIT)
-                log.warning("%s: %s; starting it again in %.0f s", self.name, reason, wait)
+                log.warning("%s: %s; starting it again in %.0f s", self.options.name, reason, wait)
                 self._register(state="starting", url="", reason=reason, starts=self.registration.starts + 1)
                 if await self._stopped_within(wait):
-                    registry.remove(self.folder, self.name)
+                    registry.remove(self.folder, self.options.name)
                     return 0
         except UserError as error:
-            self._register(state="ended", url="", reason=str(error))
+            self.refuse(str(error))
             raise
+
+    def refuse(self, reason: str) -> None:
+        """Register that there will be no server, and why."""
+        self._register(state="ended", url="", reason=reason)
 
     async def _serve(self) -> str:
         """Start the server and watch it. Returns why it ended of itself; empty when it was asked to."""
-        starting = asyncio.ensure_future(launch(self.config.engine, self.options))  # type: ignore[arg-type]
-        stopping = asyncio.ensure_future(self._stop.wait())
+        starting = asyncio.ensure_future(launch(self.kind, self.options))
+        stopping = asyncio.ensure_future(self.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
@@ -111,6 +103,7 @@ class ServerHost:
         except ServerStartError as error:
             return str(error)
         self._register(state="ready", url=server.url, reason="")
+        log.info("%s answers at %s", self.options.name, server.url)
         return await self._watch(process)
 
     async def _watch(self, process: ServerProcess) -> str:
@@ -123,7 +116,7 @@ class ServerHost:
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            await asyncio.wait_for(self.stop.wait(), seconds)
         except TimeoutError:
             return False
         return True
@@ -131,3 +124,29 @@ class ServerHost:
     def _register(self, **changes: object) -> None:
         self.registration = replace(self.registration, **changes)  # type: ignore[arg-type]
         registry.write(self.folder, self.registration)
+
+
+async def keep(hosts: Sequence[ServerHost]) -> int:
+    """Keep servers until SIGTERM, SIGINT or SIGHUP; the exit code: 1 where all of them were given up, else 0.
+
+    Raises:
+        UserError: one cannot be started as it is asked for; where that shows beforehand, none has been started.
+
+    """
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for host in hosts:
+            host.stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    try:
+        for host in hosts:
+            check_options(host.kind, host.options)
+    except UserError as error:
+        for host in hosts:
+            host.refuse(str(error))
+        raise
+    codes = await asyncio.gather(*(host.run() for host in hosts))
+    return min(codes, default=0)

@@ -22,7 +22,7 @@ from trainer.files import write_atomic
 from trainer.paths import RunPaths
 from trainer.serving import registry
 from trainer.serving.registry import Registration
-from trainer.serving.wanted import Place, local_places
+from trainer.serving.wanted import local_places
 
 log = logging.getLogger("trainer")
 
@@ -43,17 +43,20 @@ def config_file(config: RunConfig, folder: Path) -> Path:
     return path
 
 
-def host_command(file: Path, model: Path, place: Place, address: str, kept: bool, tied: bool) -> list[str]:
-    """The command of a server's host. file: the run's configuration. kept, tied: see `python -m trainer.serving`."""
-    command = [sys.executable, "-m", registry.HOST_MODULE, str(file), "--model", str(model)]
-    command += ["--name", place.name, "--gpus", ",".join(map(str, place.gpus)), "--address", address]
+def host_command(file: Path, model: Path, name: str, kept: bool, tied: bool) -> list[str]:
+    """The command of a server's host, but for its place. file: the run's configuration. kept, tied: see its options."""
+    command = [sys.executable, "-m", registry.HOST_MODULE, str(file), "--model", str(model), "--name", name]
     return command + ["--kept"] * kept + ["--tied"] * tied
 
 
-def start_host(command: list[str], tied: bool) -> subprocess.Popen[bytes]:
-    """Start a host (see `host_command`); what it prints goes beside the run's configuration. tied: it ends with us."""
-    file, name = Path(command[3]), command[command.index("--name") + 1]
-    with file.with_name(f"{name}.host.log").open("ab") as output:
+def placed(command: list[str], gpus: tuple[int, ...], address: str) -> list[str]:
+    """The command of a host of one server with its place: GPUs by number and the address to listen on."""
+    return [*command, "--gpus", "".join(f"{gpu}," for gpu in gpus), "--address", address]
+
+
+def start_host(command: list[str], log: Path, tied: bool) -> subprocess.Popen[bytes]:
+    """Start a host (see `host_command`). log: gets what it prints. tied: it ends with us."""
+    with log.open("ab") as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
@@ -181,9 +184,9 @@ class LocalServers:
                     host.wait(END_SECONDS)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        file = self.folder / CONFIG
-        command = host_command(file, self.model, self._places[name], "127.0.0.1", self.kept, tied=not self.kept)
-        return start_host(command, tied=not self.kept)
+        command = host_command(self.folder / CONFIG, self.model, name, self.kept, tied=not self.kept)
+        command = placed(command, self._places[name].gpus, "127.0.0.1")
+        return start_host(command, self.folder / f"{name}.host.log", tied=not self.kept)
 
 
 def clear_dead(folder: Path) -> set[str]:

@@ -20,6 +20,7 @@ from trainer.files import write_atomic
 FOLDER = "servers"
 HOST_MODULE = "trainer.serving"
 """What `python -m` runs as a server's host: its processes are told by it."""
+HOST_MODULES = (HOST_MODULE, "trainer.judge.serve")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 State = Literal["starting", "ready", "leaving", "ended"]
@@ -92,12 +93,12 @@ def parse(text: str) -> Registration:
         raise ValueError(str(error)) from error
 
 
-def free_name(folder: Path) -> str:
+def free_name(folder: Path, prefix: str = "server") -> str:
     """A name that no server of the run has, `server-0` first. Its file is made, so that no other takes it."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
-        path = folder / f"server-{number}.json"
+        path = folder / f"{prefix}-{number}.json"
         try:
             path.open("x").close()
         except FileExistsError:
@@ -114,4 +115,4 @@ def process_runs(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return HOST_MODULE.encode() in command
+    return any(module.encode() in command for module in HOST_MODULES)
