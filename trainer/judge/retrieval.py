@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 WORD = re.compile(r"\w+")
 
@@ -43,6 +44,7 @@ class Ranking:
         return {names[int(number)]: self.entries[names[int(number)]] for number in found[0]}
 
 
-def retrieve(memory: dict[str, dict[str, str]], top_k: int) -> dict[str, Ranking]:
-    """A ranking of each store of a memory."""
-    return {name: Ranking(entries, top_k) for name, entries in memory.items()}
+@lru_cache(maxsize=128)
+def ranking_of(entries: tuple[tuple[str, str], ...], top_k: int) -> Ranking:
+    """A store's ranking, kept for the next question: indexing some hundred entries takes as long as many questions."""
+    return Ranking(dict(entries), top_k)
