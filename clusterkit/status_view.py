@@ -56,6 +56,8 @@ def engine_text(stats: dict[str, Any]) -> str:
         ("cached_share", "{:.0%} of prompts cached"),
         ("staleness_mean", "{:.1f} versions old"),
         ("weights_interruption_s", "weights {:.2f} s"),
+        ("judge_share", "{:.1%} of the step waited for the judge"),
+        ("score_seconds", "{:.1f} s to score a trajectory"),
         ("refilled_groups", "{:.0f} groups left out"),
     ):
         value = stats.get(name)

@@ -157,6 +157,8 @@ class TrainingRun(SteppedRun):
         self, number: int, groups: list[Group], batch: TrainingBatch, stats: StepStats, began: float
     ) -> None:
         """Evaluate, checkpoint and report at the end of a step, in that order of cost."""
+        if (waited := batch.stats.get("judge_wait_s")) is not None:
+            batch.stats["judge_share"] = waited / (time.perf_counter() - began)
         every = self.config.eval.every_steps
         if every and number % every == 0 and number < self.course.total_steps:
             with self.clock.phase("eval"):

@@ -132,3 +132,17 @@ def test_the_rest_of_an_epoch_is_passed_over_at_once() -> None:
 def test_more_is_under_way_than_one_step_needs(staleness: int) -> None:
     buffer = WorkBuffer(10, staleness, 0, count())
     assert len(buffer.admit(0)) == 10 * (staleness + 1) - 2
+
+
+def test_a_step_that_lacks_only_scores_is_told_from_one_that_lacks_responses() -> None:
+    buffer = WorkBuffer(2, 1, 1, count())
+    first, second, third, *_ = buffer.admit(0)
+    first.generated = third.generated = True
+    assert not buffer.lacks_only_scores()  # the second is still generated, and no later one may come before it
+    second.generated = True
+    assert buffer.lacks_only_scores()
+    assert buffer.take() is None
+    finish(first)
+    finish(second)
+    assert buffer.take() == [first, second]
+    assert not buffer.lacks_only_scores()

@@ -22,7 +22,6 @@ from trainer.agents.memory import DELETE
 from trainer.config import RewardConfig
 from trainer.judge.reader import Reader, Unanswered
 from trainer.rewards.sources import judged, scorer
-from trainer.rollout.meter import ScoreMeter
 from trainer.types import Question, Task, Trajectory, TurnRewards
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,6 @@ class MemAlphaReward:
 
     def __init__(self, config: RewardConfig, reader: Reader) -> None:
         self.config, self.reader = config, reader
-        self.meter = ScoreMeter()
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
         """Mean reward of the turns. Raises RunError where no judge answers any more."""
@@ -75,8 +73,8 @@ class MemAlphaReward:
         return sum(trajectory.turn_rewards.totals) / count
 
     def counts(self) -> dict[str, float]:
-        """What the reader counted since the last call, and the seconds in which scores alone were waited for."""
-        return self.reader.counts() | {"score_only_seconds": self.meter.take()}
+        """What the reader counted since the last call."""
+        return self.reader.counts()
 
     def _own_part(self, turn: dict[str, Any], r4: float) -> float:
         turn["r2"], turn["r4"] = success_share(turn["calls"]), r4

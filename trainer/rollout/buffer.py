@@ -25,13 +25,14 @@ WINDOW_SHARE = 0.3
 @dataclass(slots=True, eq=False)
 class Slot:
     """A group under way or finished. number: of its task. version: of the weights when it was admitted. order: it is
-    the so manieth that was admitted.
+    the so manieth that was admitted. generated: nothing but scores is missing.
     """
 
     number: int
     version: int
     order: int
     group: Group | None = None
+    generated: bool = False
 
 
 class WorkBuffer:
@@ -75,16 +76,25 @@ class WorkBuffer:
 
     def take(self) -> list[Slot] | None:
         """A step's groups, each one of the `window` oldest when it was taken; None while they are not finished."""
+        chosen = self._choose(lambda slot: slot.group is not None)
+        if chosen is not None:
+            self.slots = [slot for slot in self.slots if slot not in chosen]
+            self._in_training += self.batch
+        return chosen
+
+    def lacks_only_scores(self) -> bool:
+        """Whether a step's groups could be taken if all that is generated were scored."""
+        return self._choose(lambda slot: slot.group is not None or slot.generated) is not None
+
+    def _choose(self, finished: Callable[[Slot], bool]) -> list[Slot] | None:
         left, chosen = list(self.slots), list[Slot]()
         while len(chosen) < self.batch:
             end = left[0].order + self.window if left else 0
-            slot = next((slot for slot in left if slot.order < end and slot.group is not None), None)
+            slot = next((slot for slot in left if slot.order < end and finished(slot)), None)
             if slot is None:
                 return None
             left.remove(slot)
             chosen.append(slot)
-        self.slots = left
-        self._in_training += self.batch
         return chosen
 
     def trained(self) -> None:

@@ -65,7 +65,7 @@ class RolloutController:
     ) -> None:
         self.agent = agent
         self.reward = reward or Boxed()
-        self.meter: ScoreMeter = getattr(reward, "meter", None) or ScoreMeter()
+        self.meter = ScoreMeter()
         self.window = window
         self.engine = engine
         self.seed = seed
@@ -101,11 +101,28 @@ class RolloutController:
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
 
-    async def group(self, task: Task, plan: SamplingPlan) -> Group:
-        """One task's group; the document is made ready in another thread, so that others go on meanwhile."""
+    @property
+    def asks_others(self) -> bool:
+        """Whether scores may have to be waited for: the reward counts what it asks."""
+        return callable(getattr(self.reward, "counts", None))
+
+    async def group(self, task: Task, plan: SamplingPlan, generated: Callable[[], None] = lambda: None) -> Group:
+        """One task's group; the document is made ready in another thread, so that others go on meanwhile.
+
+        generated: called when nothing but scores is missing.
+        """
         prepared = await asyncio.to_thread(self.agent.prepare, task)
+        left = plan.group_size
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                generated()
+
         jobs = [
-            asyncio.ensure_future(self._trajectory(task, prepared, sample, plan)) for sample in range(plan.group_size)
+            asyncio.ensure_future(self._trajectory(task, prepared, sample, plan, one_less))
+            for sample in range(plan.group_size)
         ]
         try:
             return Group(task, list(await asyncio.gather(*jobs)))
@@ -119,7 +136,9 @@ class RolloutController:
         """Raise when all of these have failed: RunError, or UserError where an agent of the user's own is to blame."""
         self._check_failures([t for group in groups for t in group.trajectories])
 
-    async def _trajectory(self, task: Task, prepared: Any, sample: int, plan: SamplingPlan) -> Trajectory:
+    async def _trajectory(
+        self, task: Task, prepared: Any, sample: int, plan: SamplingPlan, generated: Callable[[], None] = lambda: None
+    ) -> Trajectory:
         def seed_of_turn(turn: int) -> int:
             if self.stop_requested():
                 raise RolloutInterruptedError
@@ -141,6 +160,8 @@ class RolloutController:
             if not isinstance(self.agent, MemAgent):
                 log.warning("%s", traceback.format_exc())
             return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
+        finally:
+            generated()
         self._check_window(trajectory)
         with self.meter.scoring():
             trajectory.reward = await self._score(task, trajectory)

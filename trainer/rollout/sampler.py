@@ -36,6 +36,8 @@ class Sampler(ABC):
         self.config, self.source, self.course = config, source, course
         self.cursor = Cursor(0, (), course.has_task)
         self._dropped = 0
+        self._score_wait: float | None = None
+        """Seconds that the last batch waited for nothing but scores; None where no reward asks others."""
 
     def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
         """Go on with these tasks: `next_task` and those above it that are not in `taken`."""
@@ -64,7 +66,8 @@ class Sampler(ABC):
     def stats(self) -> dict[str, float]:
         """Numbers about sampling since the last call, for the step's record."""
         dropped, self._dropped = self._dropped, 0
-        return {"refilled_groups": float(dropped)} if self.config.rollout.refill else {}
+        numbers = {"refilled_groups": float(dropped)} if self.config.rollout.refill else {}
+        return numbers | ({} if self._score_wait is None else {"judge_wait_s": self._score_wait})
 
     def close(self) -> None:  # noqa: B027 (most have nothing to give up)
         """Give up what is under way."""
@@ -106,6 +109,7 @@ class EmbeddedSampler(Sampler):
     def batch(self, number: int) -> list[Group]:
         """See Sampler; with `rollout.refill`, in rounds until enough groups have rewards that differ."""
         c, numbers, plan = self.config.rollout, self.cursor.numbers(), self.plan(number)
+        self.controller.meter.take()  # of an evaluation before
         kept: list[Group] = []
         spare: list[Group] = []
         asked: list[int] = []
@@ -120,6 +124,8 @@ class EmbeddedSampler(Sampler):
             spare += [group for group in found if not is_telling(group)]
             if len(asked) >= c.max_refill * c.batch_size:
                 break
+        waited = self.controller.meter.take()
+        self._score_wait = waited if self.controller.asks_others else None
         self._dropped = max(0, len(kept) + len(spare) - c.batch_size)
         kept = (kept + spare)[: c.batch_size]
         self.cursor.consume(asked)

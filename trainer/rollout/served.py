@@ -193,7 +193,7 @@ class ServedSampler(Sampler):
         if self._buffer is None:
             c = self.config.rollout
             self._buffer = WorkBuffer(c.batch_size, c.max_staleness, c.window, self.cursor.numbers())
-        buffer = self._buffer
+        buffer, waited = self._buffer, 0.0
         self._admit(served)
         while True:
             if self._failure is not None:
@@ -202,10 +202,13 @@ class ServedSampler(Sampler):
             slots = buffer.take()
             if slots is not None:
                 break
+            began, scores_alone = time.monotonic(), buffer.lacks_only_scores()
             try:
                 await asyncio.wait_for(self._changed.wait(), self.config.rollout.stall_seconds)
             except TimeoutError:
                 self._tell_stall(buffer)
+            waited += (time.monotonic() - began) * scores_alone
+        self._score_wait = waited if served.controller.asks_others else None
         groups = [slot.group for slot in slots if slot.group is not None]
         served.controller.check(groups)
         self._staleness = [served.engine.version - oldest for group in groups for oldest in _versions(group)]
@@ -229,7 +232,8 @@ class ServedSampler(Sampler):
         try:
             task = await asyncio.to_thread(self.source.train, slot.number)
             self._ids[slot] = task.id
-            group = await served.controller.group(task, self.plan(self.course.step_of(slot.number)))
+            plan = self.plan(self.course.step_of(slot.number))
+            group = await served.controller.group(task, plan, lambda: self._generated(slot))
         except Exception as error:
             self._failure = error
         else:
@@ -242,6 +246,10 @@ class ServedSampler(Sampler):
         finally:
             self._ids.pop(slot, None)
             self._changed.set()
+
+    def _generated(self, slot: Slot) -> None:
+        slot.generated = True
+        self._changed.set()
 
     def _tell_stall(self, buffer: WorkBuffer) -> None:
         names = [f"{self._ids.get(slot, slot.number)} (version {slot.version})" for slot in buffer.running]
