@@ -136,7 +136,16 @@ def follow(trainer: subprocess.Popen[bytes], path: Path) -> list[dict[str, Any]]
         records = [json.loads(line) for line in lines if line.startswith('{"kind": "step"') or '"step_time_s"' in line]
         for record in records[len(steps) :]:
             stats = record["stats"]
-            names = ("r1", "r2", "r4", "judge_requests", "judge_unreadable", "score_seconds", "score_only_seconds")
+            names = (
+                "r1",
+                "r2",
+                "r4",
+                "judge_requests",
+                "judge_unreadable",
+                "score_seconds",
+                "judge_wait_s",
+                "judge_share",
+            )
             shown = {name: round(stats[name], 3) for name in names if name in stats}
             print(json.dumps({"step": record["global_step"], "seconds": record["step_time_s"], **shown}), flush=True)
         steps = records
@@ -155,7 +164,7 @@ def report(steps: list[dict[str, Any]]) -> None:
     for step in counted:
         for name, value in step["timings"].items():
             split[name] = split.get(name, 0.0) + value
-    alone = sum(step["stats"].get("score_only_seconds", 0.0) for step in counted)
+    alone = sum(step["stats"].get("judge_wait_s", 0.0) for step in counted)
     shares = {name: round(value / seconds, 4) for name, value in split.items()}
     result = {"steps": len(counted), "seconds": round(seconds, 2), "time_split": shares}
     print(json.dumps({**result, "judge_share": round(alone / seconds, 4), "limit": LIMIT}), flush=True)

@@ -16,7 +16,7 @@ from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Patience, UnreachableError, verify_model
 from trainer.judge.reader import Unanswered
 from trainer.judge.registry import judge_urls, judges_folder
-from trainer.judge.retrieval import Ranking
+from trainer.judge.retrieval import ranking_of
 from trainer.paths import cache_folder, user_name
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,10 @@ class ServedReader:
 
     async def answer(self, question: str, memory: dict[str, Any]) -> str:
         """As Reader. Where the request is too long for the server, half as many entries are shown each time."""
-        rankings = {store: Ranking(memory[store], self.top_k) for store in ("semantic", "episodic")}
-        found = {store: list(ranking.best(question).values()) for store, ranking in rankings.items()}
+        found = {
+            store: list(ranking_of(tuple(memory[store].items()), self.top_k).best(question).values())
+            for store in ("semantic", "episodic")
+        }
         count = max(map(len, found.values()))
         while True:
             shown = {store: "\n".join(f"- {text}" for text in texts[:count]) for store, texts in found.items()}
