@@ -1,12 +1,12 @@
 """How much of a step a judge costs: complete training steps with a reader and judge on a server of its own.
 
-    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--engine sglang|vllm] [--device cuda|cpu] [--flags "…"]
+    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--minutes 15] [--engine sglang|vllm] [--device cuda|cpu]
 
 On a GPU the agent is MODEL (SmolLM2-135M-Instruct, say) on a server that takes turns with the trainer on GPU 0, and the
-judge is MODEL on a server beside them; on a CPU the agent is the tiny model and MODEL is the judge alone. Texts are
+judge is MODEL on a server beside them (`--staleness N`: the trainer has a second GPU); on a CPU the agent is the tiny model and MODEL is the judge alone. Texts are
 generated. Prints one JSON object a step as it ends and one at the end: the time split of all steps, and the judge's
-share: seconds in which trajectories were scored while none was generated, over the seconds of the steps. That is the
-most that the judge can have made the trainer wait; the limit that it is held against is 0.1.
+share: seconds in which the trainer waited for nothing but scores (`judge_wait_s`), over the seconds of the steps; the
+limit that it is held against is 0.1. After `--minutes` it ends all the same, with the steps that there are.
 """
 
 from __future__ import annotations
@@ -66,10 +66,17 @@ def settings(arguments: argparse.Namespace, root: Path) -> tuple[str, list[str]]
         small = ("rollout.batch_size=2", "rollout.group_size=2", "warmup.gate=0", "warmup.steps=20")
         return "memalpha-tiny", [*common, *small]
     write_texts(root / "texts.jsonl")
+    ahead = arguments.staleness > 0
+    layout = (
+        ("n_gpus_per_node=2", "allocation_mode=sglang:d1+fsdp:d1")
+        if ahead
+        else ("n_gpus_per_node=1", "allocation_mode=sglang:d1|fsdp:d1")
+    )
     return "memalpha-4B", [
         *common,
-        *(f"model.path={arguments.model}", f"task.path={root / 'texts.jsonl'}", "n_gpus_per_node=1"),
-        *("allocation_mode=sglang:d1|fsdp:d1", "rollout.gpu_memory_fraction=0.25", "rollout.max_staleness=0"),
+        *(f"model.path={arguments.model}", f"task.path={root / 'texts.jsonl'}", *layout),
+        # SGLang takes its fraction of the whole GPU less what others have: 0.2 is the judge's.
+        *("rollout.gpu_memory_fraction=0.45", f"rollout.max_staleness={arguments.staleness}"),
         *("model.context_window=8192", "agent.context_tokens=6144", "agent.chunk_tokens=1024"),
         *("agent.max_memory_tokens=256", "agent.tool_format=json", "train.max_tokens_per_mb=16384"),
         *("rollout.batch_size=8", "rollout.group_size=8"),
@@ -77,7 +84,7 @@ def settings(arguments: argparse.Namespace, root: Path) -> tuple[str, list[str]]
     ]
 
 
-def start_judge(arguments: argparse.Namespace, root: Path) -> subprocess.Popen[bytes]:
+def start_judge(arguments: argparse.Namespace, root: Path, deadline: float) -> subprocess.Popen[bytes]:
     """The judge's servers, registered for the run."""
     command = [
         sys.executable,
@@ -97,16 +104,26 @@ def start_judge(arguments: argparse.Namespace, root: Path) -> subprocess.Popen[b
     judge = subprocess.Popen(command, cwd=REPOSITORY)
     folder = judges_folder(root / "runs", user_name(), "judge-cost", "run1")
     while not judge_urls(folder):
-        if judge.poll() is not None:
-            raise SystemExit("the judge did not start")
+        if judge.poll() is not None or time.monotonic() > deadline:
+            judge.terminate()
+            logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in folder.glob("*.log"))
+            raise SystemExit(f"the judge did not start\n{logs}")
         time.sleep(0.2)
+    say({"judge": judge_urls(folder)})
     return judge
+
+
+def say(what: dict[str, Any]) -> None:
+    """One line, at once."""
+    print(json.dumps(what), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=15.0, help="end after so long, with the steps that there are")
+    parser.add_argument("--staleness", type=int, default=0, help="rollout.max_staleness; above 0 on two GPUs")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--flags", default="", help="options of the servers' own command line, agent's and judge's")
@@ -117,18 +134,20 @@ def main() -> None:
         config = resolve(preset, None, overrides).config
         file = root / "config.yaml"
         file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-        judge = start_judge(arguments, root)
+        deadline = time.monotonic() + 60 * arguments.minutes
+        judge = start_judge(arguments, root, deadline)
         try:
             trainer = subprocess.Popen([sys.executable, "-m", "trainer", str(file)], cwd=REPOSITORY, env=os.environ)
-            steps = follow(trainer, RunPaths.of(config).logs / "metrics.jsonl")
+            steps = follow(trainer, RunPaths.of(config).logs / "metrics.jsonl", deadline)
         finally:
             judge.send_signal(signal.SIGTERM)
             judge.wait(timeout=120)
     report(steps)
 
 
-def follow(trainer: subprocess.Popen[bytes], path: Path) -> list[dict[str, Any]]:
+def follow(trainer: subprocess.Popen[bytes], path: Path, deadline: float) -> list[dict[str, Any]]:
     """Records of the steps, each printed as it comes."""
+    told = False
     steps: list[dict[str, Any]] = []
     while True:
         ended = trainer.poll() is not None
@@ -147,17 +166,23 @@ def follow(trainer: subprocess.Popen[bytes], path: Path) -> list[dict[str, Any]]
                 "judge_share",
             )
             shown = {name: round(stats[name], 3) for name in names if name in stats}
-            print(json.dumps({"step": record["global_step"], "seconds": record["step_time_s"], **shown}), flush=True)
+            say({"step": record["global_step"], "seconds": round(record["step_time_s"], 2), **shown})
         steps = records
         if ended:
-            if trainer.returncode:
+            if trainer.returncode and not told:
                 raise SystemExit(f"the trainer ended with {trainer.returncode}")
             return steps
+        if time.monotonic() > deadline and not told:
+            told = True
+            say({"ended": "no time is left"})
+            trainer.terminate()
         time.sleep(0.5)
 
 
 def report(steps: list[dict[str, Any]]) -> None:
     """The time split and the judge's share; the first step, which compiles and connects, is left out."""
+    if not steps:
+        raise SystemExit("no step was finished")
     counted = steps[1:] or steps
     seconds = sum(step["step_time_s"] for step in counted)
     split: dict[str, float] = {}
@@ -167,7 +192,7 @@ def report(steps: list[dict[str, Any]]) -> None:
     alone = sum(step["stats"].get("judge_wait_s", 0.0) for step in counted)
     shares = {name: round(value / seconds, 4) for name, value in split.items()}
     result = {"steps": len(counted), "seconds": round(seconds, 2), "time_split": shares}
-    print(json.dumps({**result, "judge_share": round(alone / seconds, 4), "limit": LIMIT}), flush=True)
+    say({**result, "judge_share": round(alone / seconds, 4), "limit": LIMIT})
 
 
 if __name__ == "__main__":

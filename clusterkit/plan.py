@@ -9,6 +9,7 @@ from clusterkit.planning import timing
 from clusterkit.textplot import count, duration
 from clusterkit.trials import Course, Trial
 from trainer.config import RunConfig
+from trainer.judge.registry import judge_urls, judges_folder
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
 """Tokens of the prompt's own wording, chat template included; rounded up."""
@@ -137,6 +138,7 @@ class Plan:
             ("one step", self._one_step()),
             ("warm-up", self._warmup()),
             ("evaluation", self._evaluation()),
+            *self._judge(),
             (
                 "recover",
                 f"first after step {self._first_recover_step()}, then every "
@@ -212,6 +214,19 @@ class Plan:
         often = f", every {settings.every_steps} steps" if settings.every_steps else ""
         table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
         return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
+
+    def _judge(self) -> list[tuple[str, str]]:
+        """Who reads and judges, where a server does."""
+        config, judge = self.config, self.config.judge
+        if config.reward.name != "memalpha" or judge.reader == "rules":
+            return []
+        run = self.trial.run
+        urls = judge.url or ", ".join(judge_urls(judges_folder(run.fileroot, run.user, run.experiment, run.trial)))
+        name = judge.model or "any model"
+        if urls:
+            return [("judge", f"{name} at {urls}")]
+        start = f"clusterkit serve judge --experiment {run.experiment} --trial {run.trial}"
+        return [("judge", f"{name}; none is registered yet: {start} --model {judge.model or 'MODEL'}")]
 
     def _first_recover_step(self) -> int:
         settings = self.config.checkpoint

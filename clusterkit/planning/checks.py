@@ -6,7 +6,7 @@ from clusterkit.check.finding import Finding, Level
 from clusterkit.plan import LATE_CHECKPOINT_HOURS, TEMPLATE_TOKENS
 from clusterkit.planning import timing
 from clusterkit.planning.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
-from clusterkit.planning.shapes import ModelShape
+from clusterkit.planning.shapes import ModelShape, shape_named
 from clusterkit.planning.timing import StepTime
 from clusterkit.textplot import duration
 from trainer.allocation import Layout, Part
@@ -18,6 +18,8 @@ SMALL_CHUNK = 1024
 """Loss positions at a time that cost little memory and hardly any speed."""
 USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
 """Bytes that AReaL's tutorial asks for: on a single host, and shared by several."""
+FULL_JUDGE = 0.7
+"""Share of a GPU for a judge's weights; with more, few requests are answered at the same time."""
 RELEASED = 2 * GIB
 """What an engine keeps while training has its GPU."""
 
@@ -128,6 +130,26 @@ def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -
     if wanted.colocated and wanted.training is not None:
         findings += _turns(config, shape, wanted.training.layout, gpu_memory)
     return findings
+
+
+def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
+    """Who reads and judges, where somebody does; its GPUs come on top of the run's."""
+    judge = config.judge
+    if config.reward.name != "memalpha" or judge.reader == "rules":
+        return []
+    name = judge.model or "any model"
+    if judge.url:
+        return [_ok("judge", f"{name}, asked at {judge.url}")]
+    command = f"clusterkit serve judge --model {judge.model or 'MODEL'} --gpus N"
+    message = f"{name} on GPUs beside these, started before the training ({command})"
+    shape = shape_named(judge.model) if judge.model else None
+    if shape is None:
+        return [_ok("judge", message)]
+    weights = 2 * shape.parameters
+    message += f"; its weights are {_gib(weights)} of a GPU's {_gib(gpu_memory)}"
+    if weights <= FULL_JUDGE * gpu_memory:
+        return [_ok("judge", message)]
+    return [Finding("", "judge", Level.WARN, message, "give every server two GPUs: --per-server 2")]
 
 
 def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | None) -> list[Finding]:

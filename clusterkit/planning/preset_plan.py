@@ -143,6 +143,7 @@ def plan_preset(
         *checks.check_tokens(config, shape),
         *checks.check_batch(config),
         *checks.check_memory(config, shape, int(memory_gib * GIB)),
+        *checks.check_judge(config, int(memory_gib * GIB)),
         *checks.check_disk(config, shape, step),
         *checks.check_saves(config, step),
         *checks.check_hours(config, resolved.task, step),

@@ -74,6 +74,8 @@ SHAPES = {
     "deepseek-r1-distill-qwen-1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=False, context=131072),
     "deepseek-r1-distill-qwen-7b": _qwen2(28, 3584, 28, 4, 18944, tied=False, context=131072),
     "deepseek-r1-distill-qwen-32b": _qwen2(64, 5120, 40, 8, 27648, tied=False, context=131072),
+    "qwen3-14b": ModelShape(40, 5120, 40, 8, 128, 17408, 151936, tied=False, context=40960, head_norm=True),
+    "qwen3-32b": ModelShape(64, 5120, 64, 8, 128, 25600, 151936, tied=False, context=40960, head_norm=True),
     "qwen3-4b": ModelShape(36, 2560, 32, 8, 128, 9728, 151936, tied=True, context=40960, head_norm=True),
 }
 """By the last part of the repository's name, in small letters; from each model's config.json."""
@@ -95,8 +97,13 @@ def shape_of(config: RunConfig) -> ModelShape | None:
             tied=True,
             context=tiny.max_position_embeddings,
         )
-    name = config.model.path.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
-    return _read(Path(config.model.path).expanduser() / "config.json") or SHAPES.get(_ALIASES.get(name, name))
+    return shape_named(config.model.path)
+
+
+def shape_named(path: str) -> ModelShape | None:
+    """The shape of a model by its folder or repository; None where neither is known."""
+    name = path.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
+    return _read(Path(path).expanduser() / "config.json") or SHAPES.get(_ALIASES.get(name, name))
 
 
 def _read(path: Path) -> ModelShape | None:

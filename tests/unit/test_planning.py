@@ -284,6 +284,21 @@ def test_hosts_and_space_of_a_preset_come_from_its_values() -> None:
     assert needs["7B_n4"].data_space == (2 + 2 * 12 + 5 * 2) * 7_615_616_512
 
 
+@pytest.mark.parametrize(
+    ("preset", "settings", "level", "words"),
+    [
+        ("memalpha-4B", (), Level.OK, "Qwen/Qwen3-14B on GPUs beside these"),
+        ("memalpha-4B", ("judge.url=http://10.0.0.5:1",), Level.OK, "asked at http://10.0.0.5:1"),
+        ("memalpha-4B_n4", (), Level.WARN, "weights are 61 GiB of a GPU's 80 GiB"),
+    ],
+)
+def test_the_judge_is_planned_beside_the_run(preset: str, settings: tuple[str, ...], level: Level, words: str) -> None:
+    (found,) = (finding for finding in plan_preset(preset, None, settings).findings if finding.check == "judge")
+    assert found.level is level
+    assert words in found.message
+    assert not [one for one in plan_preset("memalpha-tiny").findings if one.check == "judge"]
+
+
 @pytest.mark.parametrize(("preset", "task"), [("tiny", "recall"), ("135M_cpu", "hotpotqa")])
 def test_what_the_embedded_engine_trains_may_start(preset: str, task: str) -> None:
     require_runnable(resolve(preset, task).config)
