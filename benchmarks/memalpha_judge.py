@@ -3,10 +3,11 @@
     python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--minutes 15] [--engine sglang|vllm] [--device cuda|cpu]
 
 On a GPU the agent is MODEL (SmolLM2-135M-Instruct, say) on a server that takes turns with the trainer on GPU 0, and the
-judge is MODEL on a server beside them (`--staleness N`: the trainer has a second GPU); on a CPU the agent is the tiny model and MODEL is the judge alone. Texts are
-generated. Prints one JSON object a step as it ends and one at the end: the time split of all steps, and the judge's
-share: seconds in which the trainer waited for nothing but scores (`judge_wait_s`), over the seconds of the steps; the
-limit that it is held against is 0.1. After `--minutes` it ends all the same, with the steps that there are.
+judge is MODEL on a server beside them (`--staleness N`: the trainer has a second GPU); on a CPU the agent is the tiny
+model and MODEL is the judge alone. Texts are generated. Prints one JSON object a step as it ends and one at the end:
+the time split of all steps, and the judge's share: seconds in which the trainer waited for nothing but scores
+(`judge_wait_s`), over the seconds of the steps; the limit that it is held against is 0.1. After `--minutes` it ends all
+the same, with the steps that there are.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ import httpx
 import psutil
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
-from vllmserver import START_SECONDS, vllm_python
+from vllmserver import START_SECONDS, random_qwen2, vllm_python
 
 from tests.realparts import require
 from trainer.engines.process import free_port
+from trainer.judge.registry import judge_urls, judges_folder
 from trainer.serving import registry
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -35,6 +36,7 @@ def environment() -> Iterator[dict[str, str]]:
     folder, port = Path(tempfile.mkdtemp(prefix="ck-ray-")), free_port()  # Ray's sockets want a short path
     found = {**ENVIRONMENT, "RAY_ADDRESS": f"{NODES[0]}:{port}", "RAY_USAGE_STATS_ENABLED": "0"}
     found |= {"PYTHONPATH": f"{REPOSITORY}:{coin.FOLDER}", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    found["CLUSTERKIT_VLLM_PYTHON"] = vllm_python()
     starts = (
         ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-gpus=0"],
         [f"--address={found['RAY_ADDRESS']}", "--num-gpus=2"],
@@ -143,3 +145,28 @@ def test_servers_end_by_name(trial: Trial, environment: dict[str, str]) -> None:
     unknown = servers(trial, environment, "stop", "server-9")
     assert unknown.returncode == 2
     assert "the run has no server server-9" in unknown.stderr
+
+
+def test_judge_servers_are_placed_once_registered_and_ended(tmp_path: Path, environment: dict[str, str]) -> None:
+    random_qwen2(1).save_pretrained(tmp_path / "judge")
+    folder = judges_folder(tmp_path, "me", "judged", "run1")
+
+    def judges(action: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        options = {"fileroot": tmp_path, "user": "me", "experiment": "judged", "trial": "run1"}
+        options |= {"model": tmp_path / "judge", "engine": "vllm", "flags": "--dtype float32 --enforce-eager"} | changes
+        argv = [sys.executable, "-m", "trainer.launch.ray_judges", action, *(f"--{k}={v}" for k, v in options.items())]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+    for _ in range(2):  # the second time it is there
+        started = judges("start")
+        assert (started.returncode, started.stdout) == (0, "starting: judge-0\n"), started.stderr
+    wait_for(lambda: judge_urls(folder))
+    (one,) = registry.read(folder)
+    assert (one.state, one.starts) == ("ready", 1)
+    other = judges("start", model=str(tmp_path / "another"))
+    assert other.returncode == 2
+    assert "serves judge for this run already" in other.stderr
+    ended = judges("stop")
+    assert (ended.returncode, ended.stdout) == (0, "ended: judge-0\n"), ended.stderr
+    assert registry.read(folder) == []
+    wait_for(lambda: not registry.process_runs(one.pid))
