@@ -160,7 +160,7 @@ def test_judge_servers_are_placed_once_registered_and_ended(tmp_path: Path, envi
     for _ in range(2):  # the second time it is there
         started = judges("start")
         assert (started.returncode, started.stdout) == (0, "starting: judge-0\n"), started.stderr
-    wait_for(lambda: judge_urls(folder))
+    wait_for(lambda: judge_urls(folder), START_SECONDS)
     (one,) = registry.read(folder)
     assert (one.state, one.starts) == ("ready", 1)
     other = judges("start", model=str(tmp_path / "another"))
