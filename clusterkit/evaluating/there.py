@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,14 @@ from clusterkit.node_assets.model import NodeAsset, Origin, needed
 from clusterkit.node_assets.provide import provide
 from clusterkit.node_assets.view import look, wrong
 from clusterkit.rundir import RunDirectory, user_name
+from clusterkit.serving import there
 from clusterkit.steps.api import Refused
 from evaluation.config import EvalConfig
 from evaluation.suites import PROBLEMS
 from evaluation.suites.problems import places_of
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.judge.registry import registry_file
+from trainer.judge.registry import judges_folder, urls_of
 
 Say = Callable[[str], None]
 _NEEDS_HOTPOTQA = ("ruler_hqa", "ruler_qa")
@@ -210,11 +210,7 @@ async def _settings(head: Head, model: str) -> RunConfig | None:
 
 async def _judge(head: Head, run: RunDirectory) -> str:
     """Addresses of the servers that answer for a run there, with commas; empty without any."""
-    path = registry_file(run.fileroot, run.user, run.experiment, run.trial)
-    try:
-        return ",".join(map(str, json.loads(await read_from(head.session, path, 0))["urls"]))
-    except (ValueError, KeyError, TypeError):
-        return ""
+    return ",".join(urls_of(await there(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial))))
 
 
 async def _data(head: Head, name: str, data_path: str, output: str, bring: _Bringer) -> str:

@@ -9,9 +9,11 @@ looks at its start, and again while it waits for servers that are gone, so that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.serving import registry
+from trainer.serving.registry import Registration
 
 HOST_MODULE = "trainer.judge.serve"
 """What `python -m` runs as the host of judge servers."""
@@ -23,5 +25,10 @@ def judges_folder(fileroot: str | Path, user: str, experiment: str, trial: str) 
 
 
 def judge_urls(folder: Path) -> list[str]:
+    """Addresses of those in a folder that answer."""
+    return urls_of(registry.read(folder))
+
+
+def urls_of(servers: Sequence[Registration]) -> list[str]:
     """Addresses of those that answer."""
-    return [one.url for one in registry.read(folder) if one.state == "ready" and one.url]
+    return [one.url for one in servers if one.state == "ready" and one.url]

@@ -46,6 +46,7 @@ class MemAlphaReward:
         finally:
             answers.cancel()
             verdicts.cancel()
+            await asyncio.gather(answers, verdicts, return_exceptions=True)  # those that are given up end, too
         trajectory.details["questions"] = answered
         trajectory.details["source"] = source
         scores = [one["score"] for one in answered if one["score"] is not None]
