@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memory_step import ROOT, SHAPES, Coin, settings, write_model
+from memory_step import SHAPES, Coin, settings, write_model
 from sglang_engine import exchange
 
 from trainer.agents import make_agent
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--flags", default="", help="more options for the server")
-    parser.add_argument("--log", type=Path, default=ROOT / "rollout-server.log")
+    parser.add_argument("--log", type=Path, default=Path("rollout-server.log"))
     given = parser.parse_args()
     given.steps, given.colocated = 1, False
     deadline = time.perf_counter() + given.seconds
