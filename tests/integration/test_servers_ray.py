@@ -99,11 +99,12 @@ PLACED = """
 import json, sys
 from pathlib import Path
 import ray
-from trainer.__main__ import load_config
+from trainer.config import RunConfig
+from trainer.configfile import read_config
 from trainer.launch.ray import RankHost
 from trainer.launch.ray_servers import RayServers, namespace_of
 
-config = load_config(Path(sys.argv[1]))
+config = read_config(Path(sys.argv[1]), RunConfig)
 ray.init(address="auto", namespace=namespace_of(config), log_to_driver=False)
 ranks = [ray.remote(RankHost).options(num_gpus=1).remote(rank) for rank in range(2)]
 gpus = ray.get([rank.gpus.remote() for rank in ranks])
