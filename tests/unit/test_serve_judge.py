@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from clusterkit.cli.serve import app
 from trainer.errors import UserError
+from trainer.judge.options import require_model
 from trainer.judge.places import gpu_groups
-from trainer.judge.serve import require_model
 from trainer.serving import registry
 
 

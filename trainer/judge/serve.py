@@ -11,48 +11,18 @@ import asyncio
 import logging
 import os
 import sys
-from pathlib import Path
 
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
+from trainer.judge.options import RESTARTS, parser, require_model
 from trainer.judge.places import gpu_groups
-from trainer.judge.registry import HOST_MODULE, judges_folder
+from trainer.judge.registry import judges_folder
 from trainer.serving import registry
 from trainer.serving.host import ServerHost, keep
 from trainer.serving.keeper import clear_dead
 from trainer.serving.tied import end_with_input
 
-RESTARTS = 5
 PYTHON_VARIABLES = {"sglang": "CLUSTERKIT_SGLANG_PYTHON", "vllm": "CLUSTERKIT_VLLM_PYTHON"}
-
-
-def require_model(folder: Path, model: Path) -> None:
-    """Refuse a second model beside one that is served already. Raises UserError."""
-    for one in registry.read(folder):
-        if one.model and one.state != "ended" and Path(one.model).name != model.name:
-            raise UserError(
-                f"{one.name} on {one.node} serves {Path(one.model).name} for this run already, and all judges of a run "
-                f"have one model: end it first (clusterkit serve judge --stop), or serve that one"
-            )
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options; of a host of servers on one machine, and of what places such hosts on a cluster."""
-    made = argparse.ArgumentParser(prog=f"python -m {HOST_MODULE}", description=__doc__)
-    made.add_argument("--model", type=Path, required=True, help="folder of the model")
-    made.add_argument("--fileroot", required=True)
-    made.add_argument("--user", required=True)
-    made.add_argument("--experiment", required=True)
-    made.add_argument("--trial", required=True)
-    made.add_argument("--name", default="", help="of the server, where it is one; left out: the next free ones")
-    made.add_argument("--gpus", default="", help="how many, or which, with commas; empty: the CPU")
-    made.add_argument("--per-server", type=int, default=1, help="GPUs of one server")
-    made.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
-    made.add_argument("--address", default="127.0.0.1", help="the address to listen on")
-    made.add_argument("--context-length", type=int, default=0)
-    made.add_argument("--flags", default="", help="more options of the server's own, with blanks between them")
-    made.add_argument("--tied", action="store_true", help="end with standard input")
-    return made
 
 
 def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
@@ -87,7 +57,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    arguments = parser().parse_args()
+    arguments = parser(__doc__ or "").parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.judge.options import RESTARTS, parser, require_model
 from trainer.judge.places import gpu_groups
 from trainer.judge.registry import HOST_MODULE, judges_folder
-from trainer.judge.serve import RESTARTS, parser, require_model
 from trainer.launch.ray_servers import await_place, end_actor, find_actor, forget_dead, make_actor, namespace
 from trainer.serving import registry
 
@@ -77,7 +77,7 @@ def main() -> int:
     """Entry point; returns the exit code. The last line printed is what became of it."""
     import ray  # noqa: PLC0415
 
-    options = parser()
+    options = parser(__doc__ or "")
     options.prog = "python -m trainer.launch.ray_judges"
     options.add_argument("action", choices=("start", "stop"))
     arguments = options.parse_args()
