@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import httpx
 
 HTTP_SECONDS = 30.0
+READ_AGAIN_SECONDS = (0.5, 1.5)
+"""Waits before what changes nothing is asked once more."""
 ALIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended; the others are STOPPED, SUCCEEDED and FAILED."""
 DUPLICATE = "already exists"
@@ -124,11 +128,21 @@ class RayJobs:
         """All that the job's entry point has printed."""
         return str((await self._ask("GET", f"{_path(submission_id)}/logs"))["logs"])
 
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        """Ask once; a question that changes nothing some times more, as a busy head drops connections."""
+        import httpx  # noqa: PLC0415
+
+        for wait in READ_AGAIN_SECONDS if method == "GET" else ():
+            with contextlib.suppress(httpx.TransportError):
+                return await self._client.request(method, path, json=body)
+            await asyncio.sleep(wait)
+        return await self._client.request(method, path, json=body)
+
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         import httpx  # noqa: PLC0415
 
         try:
-            answer = await self._client.request(method, path, json=body)
+            answer = await self._request(method, path, body)
         except httpx.HTTPError as error:
             raise RunError(
                 f"{self._head}: Ray's job API does not answer ({type(error).__name__}: {error}): "
