@@ -115,7 +115,7 @@ with RayServers(config, Path(sys.argv[2]), lambda: False, gpus):
 
 
 def test_servers_that_share_the_ranks_gpus_run_on_them(environment: dict[str, str], trial: Trial) -> None:
-    shared = Trial(Path(trial.config.fileroot), Path(trial.config.cache_dir), **coin.SETTINGS)
+    shared = Trial(Path(trial.config.fileroot).with_name("shared"), Path(trial.config.cache_dir), **coin.SETTINGS)
     settings = {"mode": "ray", "trial_name": "shared", "servers.python": vllm_python(), "n_gpus_per_node": 2}
     settings |= {"allocation_mode": "vllm:d2|fsdp:d2", "servers.shutdown_on_exit": True, "train.ranks": 2}
     shared.change(**settings)
