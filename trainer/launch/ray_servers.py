@@ -96,9 +96,9 @@ class HostActor:
         # By number among those that this process sees.
         gpus = tuple(range(len(shared or ray.get_gpu_ids())))
         whole = placed(command, gpus, str(ray.util.get_node_ip_address()))
-        log = Path(folder) / f"{name}.host.log"
+        printed = Path(folder) / f"{name}.host.log"
         self._name = name
-        self._keeper = HostKeeper(Path(folder), restarts, lambda _: start_host(whole, log, tied=True))
+        self._keeper = HostKeeper(Path(folder), restarts, lambda _: start_host(whole, printed, tied=True))
         self._keeper.keep(name)
         self._keeper.watch()
 
