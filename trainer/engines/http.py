@@ -142,7 +142,7 @@ class ServerPool:
 
     def fates(self) -> str:
         """What became of the servers, in words."""
-        return "; ".join(f"{s.name}: {s.problem or 'in use'}" for s in self.servers) or "none was started"
+        return "; ".join(f"{s.name}: {s.problem or 'in use'}" for s in self.servers) or "none is there"
 
     async def enough(self) -> bool:
         """Return once there are enough servers (True), or when patience has ended (whether there are)."""

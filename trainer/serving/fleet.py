@@ -88,7 +88,6 @@ class Fleet:
             if now is None or now.started != started or server.problem:
                 del self._joined[name]
                 if not server.problem:
-                    log.info("engine server %s leaves", name)
                     await self.engine.leave(server)
                 self._last[name] = server.problem
         fresh = [one for one in there.values() if one.name not in self._joined and self._may_join(one)]
@@ -122,11 +121,11 @@ class Fleet:
 
     def missing(self, found: list[Registration]) -> str:
         """What became of the servers that are waited for, and what to do."""
-        known = {one.name: f"{one.name} on {one.node}: {self._fate(one)}" for one in found}
-        gone = {name: f"{name}: {why}" for name, why in self._last.items() if name not in known}
-        fates = "; ".join((known | gone).values()) or "none was started"
+        fates = {name: f"{name}: {why}" for name, why in self._last.items()}
+        fates |= {one.name: f"{one.name} on {one.node}: {self._fate(one)}" for one in found}
+        told = "; ".join(fates[name] for name in sorted(fates)) or "none was started"
         return (
-            f"{self.usable()} of {self.required} engine servers answer ({fates}). Their logs are in {self.folder}; "
+            f"{self.usable()} of {self.required} engine servers answer ({told}). Their logs are in {self.folder}; "
             "correct what they name and start the same command again, or lower servers.min_required"
         )
 
