@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from builders import byte_tokenizer
 
+from clusterkit.evaluating.request import default_names
+from clusterkit.resolve import resolve
 from evaluation.methods import best_paragraphs, document_of
 from evaluation.suites import NAMES, Finder
 from evaluation.suites.hqa import build_items
@@ -224,3 +226,16 @@ def test_the_data_files_are_read_as_their_schemas_say(shared_data: Path) -> None
     truths = [task.answers[0] for task in finder.suite("math_500").load(count_words)]
     assert truths == [row["answer"].strip() for row in rows]
     assert all(task.answers[0].isdigit() for task in finder.suite("aime24").load(count_words))
+
+
+@pytest.mark.parametrize(
+    ("preset", "names"),
+    [("tiny", ["recall"]), ("memalpha-tiny", ["facts"]), ("memalpha-4B", ["memalpha"]), ("135M_cpu", ["ruler_hqa@6"])],
+)
+def test_without_names_a_run_is_asked_its_own_task(preset: str, names: list[str]) -> None:
+    assert default_names(resolve(preset).config) == names
+
+
+def test_a_task_without_a_suite_asks_for_names() -> None:
+    with pytest.raises(UserError, match="add --data-names"):
+        default_names(resolve("7B_n4").config)
