@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from clusterkit.raycluster.ports import Ports
@@ -23,6 +23,9 @@ READ_AGAIN_SECONDS = (0.5, 1.5)
 ALIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended; the others are STOPPED, SUCCEEDED and FAILED."""
 DUPLICATE = "already exists"
+DUPLICATE_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,21 @@ class Job:
 
 class DuplicateJobError(RunError):
     """Somebody has submitted a job of that ID at the same time."""
+
+
+async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) -> T:
+    """What `attempt` returns, which attaches to a job or submits one; again when somebody else was faster.
+
+    Raises:
+        RunError: with `refused`, after three tries.
+
+    """
+    for _ in range(3):
+        try:
+            return await attempt()
+        except DuplicateJobError:
+            await asyncio.sleep(DUPLICATE_SECONDS)  # somebody has submitted it at this very moment: attach to theirs
+    raise RunError(refused)
 
 
 class _Forwarding(Session, Protocol):

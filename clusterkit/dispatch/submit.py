@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.diagnose.applied import with_applied
-from clusterkit.dispatch.jobs import DuplicateJobError, Job, RayJobs, jobs_of
+from clusterkit.dispatch.jobs import Job, RayJobs, jobs_of, submit_or_attach
 from clusterkit.dispatch.storage import cache_of, fetch_records, fileroot_of, put_code, put_config
 from clusterkit.hosts.model import Cluster
 from clusterkit.nodecode import content_of
@@ -119,12 +119,10 @@ async def dispatch(
 
     """
     async with jobs_of(head, token, ports) as jobs:
-        for _ in range(3):
-            try:
-                return await _dispatch(head, order, jobs, say)
-            except DuplicateJobError:
-                await asyncio.sleep(POLL_SECONDS)  # somebody has submitted it at this very moment: attach to theirs
-        raise RunError(f"{head.host.name}: others keep submitting the same run; look with clusterkit ray-status")
+        return await submit_or_attach(
+            lambda: _dispatch(head, order, jobs, say),
+            f"{head.host.name}: others keep submitting the same run; look with clusterkit ray-status",
+        )
 
 
 async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[str], None]) -> Dispatched:

@@ -19,7 +19,7 @@ import yaml
 from clusterkit.dispatch.files import said
 from clusterkit.dispatch.follow import watch_job
 from clusterkit.dispatch.head import Head, head_of
-from clusterkit.dispatch.jobs import DuplicateJobError, Job, RayJobs
+from clusterkit.dispatch.jobs import Job, RayJobs, submit_or_attach
 from clusterkit.dispatch.storage import fetch_folders, put_code, read_from
 from clusterkit.evaluating.process import Finished, Told
 from clusterkit.launch import disk_errors
@@ -64,12 +64,10 @@ async def submit(head: Head, config: EvalConfig, say: Say) -> Asked:
 
     """
     async with head.jobs() as jobs:
-        for _ in range(3):
-            try:
-                return await _submit(head, config, jobs, say)
-            except DuplicateJobError:
-                await asyncio.sleep(POLL_SECONDS)  # somebody has submitted it at this very moment: attach to theirs
-        raise RunError(f"others keep submitting the same evaluation; look with clusterkit jobs {_named(head)}")
+        return await submit_or_attach(
+            lambda: _submit(head, config, jobs, say),
+            f"others keep submitting the same evaluation; look with clusterkit jobs {_named(head)}",
+        )
 
 
 async def _submit(head: Head, config: EvalConfig, jobs: RayJobs, say: Say) -> Asked:
