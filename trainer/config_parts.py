@@ -83,7 +83,7 @@ class ModelConfig(Section):
 
 TASKS = ("recall", "needles", "hotpotqa", "math", "sft", "facts", "memalpha")
 AGENTS = ("memagent", "single_turn", "memalpha")
-REWARDS = ("boxed", "found", "math", "memalpha")
+REWARDS = ("boxed", "f1", "found", "math", "memalpha")
 
 
 class TaskConfig(Section):
@@ -219,8 +219,10 @@ class RewardConfig(Section):
     """How an answer is scored."""
 
     name: str = "boxed"
-    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. found: 1 where a gold answer stands
-    anywhere in the answer, as RULER counts. math: the final answer compared as a value, scaled by task.reward_scale.
+    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. f1: words that answer and gold answer
+    share, 0 to 1, after SQuAD's normalisation, of the whole answer where none is marked: for models too small to keep a
+    format. found: 1 where a gold answer stands anywhere in the answer, as RULER counts. math: the final answer compared
+    as a value, scaled by task.reward_scale.
     memalpha: questions answered from the memory (r1), calls that worked (r2), compression (r3), entries worth keeping
     (r4). Or `module:Class` for one of your own (docs/custom.md)."""
     beta: Annotated[float, Field(ge=0)] = 0.05

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from trainer import custom
 from trainer.config import RunConfig
 from trainer.judge.reader import Reader
 from trainer.rewards.boxed import boxed_reward
+from trainer.rewards.qa import extract_answer, f1
 from trainer.types import Task, Trajectory
 
 
@@ -28,6 +29,15 @@ class Boxed:
         return boxed_reward(trajectory.answer_text, task.answers)
 
 
+class SharedWords:
+    """SQuAD's F1, 0 to 1, of the marked answer, or of the whole response where none is marked."""
+
+    def score(self, task: Task, trajectory: Trajectory) -> float:
+        """See `trainer.rewards.qa.f1`."""
+        text = trajectory.answer_text
+        return f1(extract_answer(text) or text, task.answers)
+
+
 class Found:
     """1.0 where a gold answer stands anywhere in the answer, in letters of either case, else 0.0: RULER's measure."""
 
@@ -37,13 +47,17 @@ class Found:
         return float(any(answer.lower() in text for answer in task.answers))
 
 
+PLAIN: dict[str, Callable[[], Reward]] = {"boxed": Boxed, "f1": SharedWords, "found": Found}
+"""Rewards that need no settings, by name."""
+
+
 def make_reward(config: RunConfig) -> Reward:
     """The reward that a configuration names. Raises UserError for one that cannot be made."""
     if custom.is_custom(config.reward.name):
         reward: Reward = custom.make("reward.name", config.reward.name, config.code_dir, config.reward)
         return reward
-    if config.reward.name == "found":
-        return Found()
+    if config.reward.name in PLAIN:
+        return PLAIN[config.reward.name]()
     if config.reward.name == "math":
         from trainer.rewards.math import MathReward  # noqa: PLC0415 (a package of its own)
 
@@ -52,7 +66,7 @@ def make_reward(config: RunConfig) -> Reward:
         from trainer.rewards.memalpha import MemAlphaReward  # noqa: PLC0415 (a client of servers)
 
         return MemAlphaReward(config.reward, make_reader(config))
-    return Boxed()
+    raise AssertionError("config was not validated")
 
 
 def reward_counts(reward: Reward) -> dict[str, float]:
