@@ -10,8 +10,9 @@ Tells every figure on stderr as it is measured, and prints one JSON object at th
   one model load for the greedy pass and for each of --loads - 1 seeds. `ratio`: serial over stream, in wall time.
 * `bare`: the stream's own prompts through plain sockets to a server that runs already, no record and no grading (SGLang
   only); `tokens_ratio`: tokens/s of the stream while it sampled, over those of `bare`.
-* `hqa`: seconds per document token at each number of documents, of all questions together, by the memory agent;
-  `spread`: the largest over the smallest.
+* `hqa`: seconds per document token at each number of documents, of all questions together, by the memory agent, each
+  number by an evaluation of its own, all of one running server (the embedded engine is loaded each time); `spread`:
+  the largest over the smallest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +51,10 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=9)
     parser.add_argument("--new", type=int, default=512, help="longest response to a problem, in tokens")
     parser.add_argument("--documents", default="50,100,200,400,800,1600")
-    parser.add_argument("--hqa-questions", type=int, default=16)
-    parser.add_argument("--chunk", type=int, default=5000, help="agent.chunk_tokens of hqa")
+    parser.add_argument("--hqa-questions", type=int, default=64)
+    parser.add_argument("--chunk", type=int, default=1000, help="agent.chunk_tokens of hqa")
+    parser.add_argument("--memory", type=int, default=128, help="agent.max_memory_tokens of hqa")
+    parser.add_argument("--final", type=int, default=32, help="agent.max_final_tokens of hqa")
     parser.add_argument("--device", default="", help="cpu: hide the GPUs")
     given = parser.parse_args()
     from trainer.assets import resolve_model  # noqa: PLC0415 (after --help)
@@ -71,7 +76,7 @@ def main() -> None:
             found["tokens_ratio"] = round(found["stream"]["tokens_per_s"] / found["bare"]["tokens_per_s"], 3)
             tell("stream over bare, tokens/s (0.95 is wanted)", found["tokens_ratio"])
         if "hqa" in parts:
-            found["hqa"] = hqa(given, work)
+            found["hqa"] = asyncio.run(hqa(given, work))
             each = [row["us_per_document_token"] for row in found["hqa"].values()]
             found["spread"] = round(max(each) / min(each), 3)
             tell("spread of the time per document token (1.1 is wanted)", found["spread"])
@@ -152,12 +157,9 @@ async def bare(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The stream's prompts and sampling through plain sockets, as many at a time."""
     from sglang_engine import exchange  # noqa: PLC0415 (of the script beside this one)
 
-    from trainer.engines.launching import launch  # noqa: PLC0415
-    from trainer.engines.options import ServerOptions  # noqa: PLC0415
     from trainer.train.model import load_tokenizer  # noqa: PLC0415
 
-    model = Path(given.model)
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(Path(given.model))
     bodies = []
     for path in sorted((work / "stream").glob("records/*/questions.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -167,28 +169,56 @@ async def bare(given: argparse.Namespace, work: Path) -> dict[str, Any]:
                 sampling |= {"max_new_tokens": given.new, "stop_token_ids": [tokenizer.eos_token_id]}
                 bodies.append({"input_ids": ids, "sampling_params": sampling, "return_logprob": True})
     sent = [json.dumps({**body, "logprob_start_len": -1}).encode() for body in bodies]
-    options = ServerOptions(model, work / "bare.log", flags=tuple(shlex.split(given.flags)))
-    server, process = await launch("sglang", options)
-    try:
-        host, _, port = server.url.removeprefix("http://").partition(":")
+    async with running_server(given, work / "bare.log") as url:
+        host, _, port = url.removeprefix("http://").partition(":")
         gate = asyncio.Semaphore(256)
 
         async def ask(body: bytes) -> int:
             async with gate:
-                answer = json.loads(await exchange(host, int(port), body))
+                answer = json.loads(await exchange(host, int(port), "/generate", body))
             return len(answer["meta_info"]["output_token_logprobs"])
 
         await asyncio.gather(*map(ask, sent[:64]))  # warm-up
         began = time.perf_counter()
         tokens = sum(await asyncio.gather(*map(ask, sent)))
         seconds = time.perf_counter() - began
-    finally:
-        await process.stop()
     return {"seconds": round(seconds, 2), "answers": len(sent), "tokens_per_s": round(tokens / seconds, 1)}
 
 
-def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
+@asynccontextmanager
+async def running_server(given: argparse.Namespace, log: Path) -> AsyncIterator[str]:
+    """The address of a server of the model, ended afterwards."""
+    from trainer.engines.launching import launch  # noqa: PLC0415
+    from trainer.engines.options import ServerOptions  # noqa: PLC0415
+
+    flags = tuple(shlex.split(given.flags))
+    python = os.environ.get("CLUSTERKIT_VLLM_PYTHON", "") if given.engine == "vllm" else ""
+    gpus = () if given.device == "cpu" else (0,)
+    options = ServerOptions(Path(given.model), log, gpus=gpus, flags=flags, python=python or sys.executable)
+    server, process = await launch(given.engine, options)
+    try:
+        yield server.url
+    finally:
+        await process.stop()
+
+
+async def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The memory agent over documents of growing length."""
+    if given.engine == "embedded":
+        return lengths(given, work, {})
+    async with running_server(given, work / "hqa.log") as url:
+        served = {"server": {"engine": "openai", "url": url}}
+        warm = {"data_names": ["ruler_hqa@50"], "num_questions": given.hqa_questions, "agent": agent(given)}
+        await asyncio.to_thread(one, given, work / "hqa-warm", served | warm)
+        return await asyncio.to_thread(lengths, given, work, served)
+
+
+def agent(given: argparse.Namespace) -> dict[str, Any]:
+    return {"chunk_tokens": given.chunk, "max_memory_tokens": given.memory, "max_final_tokens": given.final}
+
+
+def lengths(given: argparse.Namespace, work: Path, served: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation for each number of documents. served: what of the settings names the running server."""
     from evaluation.suites import Finder  # noqa: PLC0415
     from trainer.train.model import load_tokenizer  # noqa: PLC0415
 
@@ -199,15 +229,16 @@ def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
 
     found = {}
     for count in map(int, given.documents.split(",")):
-        agent = {"chunk_tokens": given.chunk, "max_memory_tokens": 256, "max_final_tokens": 128}
-        changes = {"data_names": [f"ruler_hqa@{count}"], "num_questions": given.hqa_questions, "agent": agent}
-        run = one(given, work / f"hqa-{count}", changes)
+        asked = {"data_names": [f"ruler_hqa@{count}"], "num_questions": given.hqa_questions, "agent": agent(given)}
+        run = one(given, work / f"hqa-{count}", served | asked)
         tasks = Finder(given.data_path, limit=given.hqa_questions).suite(f"ruler_hqa@{count}").load(tokens)
         document = sum(tokens(task.context) for task in tasks)
         found[str(count)] = {
             "sampling_s": run["sampling_s"],
             "document_tokens": document,
+            "sampled_tokens": run["sampled_tokens"],
             "us_per_document_token": round(1e6 * run["sampling_s"] / document, 2),
+            "scores": run["scores"],
         }
         tell(f"hqa, {count} documents", found[str(count)])
     return found

@@ -73,6 +73,7 @@ VARIANTS = {
     "eager, full": (False, "full"),
 }
 LOSS_SHARE = 0.1
+ALIKE = ("shape", "variant", "micro_batches")
 
 
 @dataclass(frozen=True)
@@ -259,12 +260,22 @@ def show(result: dict[str, Any], peaks: dict[str, float]) -> None:
         print(json.dumps({name: result[name] for name in names}), flush=True)
 
 
+def compare(results: list[dict[str, Any]]) -> None:
+    """Add, and print, how the tokens/s of each GPU among several compare with those of one alone."""
+    alone = {tuple(r[name] for name in ALIKE): r["tokens_per_s"] for r in results if r["gpus"] == 1}
+    for result in results:
+        single = alone.get(tuple(result[name] for name in ALIKE))
+        if result["gpus"] > 1 and single and "scaling" not in result:
+            result["scaling"] = round(result["tokens_per_s"] / result["gpus"] / single, 4)
+            print(f"  {result['gpus']} GPUs: {result['scaling']:.3f} of one GPU's tokens/s each", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1.5B", "135M"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["compiled", "eager", "eager, full"])
-    parser.add_argument("--gpus", nargs="+", type=int, default=[1], help="numbers of ranks to compare, 1 first")
+    parser.add_argument("--gpus", nargs="+", type=int, default=[1], help="numbers of ranks to compare")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
     parser.add_argument("--row", type=int, default=4096, help="tokens of a conversation")
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 4], help="micro-batches of a step")
@@ -281,7 +292,6 @@ def main() -> int:
         peaks = {f"the data sheet's {sheet / 1e12:.5g} TFLOP/s (MFU)": sheet, **peaks}
         torch.cuda.empty_cache()
     results: list[dict[str, Any]] = []
-    single: dict[tuple[str, str, int], float] = {}
     for shape in a.shape:
         for variant in a.variants:
             # Variants with four micro-batches, and several GPUs, only for the first: the others compare one thing.
@@ -293,13 +303,8 @@ def main() -> int:
                         print(f"{shape}, {variant}, {gpus} GPU(s): {result['error']}", flush=True)
                         continue
                     show(result, peaks)
-                    key = (shape, variant, count)
-                    if gpus == 1:
-                        single[key] = result["tokens_per_s"]
-                    elif key in single:
-                        result["scaling"] = round(result["tokens_per_s"] / gpus / single[key], 4)
-                        print(f"  {gpus} GPUs: {result['scaling']:.3f} of one GPU's tokens/s each", flush=True)
                     results.append(result)
+                    compare(results)
                     if a.json:
                         a.json.write_text(json.dumps({"device": name, "peaks": peaks, "results": results}, indent=1))
     return 0 if results else 1
