@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from trainer import closing
 from trainer.agents import make_agent
 from trainer.agents.memagent import MemAgent, check_budget, check_window
@@ -30,11 +28,9 @@ from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
-from trainer.train.logprobs import PolicyModel
-from trainer.train.memory import put_on_device
-from trainer.train.model import context_window, copy_in, load_lm, load_tokenizer, stop_token_ids
+from trainer.train.loading import Origin
+from trainer.train.model import context_window, load_tokenizer, stop_token_ids
 from trainer.types import Group
-from trainer.weights.inprocess import sampling_copy
 
 
 class TrainingRun(SteppedRun):
@@ -58,10 +54,10 @@ class TrainingRun(SteppedRun):
         super().__init__(config, world, monitor, stop, start)
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
-        lm = put_on_device(load_lm(model_folder, config.model, torch.float32), config, world)
+        origin = Origin(model_folder, config, world)
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
-        window = context_window(lm, config.model)
+        window = context_window(origin.lm, config.model)
         if isinstance(agent, MemAgent):
             check_window(agent, window)
             check_budget(agent, config.train.max_tokens_per_mb)
@@ -69,10 +65,11 @@ class TrainingRun(SteppedRun):
             agent.check_window(window)
         self.reward = make_reward(config)
         self.course = Course.of(config, self.source.train_size)
-        replica = sampling_copy(lm, world) if config.engine == "embedded" else None
-        self.reference = PolicyModel(copy_in(lm, world.dtype)) if config.algorithm.kl_coef > 0 else None
-        stop_ids = stop_token_ids(lm, self.tokenizer)
-        self.learner = Learner(lm, config, world, self.course.total_steps * config.train.minibatches)
+        replica = origin.replica() if config.engine == "embedded" else None
+        self.reference = origin.reference() if config.algorithm.kl_coef > 0 else None
+        stop_ids = stop_token_ids(origin.lm, self.tokenizer)
+        steps = self.course.total_steps * config.train.minibatches
+        self.learner = Learner(origin.lm, config, world, steps, origin.weights)
         parts = SamplerParts(
             config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
             window=min(window, config.train.max_tokens_per_mb),

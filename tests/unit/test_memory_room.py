@@ -1,45 +1,96 @@
-"""Whether a model's training fits into GPUs; the numbers stand for GPUs that are not there."""
+"""Whether a model's training fits into GPUs; models have their real shapes and no weights, and the numbers stand for
+GPUs that are not there.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from builders import small_config
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.errors import RunError, UserError
-from trainer.train.memory import out_of_memory, room_problem
+from trainer.train.memory import Footprint, out_of_memory, room_problem
 
 GIB = 1 << 30
+# Qwen2.5 of 1.5, 7 and 32 billion: width, layers, heads, key/value heads, feed-forward, vocabulary, tied head
+SHAPES = {
+    "1.5B": (1536, 28, 12, 2, 8960, 151936, True),
+    "7B": (3584, 28, 28, 4, 18944, 152064, False),
+    "32B": (5120, 64, 40, 8, 27648, 152064, False),
+}
+
+
+def model(name: str) -> Any:
+    hidden, layers, heads, groups, intermediate, vocabulary, tied = SHAPES[name]
+    with torch.device("meta"):
+        return Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=vocabulary,
+                hidden_size=hidden,
+                intermediate_size=intermediate,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=groups,
+                tie_word_embeddings=tied,
+            )
+        )
+
+
+def footprint(name: str, ranks: int, tensor: int = 1, *settings: str) -> Footprint:
+    served = ("servers.engine=sglang", "mode=ray", "n_gpus_per_node=8", "allocation_mode=sglang:d4+fsdp:d4")
+    return Footprint.of(model(name), small_config(*served, "model.dtype=bfloat16", *settings), ranks, tensor)
 
 
 @pytest.mark.parametrize(
-    ("billions", "ranks", "free", "kind", "says"),
+    ("name", "ranks", "free", "kind", "says"),
     [
-        (1.5, 1, 79, None, ""),
-        (7.6, 2, 79, None, ""),
+        ("1.5B", 1, 79, None, ""),
+        ("7B", 2, 79, None, ""),
         (
-            7.6,
+            "7B",
             1,
             79,
             UserError,
-            "7.60 billion parameters on 1 GPUs takes at least 113.2 GiB of each, and of 80.0 GiB there",
+            r"7\.62 billion parameters on 1 GPUs takes at least 127\.\d GiB of each, and of 80",
         ),
-        (32.0, 8, 79, UserError, r"at least 119\.2 GiB of each"),  # every rank loads all of it
-        (1.5, 1, 12, RunError, "22.4 GiB of each, and of 80.0 GiB only 12.0 are free: end what else uses"),
+        ("32B", 4, 79, UserError, r"32\.76 billion parameters on 4 GPUs takes at least 12\d\.\d GiB of each"),
+        ("32B", 8, 79, None, ""),  # a rank loads what it keeps: 15 GiB of weights, not 122
+        ("1.5B", 1, 12, RunError, r"2\d\.\d GiB of each, and of 80\.0 GiB only 12\.0 are free: end what else uses"),
     ],
 )
 def test_what_cannot_fit_is_said_before(
-    billions: float, ranks: int, free: int, kind: type[UserError] | None, says: str
+    name: str, ranks: int, free: int, kind: type[UserError] | None, says: str
 ) -> None:
-    problem = room_problem(int(billions * 1e9), ranks, free * GIB, 80 * GIB)
+    problem = room_problem(footprint(name, ranks), free * GIB, 80 * GIB)
     assert (None if problem is None else type(problem)) is kind
     if problem is not None:
         with pytest.raises(UserError, match=says):
             raise problem
 
 
+def test_what_a_rank_holds() -> None:
+    parameters = footprint("7B", 1).parameters
+    assert parameters == 7_615_616_512
+    assert footprint("7B", 8).loaded == 4 * parameters // 8
+    # A reference is another share in bfloat16, and what samples in the trainer's process is all of the model.
+    assert footprint("7B", 8, 1, "algorithm.kl_coef=0.1").loaded == 6 * parameters // 8
+    own = small_config("model.dtype=bfloat16")
+    assert own.engine == "embedded"
+    assert Footprint.of(model("7B"), own, 8).loaded == 4 * parameters // 8 + 2 * parameters
+    # Ranks that share a layer have all of embedding and head: less is shared out.
+    assert 4 * parameters // 8 < footprint("7B", 8, 4).loaded < 4 * parameters // 2
+    # Beside its share, a step needs embedding, head and a layer whole, to compute with.
+    step = footprint("7B", 8)
+    assert 16 * parameters // 8 + 2 * 1_090_000_000 < step.trained < 16 * parameters // 8 + 2 * 1_400_000_000
+
+
 def test_a_server_that_gives_its_memory_away_is_not_in_the_way() -> None:
-    assert room_problem(1_500_000_000, 1, 12 * GIB, 80 * GIB, shared=True) is None
-    assert room_problem(1_500_000_000, 1, 5 * GIB, 80 * GIB, shared=True) is not None
+    one = footprint("1.5B", 1)
+    assert room_problem(one, 12 * GIB, 80 * GIB, shared=True) is None
+    assert room_problem(one, 5 * GIB, 80 * GIB, shared=True) is not None
 
 
 def test_memory_that_ran_out_is_told_in_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,23 +12,38 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 from trainer.config import ModelConfig
 from trainer.errors import UserError
+from trainer.train.loading import open_checkpoint
 from trainer.train.model import load_lm
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}
 
 
-def refused(folder: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        load_lm(folder, ModelConfig(), torch.float32)
-    return str(caught.value)
+def load_whole(folder: Path) -> None:
+    load_lm(folder, ModelConfig(), torch.float32)
 
 
-def test_another_architecture(tmp_path: Path) -> None:
+def open_for_parts(folder: Path) -> None:
+    open_checkpoint(folder, ModelConfig())
+
+
+@pytest.fixture(params=[load_whole, open_for_parts])
+def refused(request: pytest.FixtureRequest) -> Callable[[Path], str]:
+    """What is said of a folder, loaded whole as for one rank, and opened as for several."""
+
+    def said(folder: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            request.param(folder)
+        return str(caught.value)
+
+    return said
+
+
+def test_another_architecture(tmp_path: Path, refused: Callable[[Path], str]) -> None:
     BertForMaskedLM(BertConfig(**SMALL)).save_pretrained(tmp_path)
     assert "is a BertForMaskedLM, and what is trained here is a causal language model" in refused(tmp_path)
 
 
-def test_weights_that_are_missing(tmp_path: Path) -> None:
+def test_weights_that_are_missing(tmp_path: Path, refused: Callable[[Path], str]) -> None:
     LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -37,3 +53,20 @@ def test_weights_that_are_missing(tmp_path: Path) -> None:
     )
     file.unlink()
     assert "cannot be loaded as a causal language model" in refused(tmp_path)
+
+
+def test_weights_of_another_shape(tmp_path: Path, refused: Callable[[Path], str]) -> None:
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 32', '"intermediate_size": 48'))
+    assert (
+        "model.layers.0.mlp.down_proj.weight has the shape [32, 32], and by its config.json it should have [32, 48]: "
+        "weights and config.json are of different models"
+    ) in refused(tmp_path)
+
+
+def test_a_file_that_is_no_safetensors(tmp_path: Path, refused: Callable[[Path], str]) -> None:
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"<html>" * 100)
+    assert "cannot be loaded as a causal language model: " in refused(tmp_path)

@@ -11,8 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -26,8 +24,8 @@ from trainer.sft.learner import SftLearner
 from trainer.stepped import RECENT_STEPS, Clock, SteppedRun
 from trainer.train.distributed import World
 from trainer.train.learner import StepAbandonedError
-from trainer.train.memory import put_on_device
-from trainer.train.model import context_window, load_lm, load_tokenizer
+from trainer.train.loading import Origin
+from trainer.train.model import context_window, load_tokenizer
 from trainer.types import Row
 
 BEFORE = "before.json"
@@ -51,10 +49,11 @@ class SftRun(SteppedRun):
         self.examples = load_examples(config.task)
         self.tokenizer = load_tokenizer(model_folder)
         self.encoder = Encoder(config, self.tokenizer)
-        lm = put_on_device(load_lm(model_folder, config.model, torch.float32), config, world)
-        self.longest = min(context_window(lm, config.model), config.train.max_tokens_per_mb)
+        origin = Origin(model_folder, config, world)
+        self.longest = min(context_window(origin.lm, config.model), config.train.max_tokens_per_mb)
         self.course = Course.of(config, len(self.examples.train))
-        self.learner = SftLearner(lm, config, world, self.course.total_steps * config.train.minibatches)
+        steps = self.course.total_steps * config.train.minibatches
+        self.learner = SftLearner(origin.lm, config, world, steps, origin.weights)
         self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))
         self._told = False
 

@@ -24,13 +24,14 @@ from trainer.train.distributed import (
     give_back,
     keeps_whole_gradients,
     set_gradient_sync,
-    shard,
 )
 from trainer.train.flops import ModelFlops, Work
 from trainer.train.layers import can_compile, prepare_layers
+from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.packing import PackedBatch, group_identical, pack, share_out
-from trainer.train.tensorparallel import parameter_groups, split_layers
+from trainer.train.tensorparallel import parameter_groups, share_out_layers
+from trainer.train.weightfiles import Weights
 from trainer.types import Row
 
 
@@ -65,7 +66,8 @@ class Learner:
     """The policy, its optimizer and the ranks that share them.
 
     Args:
-        lm: causal LM on this rank's device; sharded in place when there are several ranks.
+        lm: causal LM on this rank's device, or on the meta device where `weights` has its values; sharded in place when
+            there are several ranks.
         config: the run. total_optimizer_steps: for the learning-rate schedule.
 
     """
@@ -76,7 +78,9 @@ class Learner:
         "tokens",
     )  # fmt: skip
 
-    def __init__(self, lm: Any, config: RunConfig, world: World, total_optimizer_steps: int) -> None:
+    def __init__(
+        self, lm: Any, config: RunConfig, world: World, total_optimizer_steps: int, weights: Weights | None = None
+    ) -> None:
         self.config = config
         self.world = world
         self.algorithm = resolve(config.algorithm)
@@ -86,9 +90,9 @@ class Learner:
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         prepare_layers(lm, config.model.gradient_checkpointing, compiled)
         self.policy = PolicyModel(lm)
-        if world.tensor_size > 1:
-            split_layers(lm, world)
-        shard(self.policy, world)
+        share_out_layers(self.policy, world)
+        if weights is not None:
+            fill(lm, weights, world.device)
         self._sync_once = keeps_whole_gradients(self.policy, world)
         t = config.train
         self.optimizer = torch.optim.AdamW(

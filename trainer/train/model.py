@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from trainer.config import ModelConfig
 from trainer.errors import UserError
@@ -15,39 +18,101 @@ from trainer.train import attention
 
 
 def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None) -> Any:
-    """Causal LM from a checkpoint folder, in `dtype` (the configured one), ready for packed rows.
+    """Causal LM from a checkpoint folder, whole, in `dtype` (the configured one), ready for packed rows.
 
     A model that is to be trained is loaded in float32: its weights are then what the optimizer moves.
 
     Raises:
         UserError: the folder does not hold a causal LM that transformers can load, or that can be trained here, or some
-            weights are missing.
+            weights are missing or of another shape.
 
     """
     attention.register()
-    try:
+    with readable(folder):
         lm, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or compute_dtype(config),
             attn_implementation=attention.IMPLEMENTATION,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in words
         )
-    except (OSError, ValueError, KeyError) as error:
+    check_architecture(lm, folder)
+    check_weights(folder, info["missing_keys"], info["mismatched_keys"])
+    return prepare_lm(lm)
+
+
+def empty_lm(folder: Path) -> Any:
+    """The causal LM of a checkpoint folder as `load_lm` makes it in float32, with its parameters on the meta device.
+
+    What is computed and not stored (rotary frequencies) is there, in host memory.
+
+    Raises:
+        UserError: as `load_lm`, for what can be told without reading weights.
+
+    """
+    attention.register()
+    with readable(folder):
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention.IMPLEMENTATION
+            )
+        lm.generation_config = _generation_config(folder)
+    check_architecture(lm, folder)
+    computed = [name for name, _ in lm.named_non_persistent_buffers()]
+    for name in computed:
+        owner, _, leaf = name.rpartition(".")
+        module = lm.get_submodule(owner)
+        setattr(module, leaf, torch.empty_like(getattr(module, leaf), device="cpu"))
+    with torch.no_grad():
+        for owner in {name.rpartition(".")[0] for name in computed}:
+            lm._init_weights(lm.get_submodule(owner))  # as from_pretrained has them computed
+    return prepare_lm(lm.eval())
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turn what transformers and safetensors say of a folder that they cannot load into words."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"model.path={folder} cannot be loaded as a causal language model: {first_line}") from error
+
+
+def check_architecture(lm: Any, folder: Path) -> None:
+    """Raise UserError unless the model is one of decoder layers that can be trained here."""
     names = lm.config.architectures or [type(lm).__name__]
     if not any("ForCausalLM" in name for name in names) or not hasattr(getattr(lm, "model", None), "layers"):
         raise UserError(
             f"model.path={folder} is a {names[0]}, and what is trained here is a causal language model "
             "of decoder layers (…ForCausalLM, such as Llama, Qwen2 or Qwen3): give the folder of one"
         )
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
+
+
+def check_weights(folder: Path, missing: Collection[str], mismatched: Iterable[Sequence[Any]]) -> None:
+    """Raise UserError for weights that a folder lacks, and for those of another shape than the model's.
+
+    mismatched: name, shape in the folder, shape in the model.
+    """
+    if missing:
         raise UserError(
-            f"model.path={folder} lacks {len(missing)} weights, {missing[0]} first: the checkpoint is incomplete; "
+            f"model.path={folder} lacks {len(missing)} weights, {min(missing)} first: the checkpoint is incomplete; "
             "fetch it again"
         )
-    return prepare_lm(lm)
+    for name, found, wanted in sorted(mismatched, key=lambda entry: str(entry[0])):
+        raise UserError(
+            f"model.path={folder}: {name} has the shape {list(found)}, and by its config.json it should have "
+            f"{list(wanted)}: weights and config.json are of different models; fetch the checkpoint again"
+        )
+
+
+def _generation_config(folder: Path) -> Any:
+    """As from_pretrained finds it."""
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return GenerationConfig.from_pretrained(folder, config_file_name="config.json", _from_model_config=True)
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:

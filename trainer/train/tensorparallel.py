@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.train.distributed import TENSOR, World
+from trainer.train.distributed import TENSOR, World, shard
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -59,6 +59,18 @@ def split_layers(lm: Any, world: World) -> None:
                 # Every rank norms its own heads [1, tokens, heads, d] with one weight: its gradient is summed.
                 plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
         parallelize_module(layer, world.mesh[TENSOR], plan)
+
+
+def share_out_layers(policy: nn.Module, world: World) -> None:
+    """Share a `PolicyModel` out over the ranks in place: its layers over those of a row of the mesh, all over the rest.
+
+    Raises:
+        UserError: as `split_layers`.
+
+    """
+    if world.tensor_size > 1:
+        split_layers(policy.lm, world)
+    shard(policy, world)
 
 
 def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

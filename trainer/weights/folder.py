@@ -64,18 +64,24 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         raise ValueError(f"{folder} holds no .safetensors file")
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        for name, entry in _header(file).items():
+        for name, entry in header(file).items():
             if name != "__metadata__":
                 shapes[name] = tuple(entry["shape"])
     return shapes
 
 
-def _header(file: Path) -> dict[str, Any]:
+def header(file: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors: dtype, shape and data_offsets by name, beside __metadata__.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is not whole; with the path.
+
+    """
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        header = stream.read(length) if length < 1 << 28 else b""
+        text = stream.read(length) if length < 1 << 28 else b""
     try:
-        entries: dict[str, Any] = json.loads(header)
+        entries: dict[str, Any] = json.loads(text)
         end = max((e["data_offsets"][1] for n, e in entries.items() if n != "__metadata__"), default=0)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no whole safetensors file: write it again") from error
