@@ -28,7 +28,11 @@ def prepare(
     kind: Annotated[str, typer.Argument(metavar="memagent|memalpha|math", help="What the files are for.")],
     sources: Annotated[
         list[Path],
-        typer.Option("--from", metavar="FILE", help="Input: JSON, JSON lines or Parquet; may be given several times."),
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Input: JSON, JSON lines, Parquet, or a folder of HotpotQA files; repeatable.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder to make.")],
     questions: int = typer.Option(10, "--questions", min=1, help="memalpha: questions about one text."),

@@ -7,11 +7,14 @@
 | booksum | text or chapter, summary or summary_text; bid, book_id or book names the book |
 | memalpha | instance_id, data_source, chunks, questions_and_answers |
 | math | problem, question or prompt, with answer, solution or solutions |
+
+A folder of our own HotpotQA files (questions.jsonl and documents.jsonl) is of the style hotpotqa, too.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +23,8 @@ from typing import Any
 
 from trainer.errors import UserError
 from trainer.files import sha256
-from trainer.tasks.jsonl import Row
+from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Corpus, find_file, load_corpus
+from trainer.tasks.jsonl import Row, read_rows
 from trainer.tasks.tables import read_table
 
 STYLES = ("hotpotqa", "squad", "booksum", "memalpha", "math")
@@ -35,12 +39,13 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Input:
-    """One file. style: of STYLES. rows: all of them. digest: SHA-256 of the file's bytes."""
+    """One file. style: of STYLES. rows: all of them. digest: SHA-256 of the file's bytes. corpus: of a folder."""
 
     path: Path
     style: str
     rows: list[Row]
     digest: str
+    corpus: Corpus | None = None
 
 
 def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
@@ -50,11 +55,24 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
         UserError: it is missing, damaged, of no known style, or of one that is not wanted here.
 
     """
+    if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
+        return _folder(path, allowed)
     rows = list(_rows(path))
-    style = style_of(rows[0])
+    style = _wanted(path, style_of(rows[0]), allowed)
+    return Input(path, style, rows, sha256(path))
+
+
+def _wanted(path: Path, style: str, allowed: tuple[str, ...]) -> str:
     if style not in allowed:
         raise UserError(f"{path} looks like {style}; this command wants {' or '.join(allowed)}")
-    return Input(path, style, rows, sha256(path))
+    return style
+
+
+def _folder(path: Path, allowed: tuple[str, ...]) -> Input:
+    files = [find_file(path, name) for name in (QUESTIONS, DOCUMENTS)]
+    style = _wanted(path, "hotpotqa", allowed)
+    digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
+    return Input(path, style, list(read_rows(files[0])), digest, load_corpus(path))
 
 
 def style_of(row: Row) -> str:

@@ -196,6 +196,16 @@ def test_memagent_files_are_read_by_its_task(tmp_path: Path, name: str) -> None:
     assert source.train_size + source.num_heldout("dev") + source.num_heldout("test") == 40
 
 
+def test_a_folder_of_our_hotpotqa_files_is_an_input_like_any_other(tmp_path: Path) -> None:
+    prepare("memagent", tmp_path / "ours", write(tmp_path / "h.json", hotpotqa(40)))
+    card = prepare("memalpha", tmp_path / "out", tmp_path / "ours")
+    assert [one["style"] for one in card["inputs"]] == ["hotpotqa"]
+    (whole,) = (prepare("memalpha", tmp_path / "direct", tmp_path / "h.json")["files"],)
+    assert card["files"]["train.jsonl"]["rows"] == whole["train.jsonl"]["rows"]
+    with pytest.raises(UserError, match="looks like hotpotqa; this command wants math"):
+        make_plan("math", [tmp_path / "ours"], SHAPE, 0.1, 0, 1)
+
+
 def test_memagent_takes_one_question_of_each_squad_paragraph(tmp_path: Path) -> None:
     card = prepare("memagent", tmp_path / "out", write(tmp_path / "squad.jsonl", squad()))
 
