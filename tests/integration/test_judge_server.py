@@ -107,3 +107,6 @@ def test_a_run_trains_with_a_real_judge_that_is_killed_in_the_middle(
     os.killpg(judge.pid, signal.SIGINT)
     assert judge.wait(timeout=120) == 0
     assert urls(fileroot) == []  # the registration is gone with the servers
+    said = (tmp_path / "judge.log").read_text()
+    assert "judge server judge-0 is no longer used: it was told to end" in said
+    assert "engine server" not in said

@@ -64,19 +64,23 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does)."""
+    """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does).
+
+    role: what it is to the user, in words.
+    """
 
     name: str
     url: str
     version: int = 0
     problem: str = ""
     in_flight: int = 0
+    role: str = "engine server"
 
     def discard(self, problem: str) -> None:
         """Send it no more requests; the first reason is the one that is kept."""
         if not self.problem:
             self.problem = problem
-            log.warning("engine server %s is no longer used: %s", self.name, problem)
+            log.warning("%s %s is no longer used: %s", self.role, self.name, problem)
 
     def died(self, how: str) -> None:
         """Its process has ended: that says more than the connections that broke just before."""

@@ -40,7 +40,7 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
         except BaseException:  # cancelled: nobody else would end it
             await process.stop()
             raise
-        server = Server(options.name, url, options.version)
+        server = Server(options.name, url, options.version, role=options.role)
         tie(server, process)
         return server, process
     raise AssertionError("unreachable")

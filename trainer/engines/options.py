@@ -23,7 +23,7 @@ class ServerOptions:
     same time (0: the server's own choice). fp32_head: logits are computed in float32; in bfloat16 they are rounded by
     up to 0.06, and the log-probs with them. deterministic: responses follow their seed alone, whatever else is in the
     batch (slower). flags: more options of the server's own, last on its command line. env: added to the environment.
-    start_seconds: until it must answer. python: the interpreter that has the server.
+    start_seconds: until it must answer. python: the interpreter that has the server. role: what it is to the user.
     """
 
     model: Path
@@ -42,6 +42,7 @@ class ServerOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0
     python: str = sys.executable
+    role: str = "engine server"
 
 
 def visible_devices(gpus: tuple[int, ...]) -> str:

@@ -50,6 +50,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
             fp32_head=False,  # nothing is trained on what it says
             flags=tuple(arguments.flags.split()),
             python=os.environ.get(PYTHON_VARIABLES[arguments.engine]) or sys.executable,
+            role="judge server",
         )
         hosts.append(ServerHost(arguments.engine, options, folder, RESTARTS))
     return hosts

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.engines.dialect import Kind
+from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
 from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
@@ -104,12 +105,13 @@ class ServerHost:
             return str(error)
         self._register(state="ready", url=server.url, reason="")
         log.info("%s answers at %s", self.options.name, server.url)
-        return await self._watch(process)
+        return await self._watch(server, process)
 
-    async def _watch(self, process: ServerProcess) -> str:
+    async def _watch(self, server: Server, process: ServerProcess) -> str:
         while process.running:
             if await self._stopped_within(LOOK_SECONDS):
                 self._register(state="leaving")
+                server.discard("it was told to end")
                 await process.stop()
                 return ""
         return process.how_it_ended()
