@@ -83,6 +83,7 @@ def _serve_here(
 ) -> None:
     import ipaddress  # noqa: PLC0415
     import os  # noqa: PLC0415
+    import signal  # noqa: PLC0415
     import subprocess  # noqa: PLC0415
     import sys  # noqa: PLC0415
 
@@ -112,6 +113,7 @@ def _serve_here(
     _tell(order, folder.name, preset, wanted, [f"fileroot={fileroot}"] if fileroot != "runs" else [])
     output.note("Ctrl-C ends it")
     process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # nobody else would tell the servers
     while True:
         try:
             code = process.wait()

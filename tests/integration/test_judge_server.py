@@ -104,7 +104,7 @@ def test_a_run_trains_with_a_real_judge_that_is_killed_in_the_middle(
     assert "the judge answers again" in trial.log()
     assert trial.summary()["status"] == "completed"
 
-    os.killpg(judge.pid, signal.SIGINT)
+    judge.terminate()  # the command alone: it hands the signal on
     assert judge.wait(timeout=120) == 0
     assert urls(fileroot) == []  # the registration is gone with the servers
     said = (tmp_path / "judge.log").read_text()
