@@ -41,6 +41,8 @@ class ServerConfig(Section):
     """Interpreter that has the server; empty: $CLUSTERKIT_VLLM_PYTHON for vLLM, else this one."""
     start_seconds: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a server must answer."""
+    wait_s: Annotated[float, Field(ge=0)] = 60.0
+    """openai: seconds that a server which stopped answering is waited for; then the evaluation ends, to be resumed."""
     restarts: Annotated[int, Field(ge=0)] = 2
     """How often a server that dies is started again within an evaluation."""
 

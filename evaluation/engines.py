@@ -91,7 +91,7 @@ async def open_engine(
     if kind == "embedded":
         yield _embedded(config, folder, tokenizer, cancelled)
     elif kind == "openai":
-        engine = OpenAIEngine(config.server.url, tokenizer)
+        engine = OpenAIEngine(config.server.url, tokenizer, config.server.wait_s)
         try:
             yield Opened(engine, config.server.concurrency or 256, {"server": await engine.probe()})
         finally:

@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 import httpx
 
+from evaluation.progress import say
+from trainer.engines.base import EngineError
 from trainer.errors import RunError, UserError
 from trainer.types import Completion, SamplingParams
 
 TRIES = 4
+LOOK_SECONDS = 1.0
+AWAY = (502, 503, 504)
+"""What a proxy says for a server that is not there, and a server that still starts."""
+UNWANTED = (401, 403, 404)
+"""Answers that every other request would get as well: a key that is wrong, a model that is not served any more."""
 REQUEST_SECONDS = 3600.0
 
 
 class OpenAIEngine:
     """Engine protocol over `url`; weights are the server's own, and stay.
 
-    tokenizer: of the checkpoint that the server is said to serve.
+    tokenizer: of the checkpoint that the server is said to serve. wait_s: seconds that a server is waited for that has
+    answered before and then is away.
     """
 
-    def __init__(self, url: str, tokenizer: Any) -> None:
+    def __init__(self, url: str, tokenizer: Any, wait_s: float = 0.0) -> None:
         if not url.startswith(("http://", "https://")):
             raise UserError(
                 f"--server-url {url or '(nothing)'}: give the address of a running server, http://HOST:PORT"
@@ -33,6 +42,9 @@ class OpenAIEngine:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.tokenizer = tokenizer
         self.model = ""
+        self.wait_s = 0.0
+        self._patience = wait_s
+        self._away_since: float | None = None
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(REQUEST_SECONDS, connect=10.0, pool=None),
@@ -45,16 +57,17 @@ class OpenAIEngine:
         return 0
 
     async def probe(self) -> str:
-        """Ask which model it serves. Raises RunError when it does not answer."""
+        """Ask which model it serves; from then on it is waited for. Raises RunError when it does not answer."""
         answer = await self._call("GET", "/v1/models", None)
         models = answer.get("data") or []
         if not models:
             raise RunError(f"{self.url} serves no model: start it with the checkpoint that is to be evaluated")
         self.model = str(models[0]["id"])
+        self.wait_s = self._patience
         return self.model
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:  # noqa: ARG002
-        """Sample one response. Raises RunError when the server does not answer it."""
+        """Sample one response. Raises RunError when the server is gone, EngineError when it refuses this request."""
         body = {
             "model": self.model,
             "prompt": prompt_ids,
@@ -83,7 +96,7 @@ class OpenAIEngine:
         """Whether it answers."""
         try:
             await self.probe()
-        except RunError:
+        except (RunError, EngineError):
             return False
         return True
 
@@ -92,22 +105,56 @@ class OpenAIEngine:
         await self._client.aclose()
 
     async def _call(self, method: str, path: str, body: Any) -> dict[str, Any]:
-        problem = ""
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(0.5 * 2**attempt)
+        """Ask until it is answered: a server that is away is waited for, as long as `wait_s` says.
+
+        Raises:
+            ServerGoneError: it was away for too long, or will not have us. EngineError: it refuses this one request.
+
+        """
+        tries = 0
+        while True:
+            problem = ""
             try:
                 response = await self._client.request(method, self.url + path, json=body)
             except httpx.HTTPError as error:
-                problem = f"the connection failed ({type(error).__name__} {error})"
+                away = f"the connection failed ({type(error).__name__} {error})".replace(" )", ")")
+            else:
+                if response.is_success:
+                    self._back()
+                    return dict(response.json())
+                problem = f"it answered {response.status_code}: {response.text[:300]}"
+                away = problem if response.status_code in AWAY else ""
+            if away:
+                await self._wait(away)
                 continue
-            if response.is_success:
-                return dict(response.json())
-            problem = f"it answered {response.status_code}: {response.text[:300]}"
-            if response.status_code < 500 and response.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                break
-        raise ServerGoneError(f"{self.url}{path}: {problem}. Start the server again, then the same command to go on")
+            self._back()
+            if response.status_code in UNWANTED:
+                raise ServerGoneError(f"{self.url}{path}: {problem}. Put that right, then the same command goes on")
+            tries += 1
+            if tries == TRIES or (response.status_code < 500 and response.status_code != httpx.codes.TOO_MANY_REQUESTS):
+                raise EngineError(f"{self.url}{path}: {problem}")
+            await asyncio.sleep(0.5 * 2**tries)
+
+    async def _wait(self, problem: str) -> None:
+        """Between two tries of a server that is away. Raises ServerGoneError when that has gone on for too long."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            if self.wait_s:
+                say(f"{self.url} does not answer: {problem}. Waiting for it for up to {self.wait_s:.0f} s")
+        if now - self._away_since >= self.wait_s:
+            waited = f", for {self.wait_s:.0f} s now" if self.wait_s else ""
+            raise ServerGoneError(
+                f"{self.url} does not answer{waited}: {problem}. What is answered is written: start the server again, "
+                "then the same command goes on with the rest"
+            )
+        await asyncio.sleep(min(LOOK_SECONDS, self.wait_s))
+
+    def _back(self) -> None:
+        if self._away_since is not None:
+            self._away_since = None
+            say(f"{self.url} answers again")
 
 
 class ServerGoneError(RunError):
-    """The server does not answer, or refuses."""
+    """The server does not answer, or will not have us."""

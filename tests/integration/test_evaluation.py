@@ -310,22 +310,22 @@ class Completions:
 
 
 def served_config(model: Path, tmp_path: Path, url: str) -> EvalConfig:
-    server = {"engine": "openai", "url": url, "concurrency": 1}
+    server = {"engine": "openai", "url": url, "concurrency": 1, "wait_s": 1.5}
     return problems_config(model, problems_file(tmp_path), tmp_path / "out", server=server)
 
 
 def test_a_server_that_dies_in_the_middle_costs_only_what_it_had_not_answered(
     chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evaluation.openai_engine.TRIES", 2)
-
     def die(stub: HttpStub) -> Answer:
         stub.die()
         return 500, {}
 
     with Completions(4, die) as server:
         url = server.url
-        with pytest.raises(RunError, match=r"the connection failed .*same command to go on"):
+        with pytest.raises(
+            RunError, match=r"does not answer, for 2 s now: the connection failed .*same command goes on"
+        ):
             evaluate(served_config(chat_model, tmp_path, url))
     kept = lines_of(tmp_path / "out")
     assert len(kept) == 4
@@ -342,6 +342,33 @@ def _with_url(url: str) -> Callable[..., dict[str, Any]]:
     from evaluation.plan import row_inputs  # noqa: PLC0415
 
     return lambda *arguments: row_inputs(*arguments) | {"url": url}
+
+
+def test_a_server_that_is_away_for_a_moment_is_waited_for(
+    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(_: HttpStub) -> Answer:
+        server.good = 100
+        return 503, {"error": "the model is being loaded"}
+
+    with Completions(2, away) as server:
+        results = results_of(evaluate(served_config(chat_model, tmp_path, server.url)))
+    assert results["status"] == "complete"
+    said = capsys.readouterr().err
+    assert "does not answer: it answered 503" in said
+    assert f"{server.url} answers again" in said
+
+
+@pytest.mark.parametrize(("status", "message"), [(404, "it answered 404.*Put that right"), (400, "")])
+def test_a_request_that_a_server_refuses(chat_model: Path, tmp_path: Path, status: int, message: str) -> None:
+    with Completions(2, lambda _: (status, {"message": "no"})) as server:
+        config = served_config(chat_model, tmp_path, server.url)
+        if message:
+            with pytest.raises(RunError, match=message):
+                evaluate(config)
+            return
+        results = results_of(evaluate(config))
+    assert (results["status"], results["rows"][0]["failed"]) == ("incomplete", 7)
 
 
 def test_a_stop_before_the_first_answer_is_in_order(chat_model: Path, tmp_path: Path) -> None:
