@@ -107,7 +107,7 @@ def _ask(
 
 def _load(config: EvalConfig, row: Row, tokenizer: Any, window: int) -> Loaded:
     tasks = row.suite.load(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    reader = make_reader(config, row.method, tokenizer, window)
+    reader = make_reader(config, row.method, tokenizer, window, row.suite)
     try:
         prepared = reader.prepare(tasks)
     except UserError as error:

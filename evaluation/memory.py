@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.config import EvalConfig
 from trainer.agents.memagent import RolloutOptions
@@ -19,6 +19,9 @@ from trainer.judge.served import addresses, connect
 from trainer.rewards.sources import judged
 from trainer.seeding import derive_seed
 from trainer.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from evaluation.methods import Reader as Answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,7 @@ class StructuredMemory:
         memory = read.details["memory"]
         task, source = prepared.task, str(prepared.task.meta.get("source", ""))
         text = await self.reader.answer(task.question, memory)
-        details: dict[str, Any] = {}
-        if judged(source):
-            try:
-                details["agrees"] = await self.reader.agrees(task.question, " ; ".join(task.answers), text)
-            except Unanswered:
-                details["agrees"] = None
+        details = {"agrees": await _agrees(self.reader, task, text)} if judged(source) else {}
         tokens = read.details["turns"][-1]["memory_tokens"]
         counters = {**read.counters, "memory_tokens": tokens}
         return Trajectory(task.id, read.turns, 0.0, answer_text=text, counters=counters, details=details)
@@ -89,13 +87,46 @@ class StructuredMemory:
             raise
 
 
+class Judged:
+    """Another way to answer, of a source whose rule is a judge's word: the judge is asked about every answer."""
+
+    def __init__(self, inner: Answering, config: EvalConfig) -> None:
+        self.inner = inner
+        self.tokenizer = getattr(inner, "tokenizer", None)
+        self.reader = _reader(config)
+        self._tasks: dict[str, Task] = {}
+
+    def prepare(self, tasks: Sequence[Task]) -> list[Any]:
+        """See `Reader`."""
+        self._tasks = {task.id: task for task in tasks}
+        return self.inner.prepare(tasks)
+
+    def first_prompt(self, prepared: Any) -> str:
+        """See `Reader`."""
+        return self.inner.first_prompt(prepared)
+
+    async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
+        """See `Reader`."""
+        trajectory = await self.inner.answer(prepared, engine, options)
+        agrees = await _agrees(self.reader, self._tasks[trajectory.task_id], trajectory.answer_text)
+        return replace(trajectory, details={**trajectory.details, "agrees": agrees})
+
+
+async def _agrees(reader: Reader, task: Task, text: str) -> bool | None:
+    """Whether the judge finds an answer right; None where it cannot be asked that."""
+    try:
+        return await reader.agrees(task.question, " ; ".join(task.answers), text)
+    except Unanswered:
+        return None
+
+
 def _reader(config: EvalConfig) -> Reader:
     if config.judge.reader == "rules":
         return RuleReader()
     urls = addresses(config.judge.url)
     if not urls:
         raise UserError(
-            "a structured memory needs a reader that answers from it: start one with `clusterkit serve judge` for the "
-            "run, or name a server with --set judge.url=http://HOST:PORT"
+            "a structured memory needs a reader that answers from it, and data of dialogues a judge of the answers: "
+            "start one with `clusterkit serve judge` for the run, or name a server with --set judge.url=http://HOST:PORT"
         )
     return connect(config.judge, urls, lambda: urls, Path(cache_root(config.cache_dir)))

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from evaluation.config import MOST_GENERATED, EvalConfig, Method
+from evaluation.suites.base import Suite
 from evaluation.templates import bare_question, template_named
 from trainer.agents.memagent import MemAgent, RolloutOptions, check_window
+from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
 from trainer.engines.base import Engine
 from trainer.errors import UserError
+from trainer.rewards.sources import judged
 from trainer.types import SamplingParams, Task, Trajectory, Turn
 
 _DOCUMENT = re.compile(r"\n\n(?=Document \d+:\n)")
@@ -38,8 +41,22 @@ class Reader(Protocol):
         ...
 
 
-def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: int) -> Reader:
-    """The reader of a row; method None: problems. window: most tokens of prompt plus response. Raises UserError."""
+def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: int, suite: Suite) -> Reader:
+    """The reader of a row; method None: problems. window: most tokens of prompt plus response. Raises UserError.
+
+    Where the suite's rule is a model's judgement, that model is asked about every answer.
+    """
+    if suite.as_trained and config.prompt_type == "auto":
+        return Trained(config, tokenizer, window)
+    reader = _reader(config, method, tokenizer, window)
+    if judged(suite.rule) and not (method == "memagent" and config.agent.name == "memalpha"):
+        from evaluation.memory import Judged  # noqa: PLC0415 (a client of servers)
+
+        return Judged(reader, config)
+    return reader
+
+
+def _reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: int) -> Reader:
     if method is None:
         template = template_named(config.prompt_type)
         return SinglePrompt(
@@ -136,6 +153,19 @@ class SinglePrompt:
         return encode(self.tokenizer, self.prompt(task, text))[:room], len(document) - keep
 
 
+class Trained(SinglePrompt):
+    """Problems as the training's single-turn agent puts them: in the chat template, or as they stand with its marks."""
+
+    def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
+        limit = config.max_gen_tokens or config.agent.max_final_tokens
+        super().__init__(tokenizer, window, limit, lambda task, _: task.question)
+        # The limit on questions is for the training's memory: here the window decides.
+        self.agent = SingleTurn(config.agent.model_copy(update={"max_question_tokens": window}), tokenizer)
+
+    def _ids(self, task: Task) -> tuple[list[int], int]:
+        return self.agent.prepare(task).ids, 0
+
+
 class Memory:
     """The memory agent of the training."""
 
@@ -146,7 +176,15 @@ class Memory:
 
     def prepare(self, tasks: Sequence[Task]) -> list[Any]:
         """See `Reader`."""
-        return [self.agent.prepare(task) for task in tasks]
+        return [self.agent.prepare(self._fitting(task)) for task in tasks]
+
+    def _fitting(self, task: Task) -> Task:
+        """A text whose chunks were made for another agent is cut anew where one of them is too long."""
+        if "instance" not in task.meta:
+            return task
+        limit = self.agent.config.chunk_tokens
+        long = any(len(encode(self.tokenizer, chunk)) > limit for chunk in task.chunks)
+        return replace(task, chunks=(), context="\n\n".join(task.chunks)) if long else task
 
     def first_prompt(self, prepared: Any) -> str:
         """See `Reader`."""
@@ -157,7 +195,17 @@ class Memory:
 
     async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
         """See `Reader`."""
-        return await self.agent.rollout(prepared, engine, options)
+        trajectory = await self.agent.rollout(prepared, engine, options)
+        if "instance" in prepared.task.meta:
+            counters = {**trajectory.counters, "memory_tokens": _memory_tokens(trajectory)}
+            trajectory = replace(trajectory, counters=counters)
+        return trajectory
+
+
+def _memory_tokens(trajectory: Trajectory) -> int:
+    """Length of the text that the answer was given from."""
+    written = [turn.completion for turn in trajectory.turns if turn.kind == "update"]
+    return len(written[-1].token_ids) - (written[-1].finish_reason == "stop") if written else 0
 
 
 def document_of(task: Task) -> str:

@@ -11,6 +11,7 @@ from evaluation.grade import grading_identity
 from evaluation.record import Key, RowRecord, wanted_keys
 from evaluation.suites import Finder
 from evaluation.suites.base import Suite
+from trainer.rewards.sources import judged
 from trainer.seeding import derive_seed
 
 VERSION = 1
@@ -92,9 +93,10 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
     if engine == "openai":
         inputs["url"] = config.server.url
     if method is None:
-        return inputs | {"prompt_type": config.prompt_type, "max_gen_tokens": config.max_gen_tokens}
+        own = {"agent": config.agent.model_dump()} if suite.as_trained and config.prompt_type == "auto" else {}
+        return inputs | own | {"prompt_type": config.prompt_type, "max_gen_tokens": config.max_gen_tokens}
     inputs |= {"method": method, "agent": config.agent.model_dump()}
-    if suite.rule and method == "memagent":
+    if suite.rule and (method == "memagent" or judged(suite.rule)):
         where = {"url", "concurrency", "timeout_s", "wait_s", "cache"}
         inputs["judge"] = config.judge.model_dump(exclude=where)
     if method == "rag":

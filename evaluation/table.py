@@ -55,18 +55,25 @@ def qa_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Score and length of the memory by data source, and their means over the sources; empty without such a row."""
-    kept = [row for row in rows if row.get("memory_tokens") is not None]
-    if not kept:
-        return ""
-    scores = [row["greedy_acc"] if row["greedy_acc"] is not None else row["sample_pass@1"] for row in kept]
-    lengths = [row["memory_tokens"] for row in kept]
-    body = [
-        [row["dataset"], f"{100 * score:.1f}", f"{length:.0f}"]
-        for row, score, length in zip(kept, scores, lengths, strict=True)
-    ]
-    body.append(["average", f"{100 * sum(scores) / len(kept):.1f}", f"{sum(lengths) / len(kept):.0f}"])
-    return boxed(("source", "perf", "mem, tokens"), body)
+    """Score and length of the memory by data source, and their means over the sources; empty without such a row.
+
+    What reads the same sources without a memory has lines beside it, and a mean of its own.
+    """
+    sources = {row["suite"] for row in rows if row.get("memory_tokens") is not None}
+    kept = [row for row in rows if row["suite"] in sources]
+    body = [[row["dataset"], *_memory_cells([row])] for row in kept]
+    for method in dict.fromkeys(row["method"] for row in kept):
+        name = "average" if method == "memagent" else f"average {method}"
+        body.append([name, *_memory_cells([row for row in kept if row["method"] == method])])
+    return boxed(("source", "perf", "mem, tokens"), body) if body else ""
+
+
+def _memory_cells(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Means over rows: score times 100, length of the memory where there is one."""
+    scores = [row["greedy_acc"] if row["greedy_acc"] is not None else row["sample_pass@1"] for row in rows]
+    lengths = [row["memory_tokens"] for row in rows if row.get("memory_tokens") is not None]
+    mean = f"{sum(lengths) / len(lengths):.0f}" if lengths else ABSENT
+    return [f"{100 * sum(scores) / len(scores):.1f}", mean]
 
 
 def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:

@@ -92,7 +92,7 @@ def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
 def default_names(config: RunConfig | None) -> list[str]:
     """The suite of the task that a run trains on. Raises UserError where there is none."""
     task = config.task if config is not None else None
-    if task is not None and task.name in ("recall", "facts", "memalpha"):
+    if task is not None and task.name in ("recall", "needles", "facts", "math", "memalpha"):
         return [task.name]
     if task is not None and task.name == "hotpotqa":
         return [f"ruler_hqa@{task.num_documents}"]

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from evaluation.suites.base import Suite
-from evaluation.suites.hqa import hqa_suite, official_suite
+from evaluation.suites.hqa import DEFAULT_DOCUMENTS, hqa_suite, official_places, official_suite
 from evaluation.suites.memory import facts_suite, memory_suites
-from evaluation.suites.problems import find_problems, problem_suite
-from evaluation.suites.recall import recall_suite
+from evaluation.suites.problems import find_problems, heldout_suite, problem_suite
+from evaluation.suites.recall import needles_suite, recall_suite
 from evaluation.suites.ruler import TASKS as RULER
 from evaluation.suites.ruler import ruler_suite
 from evaluation.suites.text_qa import text_qa_suite
@@ -22,9 +22,9 @@ from trainer.errors import UserError
 
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
 SHARED_DATASETS = Path("/storage/datasets")
-RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, 50, 4096
+RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, DEFAULT_DOCUMENTS, 4096
 MEMORY = "memalpha"
-NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall", "facts", MEMORY)
+NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall", "needles", "facts", "math", MEMORY)
 """What can be asked for by name; memory suites take a size: NAME@SIZE."""
 _SIZED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+?)@(?P<size>\d+)(?P<unit>[kKmM]?)")
 
@@ -56,6 +56,15 @@ class Finder:
             if size is not None:
                 raise UserError(f"{name}: {base} has no size: ask for {base}; --num-questions N takes the first N")
             return self._problems(base)
+        if base == "math":
+            if size is not None:
+                raise UserError(f"{name}: the problems of a run have no size: ask for math")
+            if self.task.name != "math":
+                raise UserError(
+                    "math is what a run of task.name=math holds out of its problems, and the checkpoint is of no such "
+                    f"run: ask for {', '.join(PROBLEMS)} or a JSON-lines file"
+                )
+            return heldout_suite(self.task, self.limit)
         make = self._makers().get(base)
         if make is None:
             near = get_close_matches(base, NAMES, n=3, cutoff=0.5)
@@ -72,9 +81,8 @@ class Finder:
         """The suites that a name stands for: memalpha has one for every data source."""
         if name != MEMORY:
             return [self.suite(name)]
-        root = Path(self.data).expanduser() if self.data else None
-        inside = root / MEMORY if root is not None and (root / MEMORY).is_dir() else root
-        return memory_suites(str(inside) if inside else self.task.path, self.cache_dir, self.limit)
+        places = [self.data, self.task.path if self.task.name == MEMORY else None]
+        return memory_suites([Path(place).expanduser() for place in places if place], self.cache_dir, self.limit)
 
     def _makers(self) -> dict[str, Callable[[int | None], Suite]]:
         makers: dict[str, Callable[[int | None], Suite]] = {
@@ -82,6 +90,7 @@ class Finder:
             "ruler_hqa_official": lambda n: self._official(n or HQA_DOCUMENTS),
             "ruler_qa": lambda n: text_qa_suite(n or RULER_TOKENS, self._hotpotqa(), self.cache_dir, self.limit),
             "facts": lambda n: facts_suite(n or RECALL_CHUNKS, self.task, self.limit),
+            "needles": lambda n: needles_suite(n or RECALL_CHUNKS, self.task, self.limit),
             "recall": lambda n: recall_suite(n or RECALL_CHUNKS, self.task, self.limit),
         }
         for task in RULER:
@@ -113,16 +122,17 @@ class Finder:
         return problem_suite(path.parent.name if name == "test" else name, path, self.limit)
 
     def _hotpotqa(self) -> str | None:
-        """Folder of the HotpotQA files under --data-path; None: the usual places."""
+        """Folder of the HotpotQA files: under --data-path, else what the run trains on; None: the usual places."""
+        own = self.task.path if self.task.name == "hotpotqa" else None
         if not self.data:
-            return None
+            return own
         root = Path(self.data).expanduser()
         holders = (folder for folder in (root / "hotpotqa", root) if any(folder.glob("questions.jsonl*")))
         found = next(holders, None)
-        return str(found) if found else None
+        return str(found) if found else own
 
     def _official(self, documents: int) -> Suite:
-        shapes = (f"eval_{documents}.json", f"ruler_hqa/eval_{documents}.json", f"hotpotqa/eval_{documents}.json")
+        shapes = official_places(documents)
         path = next((root / shape for root in self.roots for shape in shapes if (root / shape).is_file()), None)
         if path is None:
             raise UserError(

@@ -23,7 +23,7 @@ class Suite:
     the record's hash. load: makes the tasks; raises UserError for data that cannot be used. documents: its tasks have
     documents, so that memory, the whole document, retrieval and nothing can be compared. samples: per question unless
     the user says how many. source: where the data are from, in words. rule: data source whose rule scores, for
-    grading "source".
+    grading "source". as_trained: a problem is put to the model as the training's single-turn agent does it.
     """
 
     name: str
@@ -35,3 +35,4 @@ class Suite:
     source: str = ""
     notes: tuple[str, ...] = field(default=())
     rule: str = ""
+    as_trained: bool = False

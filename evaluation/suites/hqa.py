@@ -21,6 +21,7 @@ from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, Question
 from trainer.tasks.hotpotqa_split import split_corpus
 from trainer.types import Task
 
+DEFAULT_DOCUMENTS = 50
 MOST_QUESTIONS = 128
 EVAL_FRACTION = 0.2
 SEED = "ruler-hqa-1"
@@ -75,6 +76,11 @@ def _item(question: Question, size: int, pool: Sequence[Document]) -> Task:
         context="\n\n".join(f"Document {number}:\n{d.render()}" for number, d in enumerate(chosen, 1)),
         meta={"num_documents": len(chosen), "gold_documents": " ".join(map(str, places))},
     )
+
+
+def official_places(documents: int) -> list[str]:
+    """Where MemAgent's file of so many documents may lie below a folder of data."""
+    return [f"{folder}eval_{documents or DEFAULT_DOCUMENTS}.json" for folder in ("", "ruler_hqa/", "hotpotqa/")]
 
 
 def official_suite(name: str, path: Path, limit: int = 0) -> Suite:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from evaluation.suites.base import CountTokens, Suite
 from trainer.config import TaskConfig
+from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.facts import SOURCE, Facts
-from trainer.tasks.memalpha import find_files
+from trainer.tasks.memalpha import missing, usual_places
 from trainer.tasks.memalpha_data import Item, read_items
+from trainer.tasks.tables import ENDINGS, find_table
 from trainer.types import Question, Task
 
 FACTS_ITEMS = 64
+FOLDERS = ("memalpha", "", "memalpha/data", "data")
+"""Where texts may lie below a folder that is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +35,20 @@ class _Texts:
         return [task for one in self.items for task in _tasks(one.id, one.source, one.chunks, one.questions)]
 
 
-def memory_suites(path: str | None, cache_dir: str = "", limit: int = 0) -> list[Suite]:
-    """A suite for every data source of a file, or of a folder's test file. limit: texts of each; 0: all.
+def memory_suites(places: Sequence[Path], cache_dir: str = "", limit: int = 0) -> list[Suite]:
+    """A suite for every data source of the texts.
+
+    places: files or folders that are looked in before the usual ones. limit: texts of each source; 0: all.
 
     Raises:
         UserError: there are no such data, or a row is unusable.
 
     """
-    train, test = find_files(path, cache_dir)
-    file = test or train
+    file = find_texts(places)
+    if file is None:
+        file = find_texts(usual_places(cache_dir))
+    if file is None:
+        raise UserError(missing([*places, *usual_places(cache_dir)]))
     items = read_items(file)
     digest = sha256(file)
     suites = []
@@ -48,6 +58,24 @@ def memory_suites(path: str | None, cache_dir: str = "", limit: int = 0) -> list
         identity = {"kind": "memory-1", "file": digest, "source": source, "texts": len(texts)}
         suites.append(_suite(f"memalpha-{source}", source, identity, texts, str(file)))
     return suites
+
+
+def find_texts(places: Sequence[Path]) -> Path | None:
+    """The test file of the first place that has one, or its training file; a place may be the file itself."""
+    for place in places:
+        if place.is_file():
+            return place
+        for folder in FOLDERS:
+            found = find_table(place / folder, "test") or find_table(place / folder, "train")
+            if found is not None:
+                return found
+    return None
+
+
+def text_places() -> list[str]:
+    """Where such a file may lie below a folder of data sets."""
+    names = [f"{stem}{end}" for stem in ("test", "train") for end in (*ENDINGS, "-00000-of-00001.parquet")]
+    return [f"{folder}/{name}" for folder in FOLDERS if folder.startswith("memalpha") for name in names]
 
 
 def facts_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:

@@ -8,11 +8,13 @@ takes: for math_500 the last \boxed in `solution`; else `answer` (text or number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evaluation.grading.extract import last_box
 from evaluation.suites.base import Suite
+from trainer.config import TaskConfig
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.jsonl import Row, kind, read_rows
@@ -21,6 +23,7 @@ from trainer.types import Task
 QUESTION_KEYS = ("question", "problem", "Question", "input", "prompt")
 ID_KEYS = ("id", "unique_id", "query_id", "idx")
 SAMPLES = 32
+MOST_HELDOUT = 128
 FROM_SOLUTION = ("math_500",)
 """Sets whose truth is taken from the solution, not from `answer`."""
 
@@ -31,6 +34,32 @@ def problem_suite(name: str, path: Path, limit: int = 0) -> Suite:
     return Suite(
         name, "math", identity, lambda _: read_problems(name, path)[: limit or None], False, SAMPLES, str(path)
     )
+
+
+def heldout_suite(config: TaskConfig, limit: int = 0) -> Suite:
+    """The problems that a run of task.name=math holds out for its test, put as the training puts them.
+
+    limit: only the first so many; 0: MOST_HELDOUT.
+
+    Raises:
+        UserError: the settings name no such problems, or none is held out.
+
+    """
+    from trainer.tasks.math import Math, problems_file  # noqa: PLC0415 (a task of the training)
+
+    path = problems_file(config)
+    most = limit or MOST_HELDOUT
+    identity = {"kind": "math-heldout", "sha256": _digest(path), "share": config.eval_fraction, "limit": most}
+
+    def load(_: object) -> list[Task]:
+        source = Math(config, 0)
+        count = min(source.num_heldout("test"), most)
+        if not count:
+            raise UserError(f"{path}: no problem is held out for the test: raise task.eval_fraction (--set)")
+        tasks = [source.heldout("test", index) for index in range(count)]
+        return [replace(task, answers=tuple(last_box(text) or text for text in task.answers)) for task in tasks]
+
+    return Suite("math", "math", identity, load, False, SAMPLES, str(path), as_trained=True)
 
 
 def read_problems(name: str, path: Path) -> list[Task]:

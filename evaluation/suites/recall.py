@@ -1,24 +1,41 @@
-"""Multi-chunk recall: what the tiny model is trained on, at any length; the held-out tasks of the training's table."""
+"""What is generated for training, at any length: recall for the tiny model, needles for those that know English.
+
+The tasks are the held-out ones of the training's own table.
+"""
 
 from __future__ import annotations
 
-from evaluation.suites.base import Suite
+from collections.abc import Sequence
+
+from evaluation.suites.base import Grading, Suite
 from trainer.config import TaskConfig
+from trainer.tasks.base import TaskSource
+from trainer.tasks.needles import Needles
 from trainer.tasks.recall import Recall
 from trainer.types import Task
 
 ITEMS = 128
+_FIELDS = ("facts_per_chunk", "filler_per_chunk", "num_keys", "min_chunks", "max_chunks")
 
 
 def recall_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
     """Held-out documents of so many chunks; 0: the mixture of the training."""
-    fields = ("facts_per_chunk", "filler_per_chunk", "num_keys", "num_values", "min_chunks", "max_chunks")
+    return _suite("recall", Recall(config, 0), "exact", (*_FIELDS, "num_values"), chunks, config, limit)
+
+
+def needles_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
+    """As `recall_suite`; right where the number stands anywhere in the answer."""
+    return _suite("needles", Needles(config, 0), "any_string", _FIELDS, chunks, config, limit)
+
+
+def _suite(
+    kind: str, source: TaskSource, grading: Grading, fields: Sequence[str], chunks: int, config: TaskConfig, limit: int
+) -> Suite:
     count = limit or ITEMS
-    identity = {"kind": "recall", "chunks": chunks, "items": count, **{f: getattr(config, f) for f in fields}}
+    identity = {"kind": kind, "chunks": chunks, "items": count, **{f: getattr(config, f) for f in fields}}
 
     def load(_: object) -> list[Task]:
-        source = Recall(config, 0)
         return [source.heldout("test", index, chunks) for index in range(count)]
 
-    name = f"recall@{chunks}" if chunks else "recall"
-    return Suite(name, "exact", identity, load, True, 0, "generated")
+    name = f"{kind}@{chunks}" if chunks else kind
+    return Suite(name, grading, identity, load, True, 0, "generated")

@@ -34,7 +34,7 @@ def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: P
     config = problems_config(model, problems_file(tmp_path), tmp_path / "out")
     (row,) = make_rows(config, "checkpoint", "sglang")
     tasks = row.suite.load(len)
-    reader = make_reader(config, row.method, load_tokenizer(model), 512)
+    reader = make_reader(config, row.method, load_tokenizer(model), 512, row.suite)
     loaded = Loaded(row, reader, tasks, reader.prepare(tasks))
     row.record.begin({}, [{"id": task.id, "question": task.question, "answers": []} for task in tasks])
 

@@ -11,13 +11,18 @@ from builders import byte_tokenizer
 
 from clusterkit.evaluating.request import default_names
 from clusterkit.resolve import resolve
-from evaluation.methods import best_paragraphs, document_of
+from evaluation.config import EvalConfig
+from evaluation.methods import best_paragraphs, document_of, make_reader
 from evaluation.suites import NAMES, Finder
 from evaluation.suites.hqa import build_items
 from evaluation.suites.problems import read_problems
 from evaluation.suites.ruler import TASKS
 from evaluation.templates import TEMPLATES, template_named
+from trainer.agents.single_turn import SingleTurn
+from trainer.config import TaskConfig
 from trainer.errors import UserError
+from trainer.tasks.math import Math
+from trainer.tasks.needles import Needles
 
 
 def count_words(text: str) -> int:
@@ -195,7 +200,7 @@ def test_bm25_finds_the_paragraphs_that_speak_of_the_question(mini_hotpotqa: Pat
 
 
 def test_every_name_of_a_generated_suite_can_be_asked_for() -> None:
-    for name in (*TASKS, "recall"):
+    for name in (*TASKS, "recall", "needles"):
         assert name in NAMES
         assert Finder(limit=1).suite(name).load(count_words)
 
@@ -230,7 +235,14 @@ def test_the_data_files_are_read_as_their_schemas_say(shared_data: Path) -> None
 
 @pytest.mark.parametrize(
     ("preset", "names"),
-    [("tiny", ["recall"]), ("memalpha-tiny", ["facts"]), ("memalpha-4B", ["memalpha"]), ("135M_cpu", ["ruler_hqa@6"])],
+    [
+        ("tiny", ["recall"]),
+        ("memalpha-tiny", ["facts"]),
+        ("memalpha-4B", ["memalpha"]),
+        ("135M_cpu", ["ruler_hqa@6"]),
+        ("135M", ["needles"]),
+        ("1.5B_n1", ["math"]),
+    ],
 )
 def test_without_names_a_run_is_asked_its_own_task(preset: str, names: list[str]) -> None:
     assert default_names(resolve(preset).config) == names
@@ -238,4 +250,45 @@ def test_without_names_a_run_is_asked_its_own_task(preset: str, names: list[str]
 
 def test_a_task_without_a_suite_asks_for_names() -> None:
     with pytest.raises(UserError, match="add --data-names"):
-        default_names(resolve("7B_n4").config)
+        default_names(resolve("135M_cpu", "sft").config)
+
+
+def test_needles_are_the_trainings_held_out_ones() -> None:
+    task = TaskConfig(name="needles", filler_per_chunk=3)
+    suite = Finder(limit=2, task=task).suite("needles@5")
+    first, second = suite.load(count_words)
+    assert (suite.name, suite.grading, suite.documents) == ("needles@5", "any_string", True)
+    assert first == Needles(task, 7).heldout("test", 0, 5)
+    assert first.answers[0] in " ".join(first.chunks)
+    assert first.id != second.id
+    assert Finder(limit=2, task=task).suite("needles").load(count_words)[0] == Needles(task, 7).heldout("test", 0)
+
+
+def test_a_run_on_problems_is_asked_those_that_it_holds_out_as_it_is_asked_in_training(tmp_path: Path) -> None:
+    rows = [
+        {"query_id": f"q{n}", "prompt": f"What is {n} + 1?", "solutions": [rf"\boxed{{{n + 1}}}"]} for n in range(40)
+    ]
+    task = TaskConfig(name="math", path=str(write(tmp_path / "p.jsonl", *rows)), eval_fraction=0.4)
+    suite = Finder(limit=3, task=task).suite("math")
+    tasks = suite.load(count_words)
+    trained = Math(task, 1)
+    assert [one.question for one in tasks] == [trained.heldout("test", n).question for n in range(3)]
+    number = int(tasks[0].question.split()[2])
+    assert tasks[0].answers == (str(number + 1),)
+
+    tokenizer = byte_tokenizer()
+    config = EvalConfig.model_validate(
+        {"model_path": "m", "output_path": "o", "data_names": ["math"], "agent": {"max_final_tokens": 9}}
+    )
+    (prepared, *_) = make_reader(config, None, tokenizer, 512, suite).prepare(tasks)
+    assert prepared.max_new_tokens == 9
+    assert prepared.ids == SingleTurn(config.agent, tokenizer).prepare(tasks[0]).ids
+    with pytest.raises(UserError, match=r"holds out of its problems.*aime24"):
+        Finder(task=TaskConfig()).suite("math")
+
+
+def test_a_run_without_held_out_problems_says_so(tmp_path: Path) -> None:
+    row = {"query_id": "q", "prompt": "1+1", "solutions": [r"\boxed{2}"]}
+    task = TaskConfig(name="math", path=str(write(tmp_path / "p.jsonl", row)), eval_fraction=0.01)
+    with pytest.raises(UserError, match=r"raise task\.eval_fraction"):
+        Finder(task=task).suite("math").load(count_words)

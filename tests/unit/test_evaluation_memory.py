@@ -13,9 +13,12 @@ from builders import ScriptedEngine, byte_tokenizer
 from evaluation.config import EvalConfig
 from evaluation.grade import Grader
 from evaluation.memory import StructuredMemory
+from evaluation.methods import make_reader
+from evaluation.plan import row_inputs
 from evaluation.suites import Finder
 from evaluation.table import memory_table
 from trainer.agents.memagent import RolloutOptions
+from trainer.config import TaskConfig
 from trainer.errors import UserError
 from trainer.types import Task
 
@@ -50,6 +53,30 @@ def test_every_source_of_the_test_file_is_a_row(data: Path) -> None:
     assert [task.id for task in tasks] == ["a-q0", "a-q1", "c-q0"]
     assert tasks[0].answers == ("lamp",)
     assert len(Finder(str(data), limit=1).suites(["memalpha"])[1].load(len)) == 2  # the questions of one text
+
+
+def test_data_of_memories_lie_where_they_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(folder: str, source: str, name: str = "test") -> Path:
+        path = tmp_path / folder / f"{name}.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(row("x", source, ("q", "a"))) + "\n")
+        return path.parent
+
+    def found(data: str, **task: str) -> str:
+        (suite,) = Finder(data, str(tmp_path / "cache"), task=TaskConfig.model_validate(task)).suites(["memalpha"])
+        return suite.rule
+
+    alone, within = put("alone", "squad"), put("shelf/memalpha/data", "booksum", "train").parents[1]
+    own, usual = put("own", "perltqa"), put("usual/memalpha", "recsys").parent
+    monkeypatch.setenv("CLUSTERKIT_DATA", str(usual))
+    assert found(str(alone)) == found(str(alone / "test.jsonl")) == "squad"
+    assert found(str(within)) == "booksum"
+    assert found("", name="memalpha", path=str(own)) == "perltqa"
+    assert found(str(tmp_path / "cache"), name="memalpha", path=str(own)) == "perltqa"  # nothing in --data-path
+    assert found("", name="hotpotqa", path=str(own)) == "recsys"  # another task's path is no place for these
+    monkeypatch.delenv("CLUSTERKIT_DATA")
+    with pytest.raises(UserError, match=r"no Mem-alpha data.*clusterkit data prepare memalpha"):
+        found("")
 
 
 def test_a_text_is_read_once_for_all_of_its_questions(data: Path) -> None:
@@ -100,13 +127,45 @@ def test_answers_are_graded_by_their_source(sample: dict[str, Any], truths: list
 
 
 def test_the_table_has_score_and_length_by_source_and_their_means() -> None:
+    squad, books = {"suite": "memalpha-squad"}, {"suite": "memalpha-booksum"}
+    kept = {"method": "memagent", "memory_tokens": 100.0}
     rows = [
-        {"dataset": "memalpha-squad", "greedy_acc": 0.5, "memory_tokens": 100.0},
-        {"dataset": "memalpha-booksum", "greedy_acc": 0.25, "memory_tokens": 300.0},
-        {"dataset": "memalpha-squad rag", "greedy_acc": 0.9},
+        {"dataset": "memalpha-squad", "greedy_acc": 0.5, **squad, **kept},
+        {"dataset": "memalpha-booksum", "greedy_acc": 0.25, **books, **kept, "memory_tokens": 300.0},
+        {"dataset": "memalpha-squad rag", "greedy_acc": 0.9, "method": "rag", **squad},
+        {"dataset": "ruler_hqa@50 rag", "greedy_acc": 0.1, "method": "rag", "suite": "ruler_hqa@50"},
     ]
     text = memory_table(rows)
 
-    assert [cell.strip() for cell in text.splitlines()[-2].split("|")[1:-1]] == ["average", "37.5", "200"]
-    assert "squad rag" not in text
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    assert cells[3:] == [["memalpha-squad rag", "90.0", "-"], ["average", "37.5", "200"], ["average rag", "90.0", "-"]]
+    assert "ruler" not in text
     assert memory_table(rows[2:]) == ""
+
+
+def test_the_judge_is_asked_about_a_baselines_answers_too(data: Path) -> None:
+    tokenizer = byte_tokenizer()
+    stop = tokenizer.eos_token_id
+    engine = ScriptedEngine([[*tokenizer(text)["input_ids"], stop] for text in ("The lamp.", "lamp")], stop)
+    (suite, _) = Finder(str(data)).suites(["memalpha"])
+    reader = make_reader(config(), "long_context", tokenizer, 8000, suite)
+    (prepared,) = reader.prepare(suite.load(len))
+
+    async def agrees() -> object:
+        return (await reader.answer(prepared, engine, RolloutOptions(0.0, lambda turn: turn))).details["agrees"]
+
+    assert [asyncio.run(agrees()), asyncio.run(agrees())] == [False, True]  # the rules want the gold answer's words
+    wanted = row_inputs(config(), suite, "rag", "checkpoint", "embedded")
+    assert wanted["judge"]["reader"] == "rules"
+
+
+def test_the_agent_of_one_text_cuts_chunks_anew_that_are_too_long_for_it(data: Path) -> None:
+    tokenizer = byte_tokenizer()
+    given = {**AGENT, "name": "memagent", "chunk_tokens": 8, "max_memory_tokens": 4, "max_final_tokens": 4}
+    engine = ScriptedEngine([tokenizer("abc")["input_ids"] + [tokenizer.eos_token_id]] * 9, tokenizer.eos_token_id)
+    suite = Finder(str(data)).suites(["memalpha"])[1]
+    reader = make_reader(config(agent=given), "memagent", tokenizer, 8000, suite)
+    prepared = reader.prepare(suite.load(len))[0]
+    assert max(map(len, prepared.chunks)) <= 8
+    answer = asyncio.run(reader.answer(prepared, engine, RolloutOptions(0.0, lambda turn: turn)))
+    assert answer.counters["memory_tokens"] == 3

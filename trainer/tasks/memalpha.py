@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from trainer.tasks.tables import ENDINGS, find_table
 from trainer.types import Task
 
 SHARED_DATASETS = Path("/storage/datasets")
+HOW_TO_GET = "`clusterkit data prepare memalpha` makes such a folder; YuWangX/Memalpha on the hub is one"
 
 
 class MemAlphaTexts:
@@ -91,24 +93,34 @@ def find_files(path: str | None, cache_dir: str = "") -> tuple[Path, Path | None
     Without a path, the first of $CLUSTERKIT_DATA/memalpha, /storage/datasets/memalpha and memalpha in the asset cache
     that has a training file. Raises UserError that says where it looked.
     """
-    how = "`clusterkit data prepare memalpha` makes such a folder; YuWangX/Memalpha on the hub is one"
     if path:
         place = Path(path).expanduser()
         if place.is_file():
             return place, None
         if not place.is_dir():
-            raise UserError(f"task.path={path}: there is no such file or folder. {how}")
+            raise UserError(f"task.path={path}: there is no such file or folder. {HOW_TO_GET}")
         places = [place]
     else:
-        places = [SHARED_DATASETS / "memalpha", cache_root(cache_dir) / "memalpha"]
-        if os.environ.get("CLUSTERKIT_DATA"):
-            places.insert(0, Path(os.environ["CLUSTERKIT_DATA"]).expanduser() / "memalpha")
+        places = usual_places(cache_dir)
     for place in places:
         for folder in (place, place / "data"):
             if (train := find_table(folder, "train")) is not None:
                 return train, find_table(folder, "test")
+    raise UserError(missing(places))
+
+
+def usual_places(cache_dir: str = "") -> list[Path]:
+    """Folders that are looked in where none is named."""
+    places = [SHARED_DATASETS / "memalpha", cache_root(cache_dir) / "memalpha"]
+    if os.environ.get("CLUSTERKIT_DATA"):
+        places.insert(0, Path(os.environ["CLUSTERKIT_DATA"]).expanduser() / "memalpha")
+    return places
+
+
+def missing(places: Sequence[Path]) -> str:
+    """What is said where no such data are found."""
     looked = ", ".join(map(str, places))
-    raise UserError(f"no Mem-alpha data: no train file ({', '.join(ENDINGS)}) in {looked}. {how}")
+    return f"no Mem-alpha data: no train file ({', '.join(ENDINGS)}) in {looked}. {HOW_TO_GET}"
 
 
 def _split(items: list[Item], eval_fraction: float) -> tuple[list[Item], list[Item]]:
