@@ -41,7 +41,11 @@ def evaluate(
         help="Suites, with commas: math_500,aime24,aime25,amc23,gsm8k, ruler_hqa@50, niah_single@8k, recall@16 …, or "
         "JSON-lines files; the run's own task when left out.",
     ),
-    data_path: str = typer.Option("", "--data-path", help="Folder that data are looked for in first."),
+    data_path: str = typer.Option(
+        "",
+        "--data-path",
+        help="Folder that data are looked for in first; with --cluster one of this machine, or below its storage.",
+    ),
     num_questions: int = typer.Option(0, "--num-questions", help="Only the first so many questions of each; 0: all."),
     max_gen_tokens: int = typer.Option(
         0, "--max-gen-tokens", "--max_gen_tokens", help="Longest response to a problem [32768, or what fits]."
@@ -142,7 +146,9 @@ def evaluate(
         from clusterkit.evaluating.there import Wanted  # noqa: PLC0415
 
         words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare or ()), tuple(setting or ()))
-        _evaluate_on(cluster, Wanted(*words, values), detach=detach, dry_run=dry_run, as_json=as_json, shown=shown)
+        _evaluate_on(
+            cluster, Wanted(*words, values, fileroot), detach=detach, dry_run=dry_run, as_json=as_json, shown=shown
+        )
         return
     if detach:
         raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,29 +13,36 @@ import yaml
 from clusterkit.dispatch.files import said
 from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.storage import cache_of, read_from
-from clusterkit.evaluating.request import default_names, global_step, make_request, run_by_place, run_settings
-from clusterkit.node_assets.hub import Hub
-from clusterkit.node_assets.model import NodeAsset, Origin, needed
-from clusterkit.node_assets.provide import provide
-from clusterkit.node_assets.view import look, wrong
+from clusterkit.evaluating.bring import FILES, HOTPOTQA, Bringer
+from clusterkit.evaluating.request import (
+    choose_checkpoint,
+    default_names,
+    global_step,
+    make_request,
+    run_by_place,
+    run_of,
+    run_settings,
+)
+from clusterkit.node_assets.model import NodeAsset, Origin, asset_of
 from clusterkit.rundir import RunDirectory, user_name
 from clusterkit.serving import there
 from clusterkit.steps.api import Refused
 from evaluation.config import EvalConfig
-from evaluation.suites import PROBLEMS
-from evaluation.suites.problems import places_of
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.judge.registry import judges_folder, urls_of
 
 Say = Callable[[str], None]
-_NEEDS_HOTPOTQA = ("ruler_hqa", "ruler_qa")
-_FILES = (".jsonl", ".jsonl.gz", ".json")
+NOWHERE = "/nonexistent"
+"""In place of a folder of this machine in what goes to another one."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there."""
+    """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there.
+
+    fileroot: where runs of this machine are.
+    """
 
     model_path: str | None
     output_path: str
@@ -46,6 +52,7 @@ class Wanted:
     compare: tuple[str, ...]
     settings: tuple[str, ...]
     values: dict[str, Any]
+    fileroot: str = "runs"
 
 
 def output_folder(head: Head, typed: str) -> str:
@@ -75,91 +82,95 @@ async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = 
         RunError, HostError: a download or a copy failed.
 
     """
-    storage = head.cluster.storage
-    bring = _Bringer(head, say, change)
     output = output_folder(head, wanted.output_path)
-    if wanted.data_path and not wanted.data_path.startswith(f"{storage}/"):
-        raise UserError(
-            f"--data-path {wanted.data_path}: with --cluster it is a folder below {storage}; files of this machine can "
-            "be named in --data-names"
-        )
-    data_path = wanted.data_path or f"{storage}/datasets"
-    model = await _model(head, wanted.model_path, bring)
-    settings = run_settings(model, wanted.preset) if wanted.preset else await _settings(head, model)
-    names = [await _data(head, name, data_path, output, bring) for name in wanted.data_names or default_names(settings)]
+    bring = Bringer(head, say, output, _data_path(head, wanted.data_path), change)
+    model, settings = await _model(head, wanted, bring)
+    if wanted.preset:
+        settings = run_settings(model, wanted.preset)
+    names = []
+    for name in wanted.data_names or default_names(settings):
+        if name.startswith(f"{head.cluster.storage}/"):
+            names.append(name)
+        elif "/" in name or name.endswith(FILES):
+            names.append(await bring.file(Path(name).expanduser()))
+        else:
+            if not await _own_data(name, settings, bring):
+                await bring.named(name)
+            names.append(name)
     values = {
         **wanted.values,
         "model_path": model,
         "output_path": output,
         "data_names": names,
-        "data_path": data_path,
+        "data_path": await bring.data_path(),
         "cache_dir": cache_of(head.cluster),
         "compare": [output_folder(head, folder) for folder in wanted.compare],
     }
     return make_request(values, settings, wanted.settings)
 
 
-class _Bringer:
-    """Has on the storage what an evaluation needs of it."""
-
-    def __init__(self, head: Head, say: Say, change: bool) -> None:
-        self.head, self.say, self.change = head, say, change
-
-    async def asset(self, asset: NodeAsset) -> str:
-        """Its folder there. Raises UserError where only a download by the head node could bring it."""
-        problem = wrong(asset, await look(self.head.session, asset))
-        if not problem:
-            return asset.folder
-        if asset.origin is Origin.HOST:
-            raise UserError(f"{problem}: name a folder that the hosts have, or one of this machine")
-        if asset.origin is Origin.HUB:
-            raise UserError(
-                f"{asset.kind} {asset.name} is not on the cluster ({problem}): fetch it with clusterkit setup "
-                f"--cluster {self.head.cluster.name} --preset tiny --no-train --model-path {asset.source}"
-            )
-        if self.change:
-            self.say(f"copying {asset.kind} {asset.name} to {asset.folder}")
-            await self._provide(asset)
-        return asset.folder
-
-    async def file(self, source: Path, target: str) -> None:
-        """Copy one file of this machine."""
-        if self.change:
-            self.say(f"copying {source} to {target}")
-            await said(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
-            await self.head.session.put(source, target, root=True)
-
-    async def _provide(self, asset: NodeAsset) -> None:
-        async def nothing(_: object) -> None:
-            raise AssertionError("only the hub's assets take actions")
-
-        try:
-            await provide(self.head.session, asset, self.head.cluster, Hub(image=""), nothing, say=self.say)
-        except Refused as refusal:
-            raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+def _data_path(head: Head, typed: str) -> str:
+    if typed.startswith(f"{head.cluster.storage}/") or not typed or Path(typed).expanduser().exists():
+        return typed
+    raise UserError(
+        f"--data-path {typed}: there is no such folder on this machine; one of the cluster is below "
+        f"{head.cluster.storage}"
+    )
 
 
-async def _model(head: Head, typed: str | None, bring: _Bringer) -> str:
-    storage = head.cluster.storage
+async def _own_data(name: str, settings: RunConfig | None, bring: Bringer) -> bool:
+    """Whether a run's own data are where its settings say, on the cluster; its data of this machine are put there."""
+    task = settings.task if settings is not None else None
+    base = name.partition("@")[0]
+    if task is None or task.name != ("hotpotqa" if base in HOTPOTQA else base) or not task.path or bring.data:
+        return False
+    if task.path.startswith(f"{bring.head.cluster.storage}/") and await bring.any_there([task.path]):
+        return True
+    place = Path(task.path).expanduser()
+    if name == "math" and place.exists():
+        task.path, task.dataset = await bring.file(place / task.dataset if task.dataset else place), ""
+        return True
+    bring.own = place
+    return False
+
+
+async def _model(head: Head, wanted: Wanted, bring: Bringer) -> tuple[str, RunConfig | None]:
+    """The checkpoint's folder there, and the settings of the run that it is of, here or there."""
+    storage, typed = head.cluster.storage, wanted.model_path
     if typed is None or _is_run(typed):
         if newest := await _newest_checkpoint(head, typed):
-            return newest
+            return newest, await _settings(head, newest)
         if typed is None:
             raise UserError(
                 f"no checkpoint of a run of {user_name()} on cluster {head.cluster.name}: name one with --model-path"
             )
     elif typed.startswith(f"{storage}/"):
-        return await _inside(head, typed.rstrip("/"))
-    elif "/" not in typed and await _there(head, f"{storage}/models/{typed}/config.json"):
-        return f"{storage}/models/{typed}"
+        folder = await _inside(head, typed.rstrip("/"))
+        return folder, await _settings(head, folder)
+    elif "/" not in typed and await bring.any_there([f"{storage}/models/{typed}/config.json"]):
+        return f"{storage}/models/{typed}", None
+    here = choose_checkpoint(typed, Path(wanted.fileroot).expanduser().absolute())
     try:
-        (asset, *_) = needed(RunConfig(), head.cluster, model_path=typed)
+        asset = asset_of("model", here, head.cluster, "--model-path")
     except Refused as refusal:
         shelf = f"{storage}/models/{typed} is not there, and "
-        raise UserError(
-            f"{'' if '/' in typed else shelf}{refusal.message.replace('model.path=', '--model-path ')}: {refusal.fix}"
-        ) from refusal
-    return await bring.asset(asset)
+        raise UserError(f"{'' if '/' in typed else shelf}{refusal.message}: {refusal.fix}") from refusal
+    if asset.origin is Origin.HUB and wanted.model_path is not None:
+        bring.say(f"{typed} is no run here or on the cluster: taken as a repository of the hub")
+    settings = None
+    if asset.origin is Origin.UPLOAD:
+        settings, asset = _of_this_machine(Path(asset.source), asset)
+    return await bring.asset(asset), settings
+
+
+def _of_this_machine(folder: Path, asset: NodeAsset) -> tuple[RunConfig | None, NodeAsset]:
+    """Settings of a run of this machine, and its checkpoint under a name that tells it from those of other runs."""
+    settings, run = run_settings(str(folder), None), run_of(folder)
+    if settings is None or run is None:
+        return None, asset
+    name = f"{run.experiment}-{run.trial}-{folder.name}"
+    settings = settings.model_copy(update={"fileroot": NOWHERE})  # judges of this machine do not answer there
+    return settings, replace(asset, name=name, folder=f"{asset.folder.rpartition('/')[0]}/{name}")
 
 
 def _is_run(typed: str) -> bool:
@@ -213,38 +224,6 @@ async def _judge(head: Head, run: RunDirectory) -> str:
     return ",".join(urls_of(await there(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial))))
 
 
-async def _data(head: Head, name: str, data_path: str, output: str, bring: _Bringer) -> str:
-    """A data set by the name or path that it has there."""
-    if name.startswith(f"{head.cluster.storage}/"):
-        return name
-    if "/" in name or name.endswith(_FILES):
-        return await _file(Path(name).expanduser(), output, bring)
-    base = name.partition("@")[0]
-    data = "hotpotqa" if base in _NEEDS_HOTPOTQA else base if base in PROBLEMS else ""
-    if data:
-        shapes = ["hotpotqa/questions.jsonl", "questions.jsonl"] if data == "hotpotqa" else places_of(data)
-        if not await _any_there(head, [f"{data_path}/{shape}{end}" for shape in shapes for end in ("", ".gz")]):
-            folder = f"{head.cluster.storage}/datasets/{data}"
-            await bring.asset(NodeAsset("dataset", data, folder, Origin.CACHE, data))
-    return name
-
-
-async def _file(path: Path, output: str, bring: _Bringer) -> str:
-    """A file of this machine, copied beside the answers under a name that its content has a part in."""
-    source = next((file for file in (path / "test.jsonl", path / "test.jsonl.gz") if file.is_file()), path)
-    if not source.is_file():
-        raise UserError(f"{path}: there is no such file on this machine: name one, or a file on the cluster's storage")
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
-    target = f"{output}/data/{digest}/{source.absolute().parent.name}/{source.name}"
-    await bring.file(source, target)
-    return target
-
-
 async def _there(head: Head, path: str) -> bool:
-    return await _any_there(head, [path])
-
-
-async def _any_there(head: Head, paths: Sequence[str]) -> bool:
-    listed = " ".join(shlex.quote(path) for path in paths)
-    script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
+    script = f"[ ! -e {shlex.quote(path)} ] || echo yes"
     return bool((await said(head, script)).strip())
