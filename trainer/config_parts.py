@@ -270,7 +270,7 @@ class RolloutConfig(Section):
     asynchronous training, AReaL's max_head_offpolicyness). 0: synchronous, nothing is sampled while training."""
     window: Annotated[int, Field(ge=0)] = 0
     """With max_staleness: of how many of the oldest groups the finished ones are taken first, so that one slow document
-    does not hold a step up; 0: three tenths of batch_size. It comes off the groups under way."""
+    does not hold a step up; 0: three tenths of batch_size. Nothing overtakes what would then become too old."""
     refill: bool = False
     """Groups whose rewards are all equal are left out and others sampled in their place (DAPO's dynamic sampling)."""
     max_refill: Annotated[float, Field(ge=1)] = 4.0

@@ -35,7 +35,7 @@ def test_no_group_is_older_than_allowed_whatever_finishes_first(
     version, consumed = 0, []
     for version in range(12):  # one step from each version
         buffer.admit(version)
-        while (slots := buffer.take()) is None:
+        while (slots := buffer.take(version)) is None:
             running = buffer.running
             assert running, "it waits though everything is finished"
             slot = chance.choice(running)
@@ -50,8 +50,8 @@ def test_no_group_is_older_than_allowed_whatever_finishes_first(
         consumed += [slot.number for slot in slots]
         buffer.admit(version)  # while the step is trained
         buffer.trained()
-    numbers = consumed + buffer.dropped
-    assert len(set(numbers)) == len(numbers), "a task was learned from twice"
+    done = consumed + buffer.dropped
+    assert len(set(done)) == len(done), "a task was learned from twice"
 
 
 def test_without_staleness_a_step_is_the_next_tasks_and_nothing_else_is_under_way() -> None:
@@ -59,12 +59,31 @@ def test_without_staleness_a_step_is_the_next_tasks_and_nothing_else_is_under_wa
     slots = buffer.admit(0)
     assert [slot.number for slot in slots] == [10, 11, 12, 13]
     for slot in reversed(slots):
-        assert buffer.take() is None
+        assert buffer.take(0) is None
         finish(slot)
-    assert buffer.take() == slots
+    assert buffer.take(0) == slots
     assert buffer.admit(0) == []  # the step is being trained
     buffer.trained()
     assert [slot.number for slot in buffer.admit(1)] == [14, 15, 16, 17]
+
+
+def numbers(slots: list[Slot] | None) -> list[int]:
+    assert slots is not None
+    return [slot.number for slot in slots]
+
+
+@pytest.mark.parametrize("window", [0, 1, 10])
+def test_while_a_step_is_trained_all_of_the_next_is_generated(window: int) -> None:
+    buffer = WorkBuffer(10, 1, window, count())
+    for slot in buffer.admit(0)[:10]:
+        finish(slot)
+    assert numbers(buffer.take(0)) == list(range(10))
+    assert len(buffer.running) == 10
+    for slot in buffer.running:
+        finish(slot)
+    buffer.trained()
+    buffer.admit(1)
+    assert numbers(buffer.take(1)) == list(range(10, 20))  # there is nothing to wait for
 
 
 def test_a_slow_document_holds_up_only_its_window() -> None:
@@ -72,16 +91,12 @@ def test_a_slow_document_holds_up_only_its_window() -> None:
     slots = buffer.admit(0)
     finish(slots[1])
     finish(slots[2])
-    assert buffer.take() is None  # 2 may not overtake 0: it is no longer in its window
+    assert buffer.take(0) is None  # 2 may not overtake 0: it is no longer in its window
     finish(slots[0])
-    taken = buffer.take()
-    assert taken is not None
-    assert [slot.number for slot in taken] == [0, 1]
+    assert numbers(buffer.take(0)) == [0, 1]
     finish(slots[4])
     finish(slots[3])
-    taken = buffer.take()
-    assert taken is not None
-    assert [slot.number for slot in taken] == [2, 3]
+    assert numbers(buffer.take(0)) == [2, 3]
 
 
 def test_a_window_lets_finished_groups_overtake() -> None:
@@ -89,15 +104,28 @@ def test_a_window_lets_finished_groups_overtake() -> None:
     slots = buffer.admit(0)
     for slot in slots[1:]:
         finish(slot)
-    assert buffer.take() is None  # three of the window's four: 0 is waited for
+    assert buffer.take(0) is None  # three of the window's four: 0 is waited for
     assert [slot.number for slot in buffer.running] == [0]
     wide = WorkBuffer(3, 1, 3, count())
     slots = wide.admit(0)
     for slot in (slots[0], slots[2], slots[3]):
         finish(slot)
-    taken = wide.take()
-    assert taken is not None
-    assert [slot.number for slot in taken] == [0, 2, 3]  # 1 is overtaken by the two that follow it
+    assert numbers(wide.take(0)) == [0, 2, 3]  # 1 is overtaken by the two that follow it
+
+
+def test_what_is_due_is_waited_for_and_not_overtaken() -> None:
+    buffer = WorkBuffer(2, 1, 2, count())
+    first = buffer.admit(0)
+    for slot in (first[0], first[2]):
+        finish(slot)
+    assert numbers(buffer.take(0)) == [0, 2]  # 1 and 3 last for one step more
+    buffer.trained()
+    late = buffer.admit(1)
+    finish(late[0])
+    finish(first[3])
+    assert buffer.take(1) is None  # 3 and 4 are in the window, but 1 would be too old for the step after
+    finish(first[1])
+    assert numbers(buffer.take(1)) == [1, 3]
 
 
 def test_a_window_of_one_takes_strictly_the_oldest() -> None:
@@ -105,9 +133,9 @@ def test_a_window_of_one_takes_strictly_the_oldest() -> None:
     slots = buffer.admit(0)
     for slot in slots[1:]:
         finish(slot)
-    assert buffer.take() is None
+    assert buffer.take(0) is None
     finish(slots[0])
-    assert buffer.take() == slots[:2]
+    assert buffer.take(0) == slots[:2]
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=25))
@@ -131,18 +159,18 @@ def test_the_rest_of_an_epoch_is_passed_over_at_once() -> None:
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_more_is_under_way_than_one_step_needs(staleness: int) -> None:
     buffer = WorkBuffer(10, staleness, 0, count())
-    assert len(buffer.admit(0)) == 10 * (staleness + 1) - 2
+    assert len(buffer.admit(0)) == 10 * (staleness + 1)
 
 
 def test_a_step_that_lacks_only_scores_is_told_from_one_that_lacks_responses() -> None:
     buffer = WorkBuffer(2, 1, 1, count())
     first, second, third, *_ = buffer.admit(0)
     first.generated = third.generated = True
-    assert not buffer.lacks_only_scores()  # the second is still generated, and no later one may come before it
+    assert not buffer.lacks_only_scores(0)  # the second is still generated, and no later one may come before it
     second.generated = True
-    assert buffer.lacks_only_scores()
-    assert buffer.take() is None
+    assert buffer.lacks_only_scores(0)
+    assert buffer.take(0) is None
     finish(first)
     finish(second)
-    assert buffer.take() == [first, second]
-    assert not buffer.lacks_only_scores()
+    assert buffer.take(0) == [first, second]
+    assert not buffer.lacks_only_scores(0)

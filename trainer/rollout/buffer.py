@@ -1,14 +1,17 @@
 """Which groups are under way, and which are taken next: staleness bounded by how many there may be, not by a filter.
 
-With B groups a step, a staleness limit of η versions and a window of W groups, at most C = B·(η + 1) − (W − 1) groups
-are admitted and not yet trained. Count the groups that are kept in the order of their admission. Group i was admitted
-when fewer than C were outstanding, so under version v ≥ (i − C + 1)/B. Only groups before i + W are taken while i is
-the oldest, so it is taken by the step that starts from version ⌊(i + W − 1)/B⌋. The difference is at most η: no group
-is ever too old, and none has to be thrown away. η = 0 gives W = 1 and C = B: a step's groups, all of them, and none
-beside them, which is synchronous training.
+With B groups a step and a staleness limit of η versions, at most B·(η + 1) groups are admitted and not yet trained,
+those in training included: a whole step's groups can be generated while the step before is trained. A group that was
+admitted under version v must be taken, at the latest, by the step that starts from version v + η. Let the next step
+start from version V. If groups are taken strictly in the order of their admission, none is ever late: of those
+outstanding at most B·(k + 1) are due by version V + k, for every k, since the newest are due last of all, by V + η, and
+there are at most B·(η + 1) together. A finished group may overtake older ones only where this stays true of what it
+leaves behind. So no group is ever too old, and none has to be thrown away. η = 0 means that a step's groups, all of
+them, are under way, and none beside them, which is synchronous training.
 
 The window is that of MiniMax's windowed FIFO: strictly the oldest first would let one slow document hold up everybody,
-any finished one first would learn from short documents before long ones.
+any finished one first would learn from short documents before long ones. Of W groups that follow one another, the
+oldest among them, any may be taken.
 """
 
 from __future__ import annotations
@@ -39,16 +42,16 @@ class WorkBuffer:
     """The groups of a run that were admitted and are not trained yet. Not safe for several threads.
 
     Args:
-        batch: groups of a step. staleness: largest age in versions, η. window: see above; 0: three tenths of a batch,
-            1 without staleness. numbers: of the tasks, in order, without end.
+        batch: groups of a step. staleness: largest age in versions, η. window: W, see above; 0: three tenths of a
+            batch, 1 without staleness. numbers: of the tasks, in order, without end.
 
     """
 
     def __init__(self, batch: int, staleness: int, window: int, numbers: Iterator[int]) -> None:
         wanted = window or max(1, int(WINDOW_SHARE * batch))
-        self.batch = batch
+        self.batch, self.staleness = batch, staleness
         self.window = min(wanted, batch) if staleness else 1
-        self.capacity = batch * (staleness + 1) - (self.window - 1)
+        self.capacity = batch * (staleness + 1)
         self.slots: list[Slot] = []
         self.dropped: list[int] = []
         self._numbers = numbers
@@ -74,19 +77,19 @@ class WorkBuffer:
         self.slots.remove(slot)
         self.dropped.append(slot.number)
 
-    def take(self) -> list[Slot] | None:
-        """A step's groups, each one of the `window` oldest when it was taken; None while they are not finished."""
-        chosen = self._choose(lambda slot: slot.group is not None)
+    def take(self, version: int) -> list[Slot] | None:
+        """The groups of the step that starts from `version`; None while they are not finished."""
+        chosen = self._choose(version, lambda slot: slot.group is not None)
         if chosen is not None:
             self.slots = [slot for slot in self.slots if slot not in chosen]
             self._in_training += self.batch
         return chosen
 
-    def lacks_only_scores(self) -> bool:
+    def lacks_only_scores(self, version: int) -> bool:
         """Whether a step's groups could be taken if all that is generated were scored."""
-        return self._choose(lambda slot: slot.group is not None or slot.generated) is not None
+        return self._choose(version, lambda slot: slot.group is not None or slot.generated) is not None
 
-    def _choose(self, finished: Callable[[Slot], bool]) -> list[Slot] | None:
+    def _choose(self, version: int, finished: Callable[[Slot], bool]) -> list[Slot] | None:
         left, chosen = list(self.slots), list[Slot]()
         while len(chosen) < self.batch:
             end = left[0].order + self.window if left else 0
@@ -95,7 +98,9 @@ class WorkBuffer:
                 return None
             left.remove(slot)
             chosen.append(slot)
-        return chosen
+        # Of those left behind the first B must last until the next step, the B after them until the one after that, ….
+        lasts = (slot.version + self.staleness - version for slot in left)
+        return chosen if all(last > place // self.batch for place, last in enumerate(lasts)) else None
 
     def trained(self) -> None:
         """The groups that were taken are learned from, and the new version is out: there is room for as many."""

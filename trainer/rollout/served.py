@@ -199,10 +199,10 @@ class ServedSampler(Sampler):
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
-            slots = buffer.take()
+            slots = buffer.take(served.engine.version)
             if slots is not None:
                 break
-            began, scores_alone = time.monotonic(), buffer.lacks_only_scores()
+            began, scores_alone = time.monotonic(), buffer.lacks_only_scores(served.engine.version)
             try:
                 await asyncio.wait_for(self._changed.wait(), self.config.rollout.stall_seconds)
             except TimeoutError:
