@@ -70,8 +70,9 @@ class AlgorithmConfig(Section):
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the k3 KL to the frozen starting policy; 0: no reference model is kept."""
     old_logprobs: Literal["auto", "engine", "recompute"] = "auto"
-    """Log-probs that the policy's ratio starts from. engine: those that the engine returned. recompute: a forward pass
-    of the trainer before the step (decoupled PPO, with tis_cap). auto: recompute with rollout.max_staleness, else
+    """Log-probs that the policy's ratio starts from. engine: those that the engine returned. recompute: the trainer's
+    own before the step (decoupled PPO, with tis_cap): by a forward pass before it, save for the first of
+    train.minibatches, whose training pass has the very same. auto: recompute with rollout.max_staleness, else
     engine."""
     tis_cap: Annotated[float, Field(ge=0)] = 2.0
     """Truncated importance sampling of trainer against engine (where old_logprobs are recomputed): cap; 0: off."""

@@ -142,8 +142,9 @@ class TrainingRun(SteppedRun):
         """All optimizer steps of a training step; returns their averaged numbers."""
         batch = make_batch(groups, self.config, number)
         rows = [row for minibatch in batch.minibatches for row in minibatch]
-        if rows and self.config.recomputes_old:
-            for row, values in zip(rows, self.learner.logprobs(rows), strict=True):
+        later = [row for minibatch in batch.minibatches[1:] for row in minibatch]
+        if later and self.config.recomputes_old:  # the first minibatch takes them from its own forward pass
+            for row, values in zip(later, self.learner.logprobs(later), strict=True):
                 row.old_logprobs = values
         if rows and self.reference is not None:
             for row, values in zip(rows, self.learner.logprobs(rows, self.reference), strict=True):

@@ -110,6 +110,22 @@ def test_masks_see_the_same_responses_in_any_micro_batch(lm: Any) -> None:
     assert 0 < masked < sum(len(row.response_ids) for row in rows)
 
 
+def test_log_probs_of_before_the_step_are_those_of_its_own_pass(lm: Any) -> None:
+    config = small_config("algorithm.old_logprobs=recompute", *FREE, "train.max_tokens_per_mb=60")
+    rows = off_policy(sampled_rows(lm, 9, lm.config.vocab_size))
+    given = copy.deepcopy(rows)
+    for row, values in zip(given, learner(lm, config).logprobs(given), strict=True):
+        row.old_logprobs = values
+
+    expected, told = gradients(learner(lm, config), given)
+    found, seen = gradients(learner(lm, config), rows)
+
+    assert relative_difference(found, expected) <= 1e-6  # decoupled PPO's first minibatch needs no pass beforehand
+    assert seen.values["importance_weight"] == 1.0
+    assert seen.values["mismatch_kl"] == pytest.approx(told.values["mismatch_kl"], rel=1e-6)
+    assert seen.values["mismatch_kl"] > 0
+
+
 def test_the_order_of_rows_does_not_matter(lm: Any) -> None:
     rows = off_policy(sampled_rows(lm, 9, lm.config.vocab_size))
     config = small_config(*FREE, "train.max_tokens_per_mb=64")

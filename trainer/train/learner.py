@@ -149,6 +149,8 @@ class Learner:
         `StepAbandonedError`, nothing changed.
         Rows whose loss has no gradient (advantage 0 and no KL) are left out of the computation: their tokens are
         already in the weights' denominator. With no row left nothing changes at all, not even the optimizer's state.
+        Where old log-probs are to be the trainer's own and the rows have none, they are those of this very pass: no
+        weight changes before its end.
         The host waits for the device once, after the last micro-batch.
 
         Raises:
@@ -255,7 +257,10 @@ class Learner:
         """
         a = self.config.algorithm
         logp, entropy = self._forward(batch, self.policy)
-        old, behave = batch.old_logprobs, batch.behave_logprobs
+        behave = batch.behave_logprobs
+        old = batch.old_logprobs
+        if self.config.recomputes_old:
+            old = torch.where(batch.lacks_old, logp.detach(), old)
         policy_loss, clipped = self.algorithm.policy_loss(logp, old, batch.advantages, batch.sequence)
         keep = sequence_keep(old, behave, batch.sequence, a.sequence_mask, a.mask_low, a.mask_high)
         token_loss = policy_loss * tis_weights(old, behave, a.tis_cap) * keep

@@ -19,8 +19,9 @@ class PackedBatch:
     Rows of equal ids are laid down once. input_ids, position_ids: [1, T] int64. layout: where the distinct rows lie.
     loss_index, targets: [U] int64, positions whose next token is trained on, and those tokens. expand: [M] int64, for
     every trained token of every row its place among the U; everything below is [M] in the same order:
-    behave_logprobs, old_logprobs (the engine's where none were recomputed), ref_logprobs (zeros without a
-    reference), advantages, weights float32; sequence int64 (number of the row within this batch). num_rows: rows.
+    behave_logprobs, old_logprobs (the engine's where the row has none), ref_logprobs (zeros without a reference),
+    advantages, weights float32; lacks_old bool, whether the row has none; sequence int64 (number of the row within
+    this batch). num_rows: rows.
     """
 
     input_ids: Tensor
@@ -31,6 +32,7 @@ class PackedBatch:
     expand: Tensor
     behave_logprobs: Tensor
     old_logprobs: Tensor
+    lacks_old: Tensor
     ref_logprobs: Tensor
     advantages: Tensor
     weights: Tensor
@@ -119,11 +121,13 @@ def pack(rows: list[Row], device: torch.device) -> PackedBatch:
     behave: list[float] = []
     old: list[float] = []
     ref: list[float] = []
+    lacks_old: list[bool] = []
     per_token: list[tuple[float, float, int]] = []
     for number, row in enumerate(rows):
         count = len(row.response_ids)
         expand.extend(range(first_target[number], first_target[number] + count))
         behave.extend(row.behave_logprobs)
+        lacks_old.extend([row.old_logprobs is None] * count)
         old.extend(row.behave_logprobs if row.old_logprobs is None else row.old_logprobs)
         ref.extend([0.0] * count if row.ref_logprobs is None else row.ref_logprobs)
         per_token.extend([(row.advantage, row.weight, number)] * count)
@@ -143,6 +147,7 @@ def pack(rows: list[Row], device: torch.device) -> PackedBatch:
         expand=longs(expand),
         behave_logprobs=floats(behave),
         old_logprobs=floats(old),
+        lacks_old=to_device(torch.tensor(lacks_old, dtype=torch.bool), device),
         ref_logprobs=floats(ref),
         advantages=floats([a for a, _, _ in per_token]),
         weights=floats([w for _, w, _ in per_token]),
