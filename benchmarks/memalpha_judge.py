@@ -13,6 +13,7 @@ the same, with the steps that there are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -127,10 +128,12 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=0, help="rollout.max_staleness; above 0 on two GPUs")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--keep", type=Path, help="folder for the run's files, which stay; else they are removed")
     parser.add_argument("--flags", default="", help="options of the servers' own command line, agent's and judge's")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
+    with contextlib.ExitStack() as stack:
+        root = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        root.mkdir(parents=True, exist_ok=True)
         preset, overrides = settings(arguments, root)
         config = resolve(preset, None, overrides).config
         file = root / "config.yaml"
