@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.config import RunConfig
+from trainer.config import ModelConfig, RunConfig
 from trainer.train import attention
-from trainer.train.distributed import World, join_world, leave_world, single_world
+from trainer.train.distributed import World, join_world, leave_world, single_world, whole
 from trainer.train.learner import Learner
+from trainer.train.loading import open_checkpoint
 from trainer.train.model import prepare_lm
 from trainer.types import Row
 
@@ -83,9 +84,18 @@ def run(world: World) -> dict[str, Any]:
     return {"stats": stats, "logprobs": logprobs, "parameters": parameters}
 
 
+def loads_its_part(world: World, folder: Path) -> bool:
+    """Whether a model that the ranks read from its files in parts has the values of the whole one, and trains."""
+    lm, weights = open_checkpoint(folder, ModelConfig())
+    one = Learner(lm, make_config("bfloat16"), world, 100, weights)
+    expected = dict(make_lm(torch.device("cpu")).named_parameters())
+    same = all(torch.equal(whole(p).cpu(), expected[n].detach()) for n, p in one.policy.lm.named_parameters())
+    return same and one.step(make_rows()).stepped
+
+
 def main(rank: int, size: int, tensor: int, folder: Path) -> None:
-    """Entry point of a rank's process."""
+    """Entry point of a rank's process. The folder `model` in `folder` holds what `make_lm` makes."""
     world = join_world(rank, size, f"file://{folder}/rendezvous", dtype=torch.bfloat16, tensor=tensor)
-    found = run(world)
+    found = run(world) | {"loaded": loads_its_part(world, folder / "model")}
     torch.save(found, folder / f"rank{rank}.pt")
     leave_world(world)

@@ -213,6 +213,7 @@ def test_too_little_memory_is_said_in_words() -> None:
 def test_two_gpus_make_the_steps_of_one(tensor: int, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
+    parts.make_lm(torch.device("cpu")).save_pretrained(tmp_path / "model", max_shard_size="4MB")
     context = get_context("spawn")
     processes = [context.Process(target=parts.main, args=(rank, 2, tensor, tmp_path)) for rank in range(2)]
     for process in processes:
@@ -225,6 +226,7 @@ def test_two_gpus_make_the_steps_of_one(tensor: int, tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0]
     for rank in range(2):
         found = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
+        assert found["loaded"]
         for mine, its in zip(found["stats"], expected["stats"], strict=True):
             assert mine["trained_tokens"] == its["trained_tokens"]
             assert mine["actor_loss"] == pytest.approx(its["actor_loss"], rel=0.02, abs=1e-3)
