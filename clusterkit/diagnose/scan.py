@@ -38,7 +38,8 @@ WORDS = tuple(
     context length | other settings | does not fit | recover checkpoint | checkpoint path | NVML | version mismatch |
     driver version | NVIDIA driver | CUDA GPUs | CUDA-capable | the NVIDIA | Xid | ECC error | off the bus |
     launch failure | o space left | quota exceeded | rrno | Read-only | file handle | endpoint is not | open files |
-    HeaderTooLarge | MetadataIncomplete | InvalidHeader | deserializing | git-lfs | No module
+    HeaderTooLarge | MetadataIncomplete | InvalidHeader | deserializing | git-lfs | No module | did not come within |
+    reach rank 0 | not ready after
     """.split("|")
 )
 """Every message that a signature knows holds one of these; a test makes messages of the expressions and looks."""

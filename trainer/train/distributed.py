@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.errors import UserError
+from trainer.train.meeting import meet
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 DATA, TENSOR = "data", "tensor"
@@ -149,16 +150,18 @@ def join_world(
     gpu: int | None = None,
     dtype: torch.dtype = torch.float32,
     tensor: int = 1,
+    patience: timedelta = RENDEZVOUS_TIMEOUT,
 ) -> World:
     """Meet the other ranks; gloo on CPU, NCCL where every rank has a GPU.
 
     Args:
         rank: this one's number. size: how many there are. rendezvous: `file://PATH` among the ranks of one machine,
             `tcp://HOST:PORT` between machines. gpu: number of this rank's GPU among those that it sees; None: its rank.
-        dtype: of forward and backward passes. tensor: ranks that share a layer; it divides `size`.
+        dtype: of forward and backward passes. tensor: ranks that share a layer; it divides `size`. patience: so long
+            they wait for one another.
 
     Raises:
-        RuntimeError: not all ranks came within ten minutes.
+        RunError: not all ranks came in time; it says which.
 
     """
     local = rendezvous.startswith("file://")
@@ -172,7 +175,7 @@ def join_world(
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        init_method=rendezvous,
+        store=meet(rank, size, rendezvous, patience),
         rank=rank,
         world_size=size,
         timeout=RENDEZVOUS_TIMEOUT,

@@ -126,6 +126,7 @@ NETWORK = (
         (
             r"DistStoreError|Timed out after \d+ seconds waiting for clients",
             r"client socket has timed out after \d+ ?ms while trying to connect",
+            r"ranks these did not come within|could not reach rank 0 at",
         ),
         (
             Case(
