@@ -264,13 +264,25 @@ def _turns(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int
 def _tensor(config: RunConfig, shape: ModelShape | None, part: Part) -> list[Finding]:
     tensor = part.layout.tensor
     name = part.backend or ("the rollout" if part.generates else "the training")
-    if shape and shape.heads % tensor:
-        message = f"t{tensor} of {name} does not divide the {shape.heads} attention heads of the model"
+    if shape and (what := _undivided(shape, part)):
+        message = f"t{tensor} of {name} does not divide the {what} of the model"
         return [Finding("", "gpus", Level.FAIL, message, "choose t that divides them")]
     if tensor > config.n_gpus_per_node:
         message = f"t{tensor} of {name} goes over the edge of a host with {config.n_gpus_per_node} GPUs, which is slow"
         return [Finding("", "gpus", Level.WARN, message, "keep t within a host")]
     return []
+
+
+def _undivided(shape: ModelShape, part: Part) -> str:
+    """What of a model the tensor parallel GPUs cannot share; servers give copies of key/value heads to more GPUs."""
+    tensor, heads = part.layout.tensor, shape.kv_heads
+    if shape.heads % tensor:
+        return f"{shape.heads} attention heads"
+    if heads % tensor and not (part.generates and tensor % heads == 0):
+        return f"{heads} key/value heads"
+    if not part.generates and shape.intermediate % tensor:
+        return f"{shape.intermediate} feed-forward columns"
+    return ""
 
 
 def _degrees(layout: Layout) -> str:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import coin
@@ -147,14 +146,3 @@ def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> N
     )
     assert done.returncode == 2
     assert "no server server-7 (there: none)" in done.stderr
-
-
-def test_a_server_that_cannot_start_ends_the_run_with_the_reason(tmp_path: Path, trial: Trial) -> None:
-    broken = Trial(tmp_path / "runs", Path(trial.config.cache_dir), **coin.SETTINGS)
-    broken.change(**{"servers.python": sys.executable, "servers.shutdown_on_exit": True})  # which has no vLLM
-    done = command(broken)
-    said = done.communicate(timeout=300)[1]
-    assert done.returncode == 1, said
-    assert "0 of 1 engine servers answer" in said
-    assert "vLLM is not installed" in said
-    assert not any(registry.process_runs(one.pid) for one in registered(broken))

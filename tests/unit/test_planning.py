@@ -168,6 +168,13 @@ def test_a_step_between_two_published_sizes_takes_the_time_on_the_line_between_t
         (["rollout.group_size=1", "train.minibatches=512"], "batch", Level.FAIL, "leaves some of 4"),
         (["rollout.group_size=3", "rollout.batch_size=6", "train.minibatches=2"], "batch", Level.WARN, "evenly"),
         (["allocation_mode=sglang:d1t5+fsdp:d3"], "gpus", Level.FAIL, "does not divide the 12 attention heads"),
+        (
+            ["allocation_mode=sglang:d1t4+fsdp:d1t4"],
+            "gpus",
+            Level.FAIL,
+            "t4 of fsdp does not divide the 2 key",
+        ),
+        (["allocation_mode=sglang:d1t4+fsdp:d2t2"], "gpus", Level.OK, "4 generate (d1 x t4)"),
         (["allocation_mode=sglang:d4|fsdp:d4", "n_gpus_per_node=4"], "memory", Level.OK, "the engine's rest"),
         (
             ["allocation_mode=sglang:d8|fsdp:d8", "rollout.gpu_memory_fraction=0.97"],

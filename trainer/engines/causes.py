@@ -41,16 +41,32 @@ _ERROR_LINE = re.compile(r"^\s*(\w+\.)*\w*(Error|Exception|Exit)\b.*|.*\b(error|
 
 def log_cause(text: str) -> str:
     """One sentence: the line of the log that tells most, and what to do about it where that is known."""
-    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    lines = _lines(text)
+    if known := _known(lines):
+        return known
+    for line in reversed(lines):
+        if _ERROR_LINE.match(line):
+            return _short(line)
+    return _short(lines[-1]) if lines else "its log is empty"
+
+
+def log_end(text: str, count: int = 3) -> str:
+    """What a server that has not failed does, or waits for: a known line with advice, else the last ones of its log."""
+    lines = _lines(text)
+    return _known(lines) or " | ".join(map(_short, lines[-count:])) or "nothing, it is empty"
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+
+
+def _known(lines: list[str]) -> str:
     for pattern, advice in _KNOWN:
         expression = re.compile(pattern)
         for line in reversed(lines):
             if expression.search(line):
                 return f"{_short(line)} — {advice}"
-    for line in reversed(lines):
-        if _ERROR_LINE.match(line):
-            return _short(line)
-    return _short(lines[-1]) if lines else "its log is empty"
+    return ""
 
 
 def _short(line: str, limit: int = 300) -> str:

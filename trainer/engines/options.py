@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import UserError
 
@@ -87,8 +88,19 @@ def check_model(options: ServerOptions) -> None:
     size = len(options.gpus)
     if len(set(options.gpus)) != size:
         raise UserError(f"{options.name} needs its GPUs each named once; it was given {list(options.gpus)}")
-    heads = int(config.get("num_attention_heads") or 0)
-    if size and heads % size:
+    check_heads(config, size)
+
+
+def check_heads(model: Mapping[str, Any], gpus: int) -> None:
+    """Raise UserError unless a server's GPUs can share a model's heads. model: its config.json. gpus: 0 for none."""
+    heads = int(model.get("num_attention_heads") or 0)
+    groups = int(model.get("num_key_value_heads") or heads)
+    if gpus and heads % gpus:
         raise UserError(
-            f"{size} GPUs a server do not divide the model's {heads} attention heads: use a number that does"
+            f"{gpus} GPUs a server do not divide the model's {heads} attention heads: use a number that does"
+        )
+    if gpus and groups % gpus and gpus % groups:  # where there are fewer key/value heads than GPUs, each gets a copy
+        raise UserError(
+            f"{gpus} GPUs a server neither divide the model's {groups} key/value heads nor are a multiple of them: use "
+            "a number that does or is"
         )

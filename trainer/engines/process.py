@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from trainer.engines.causes import log_cause
+from trainer.engines.causes import log_cause, log_end
 from trainer.errors import RunError
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -129,17 +129,21 @@ class ServerProcess:
 
         """
         deadline = time.monotonic() + seconds
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        answer = "never answered"
+        async with httpx.AsyncClient(timeout=min(5.0, seconds), trust_env=False) as client:
             while self.running:
                 with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get(url)).status_code == httpx.codes.OK:
+                    code = (await client.get(url)).status_code
+                    if code == httpx.codes.OK:
                         return
+                    answer = f"answered {code}"
                 if time.monotonic() > deadline:
-                    cause = log_cause(self.log_text())
+                    end = log_end(self.log_text())
                     await self.stop()
                     raise ServerStartError(
-                        f"{self.command.name} was not ready after {seconds:.0f} s; its log ends with: {cause} "
-                        f"(log: {self.command.log}). Give it longer, or see the log for what it waits for"
+                        f"{self.command.name} was not ready after {seconds:.0f} s ({url} {answer}); its log ends with: "
+                        f"{end} (log: {self.command.log}). Raise start_seconds of the servers, or see the log for "
+                        "what it waits for"
                     )
                 await asyncio.sleep(POLL_SECONDS)
         raise ServerStartError(f"{self.command.name} {self.how_it_ended()}")

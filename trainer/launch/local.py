@@ -19,6 +19,7 @@ from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
+from trainer.launch.before import check_run
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.ray import RayRun
@@ -67,9 +68,13 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
     status, message, step = "failed", "", start.global_step
     try:
+        if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
+            check_run(config, resolve_model(config.model.path, config.cache_dir))
         if not on_ray(config):
             require_gpus(config)
         folder = model_folder(config, monitor, stop)
+        if not config.model.path:
+            check_run(config, folder)
         run: AnyRun | RankedRun | RayRun
         with servers(config, folder):
             if on_ray(config):

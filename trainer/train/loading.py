@@ -80,14 +80,33 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> tuple[Any, Weights]:
         UserError: as `load_lm`.
 
     """
-    lm = empty_lm(folder)
-    weights = _find(folder, lm, config)
+    lm, files = look_at(folder)
+    weights = WholeWeights(dict(load_lm(folder, config, torch.float32).state_dict())) if files is None else files
     _untie_what_differs(lm, weights)
-    stored = _stored(lm)
-    missing = [names[0] for names in _names(stored) if not any(name in weights.shapes for name in names)]
-    shapes = ((name, weights.shapes.get(name, ()), tuple(tensor.shape)) for name, tensor in stored.items())
-    check_weights(folder, missing, (entry for entry in shapes if entry[0] in weights.shapes and entry[1] != entry[2]))
     return lm, weights
+
+
+def look_at(folder: Path) -> tuple[Any, WeightFiles | None]:
+    """A folder's model on the meta device, and its files where they hold what it is made of, under its names.
+
+    None where only transformers can tell: other names and arrangements, other formats. No weights are read.
+
+    Raises:
+        UserError: as `load_lm`, for what names and shapes tell.
+
+    """
+    lm = empty_lm(folder)
+    if not has_safetensors(folder) or _is_converted(lm):
+        return lm, None
+    with readable(folder):
+        files = WeightFiles(folder)
+    stored = {name: tensor for name, tensor in lm.state_dict(keep_vars=True).items() if tensor.is_meta}
+    missing = [names[0] for names in _names(stored) if files.shapes.keys().isdisjoint(names)]
+    if missing and not files.shapes.keys() <= stored.keys():
+        return lm, None
+    shapes = ((name, files.shapes.get(name), tuple(tensor.shape)) for name, tensor in stored.items())
+    check_weights(folder, missing, (entry for entry in shapes if entry[1] not in (None, entry[2])))
+    return lm, files
 
 
 @torch.no_grad()
@@ -131,25 +150,6 @@ def _made(empty: Tensor, weights: Weights, name: str, device: torch.device) -> T
             own, empty.device_mesh, empty.placements, run_check=False, shape=empty.shape, stride=empty.stride()
         )
     return nn.Parameter(made, requires_grad=empty.requires_grad) if isinstance(empty, nn.Parameter) else made
-
-
-def _find(folder: Path, lm: Any, config: ModelConfig) -> Weights:
-    """The folder's files where they hold what the model is made of, under its names; else all of it, as it is loaded
-    by transformers, which knows other names and arrangements (and says what is missing).
-    """
-    if has_safetensors(folder) and not _is_converted(lm):
-        with readable(folder):
-            files = WeightFiles(folder)
-        stored = _stored(lm)
-        lacking = any(files.shapes.keys().isdisjoint(names) for names in _names(stored))
-        if not lacking or files.shapes.keys() <= stored.keys():
-            return files
-    return WholeWeights(dict(load_lm(folder, config, torch.float32).state_dict()))
-
-
-def _stored(lm: Any) -> dict[str, Tensor]:
-    """Everything of a model that has to come from its checkpoint, tied weights under each of their names."""
-    return {name: tensor for name, tensor in lm.state_dict(keep_vars=True).items() if tensor.is_meta}
 
 
 def _names(stored: dict[str, Tensor]) -> list[list[str]]:

@@ -24,6 +24,23 @@ def tensor_degree(config: RunConfig) -> int:
     return wanted.training.layout.tensor if wanted is not None and wanted.training is not None else 1
 
 
+def check_split(model: Any, ranks: int) -> None:
+    """Raise UserError unless that many ranks can share the layers of a model. model: its transformers configuration."""
+    if ranks == 1:
+        return
+    if model.model_type not in FAMILIES:
+        raise UserError(
+            f"tensor parallel training knows {', '.join(FAMILIES)}, and this model is {model.model_type}: give the "
+            "training side of allocation_mode data parallel GPUs (d) in place of t"
+        )
+    heads, groups = model.num_attention_heads, model.num_key_value_heads
+    if heads % ranks or groups % ranks or model.intermediate_size % ranks:
+        raise UserError(
+            f"allocation_mode: {ranks} tensor parallel training ranks do not divide {heads} attention heads, {groups} "
+            f"key/value heads and {model.intermediate_size} feed-forward columns: choose a t that divides all three"
+        )
+
+
 def split_layers(lm: Any, world: World) -> None:
     """Share the layers of a transformers model out over the ranks of a row of the mesh, in place; before FSDP.
 
@@ -31,18 +48,7 @@ def split_layers(lm: Any, world: World) -> None:
         UserError: the architecture is not known here, or the ranks do not divide its heads.
 
     """
-    c, ranks = lm.config, world.tensor_size
-    if c.model_type not in FAMILIES:
-        raise UserError(
-            f"tensor parallel training knows {', '.join(FAMILIES)}, and this model is {c.model_type}: give the "
-            "training side of allocation_mode data parallel GPUs (d) in place of t"
-        )
-    heads, groups = c.num_attention_heads, c.num_key_value_heads
-    if heads % ranks or groups % ranks or c.intermediate_size % ranks:
-        raise UserError(
-            f"allocation_mode: {ranks} tensor parallel training ranks do not divide {heads} attention heads, {groups} "
-            f"key/value heads and {c.intermediate_size} feed-forward columns: choose a t that divides all three"
-        )
+    check_split(lm.config, world.tensor_size)
     assert world.mesh is not None
     for layer in lm.model.layers:
         plan: dict[str, Any] = {
