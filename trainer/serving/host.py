@@ -18,6 +18,7 @@ from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
 from trainer.serving import registry
+from trainer.serving.leftovers import end_leftovers, mark
 from trainer.serving.registry import Registration
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ class ServerHost:
     """
 
     def __init__(self, kind: Kind, options: ServerOptions, folder: Path, restarts: int, *, kept: bool = False) -> None:
-        self.kind, self.options, self.folder, self.restarts = kind, options, folder, restarts
+        self.kind, self.folder, self.restarts = kind, folder, restarts
+        self.options = replace(options, env={**options.env, **mark(folder, options.name)})
         self.registration = Registration(
             name=options.name,
             engine=kind,
@@ -91,7 +93,7 @@ class ServerHost:
 
     async def _serve(self) -> str:
         """Start the server and watch it. Returns why it ended of itself; empty when it was asked to."""
-        starting = asyncio.ensure_future(launch(self.kind, self.options))
+        starting = asyncio.ensure_future(self._launch())
         stopping = asyncio.ensure_future(self.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -106,6 +108,11 @@ class ServerHost:
         self._register(state="ready", url=server.url, reason="")
         log.info("%s answers at %s", self.options.name, server.url)
         return await self._watch(server, process)
+
+    async def _launch(self) -> tuple[Server, ServerProcess]:
+        # A host that was killed could not see to the end of all that its server had started.
+        await end_leftovers(self.folder, self.options.name)
+        return await launch(self.kind, self.options)
 
     async def _watch(self, server: Server, process: ServerProcess) -> str:
         while process.running:

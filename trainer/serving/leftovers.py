@@ -1,0 +1,97 @@
+"""What an earlier host of a server has left behind when it was killed: processes that still hold the GPUs' memory.
+
+The kernel ends a server with its guard, but not what the server has started itself. All of it carries a mark in its
+environment, so it is found whatever it calls itself and whoever its parent is now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.engines.process import ServerStartError
+from trainer.serving import registry
+
+log = logging.getLogger(__name__)
+
+MARK = "CLUSTERKIT_SERVER"
+GRACE_SECONDS = 6.0
+"""So long they may take to end when asked to (a guard that is left is on its way to it); then they are killed."""
+END_SECONDS = 30.0
+LOOK_SECONDS = 0.1
+
+
+def mark(folder: Path, name: str) -> dict[str, str]:
+    """What is put into the environment of a server. folder: of the registrations."""
+    return {MARK: str(folder.absolute() / name)}
+
+
+def leftovers(folder: Path, name: str) -> list[int]:
+    """Processes on this machine that belong to that server of the run, and to no host that still runs."""
+    wanted = f"{MARK}={mark(folder, name)[MARK]}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it ended meanwhile, or is another user's
+                if wanted in (entry / "environ").read_bytes().split(b"\0") and not _kept(int(entry.name)):
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+async def end_leftovers(folder: Path, name: str) -> int:
+    """End them, and return how many there were once the last has gone and given its memory back.
+
+    Raises:
+        ServerStartError: some cannot be ended.
+
+    """
+    first = left = await asyncio.to_thread(leftovers, folder, name)
+    if not left:
+        return 0
+    log.warning("%s: processes of its earlier host are still there and are ended: %s", name, _numbers(left))
+    began = time.monotonic()
+    _signal(left, signal.SIGTERM)
+    while left:
+        waited = time.monotonic() - began
+        if waited > END_SECONDS:
+            raise ServerStartError(
+                f"{name}: processes of its earlier host hold its GPUs and cannot be ended: {_numbers(left)}. See what "
+                "they wait for (ps -o stat,wchan), or restart the machine"
+            )
+        if waited > GRACE_SECONDS:
+            _signal(left, signal.SIGKILL)
+        await asyncio.sleep(LOOK_SECONDS)
+        left = await asyncio.to_thread(leftovers, folder, name)
+    return len(first)
+
+
+def _kept(pid: int) -> bool:
+    """Whether a host that runs is among a process's ancestors."""
+    while pid > 1:
+        if registry.process_runs(pid):
+            return True
+        pid = _parent(pid)
+    return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        # "PID (name) state parent …", and the name may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _numbers(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))
