@@ -26,6 +26,7 @@ from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
 from evaluation.results import RESULTS, compare, find_results, read_results, row_results
 from evaluation.runner import Loaded, Runner
+from evaluation.steps import keep_scores
 from trainer.assets import resolve_model
 from trainer.errors import UserError
 from trainer.files import write_atomic
@@ -61,6 +62,10 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         results["seconds"] = round(seconds, 3)
         results["comparisons"] = [c for name, then in earlier for c in compare(results, then, _label(name, then))]
         _write(place, results)
+    try:
+        keep_scores(results, place)
+    except OSError as error:
+        say(f"the scores are not kept with the checkpoint's run: {error}")
     return place
 
 

@@ -10,6 +10,7 @@ from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.storage import RECORDS, read_from
 from clusterkit.rundir import RunDirectory
 from clusterkit.ssh.api import HostError, Trouble
+from evaluation.steps import SCORES
 
 LOOK_SECONDS = 60.0
 LOG_BYTES = 8 << 20
@@ -30,7 +31,8 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
     named = " -o ".join(f"-name {name}" for name in RECORDS)
     script = (
         f"cd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
-        f"find . -maxdepth 2 -type f \\( {named} -o -name exit.json -o -name '*.log' \\) -printf '%s %T@ %P\\n'\n"
+        f"find . -maxdepth 2 -type f \\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' \\) "
+        "-printf '%s %T@ %P\\n'\n"
         "find . -maxdepth 1 -type d -name 'attempt_*' -printf '0 0 %P/\\n'\n"
         f"find {shlex.quote(str(run.recover))} -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n' 2>/dev/null\nexit 0\n"
     )

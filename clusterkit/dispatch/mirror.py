@@ -27,6 +27,7 @@ from clusterkit.raycluster.model import LABEL_CLUSTER
 from clusterkit.raycluster.token import read_token
 from clusterkit.rundir import HOLDER_FILE, RunDirectory, user_name
 from clusterkit.ssh.api import HostError, Session, Trouble
+from evaluation.steps import SCORES
 from trainer.checkpoint import slots
 from trainer.errors import RunError
 
@@ -161,7 +162,8 @@ class Copies:
         if logs:
             await fetch_logs(head, there, run, facts, known.logs)
         self._note_holder(run, await self._holder(head, there, run))
-        _date(run, max((moment for _, moment in facts.values()), default=0.0))
+        signs = [moment for name, (_, moment) in facts.items() if not name.startswith(f"{SCORES}/")]
+        _date(run, max(signs, default=0.0))  # an old run that is scored is no new one
 
     async def _holder(self, head: Head, there: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""

@@ -17,6 +17,7 @@ from clusterkit.nodecode import archive, content_of, node_files
 from clusterkit.rundir import RunDirectory
 from clusterkit.ssh.api import HostError, Session, Trouble
 from clusterkit.ssh.stream import Stream
+from evaluation.steps import SCORES
 from trainer.config import RunConfig
 
 PACK_SECONDS = 120.0
@@ -90,8 +91,8 @@ async def fetch_records(
 ) -> None:
     """Copy what the trials of an experiment tell about themselves, for the code that reads runs of this machine.
 
-    Configurations, metrics, summaries, consoles' ends, exit markers, and whether there are recover checkpoints; no
-    checkpoints, no trajectories. trial: only this one. metrics: metrics.jsonl as well.
+    Configurations, metrics, summaries, consoles' ends, exit markers, scores, and whether there are recover
+    checkpoints; no checkpoints, no trajectories. trial: only this one. metrics: metrics.jsonl as well.
 
     Raises:
         HostError: the head was lost, or cannot read there.
@@ -107,6 +108,7 @@ cd {shlex.quote(fileroot)} 2>/dev/null || exec tar -cf - -T /dev/null
   for run in {shlex.quote(logs)}{chosen or "/*"}; do
     find "$run" -mindepth 1 -maxdepth 1 -type d -name 'attempt_*' 2>/dev/null || :
     find "$run" -mindepth 2 -maxdepth 2 -type f -name exit.json 2>/dev/null || :
+    find "$run" -mindepth 2 -maxdepth 2 -type f -path '*/{SCORES}/*.json' 2>/dev/null || :
     find "$run" -mindepth 2 -maxdepth 2 -type f -name console.log -size -4096k 2>/dev/null || :
     find "$run" -mindepth 1 -maxdepth 1 -type f \( {names} \) 2>/dev/null || :
   done

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterkit.evaluating.request import global_step
 from clusterkit.report.markup import Html, join, tag
+from evaluation.steps import global_step
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 560, 220, 46, 26
 _MEASURES = (("greedy_acc", "--c0"), ("sample_pass@1", "--c1"))

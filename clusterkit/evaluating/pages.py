@@ -10,7 +10,6 @@ from typing import Any
 
 from clusterkit.evaluating.answers import Answer, Entry, RowAnswers, read_row
 from clusterkit.evaluating.curve import curves
-from clusterkit.evaluating.scores import keep_scores
 from clusterkit.report.markup import Html, join, table, tag
 from clusterkit.report.write import write_page
 from evaluation.table import COLUMNS, areal_cells
@@ -23,15 +22,12 @@ MOST_QUESTIONS, MOST_ANSWERS, MOST_CHARACTERS = 300, 3, 4000
 def write_pages(folder: Path) -> Path:
     """Write the page of one evaluation, and that of the output folder around it; the first one's path.
 
-    The numbers go to the run that the checkpoint is of as well, for its report.
-
     Raises:
         UserError: a page cannot be written.
 
     """
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     page = write_page(evaluation_page(results, folder), folder / PAGE)
-    keep_scores(results, folder)
     write_page(overview_page(folder.parent), folder.parent / PAGE)
     return page
 

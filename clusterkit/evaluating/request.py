@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,10 @@ from pydantic import BaseModel, ValidationError
 from clusterkit.rundir import RunDirectory, runs, user_name
 from clusterkit.suggest import nearest_keys
 from evaluation.config import EvalConfig
+from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
 from trainer.judge.registry import judge_urls, judges_folder
-
-_STEP = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)$")
-
-
-def global_step(folder: Path) -> int | None:
-    """The training step of a checkpoint by its folder's name; None for a folder of another name."""
-    found = _STEP.search(folder.name)
-    return int(found.group(1)) if found else None
-
-
-def checkpoints_in(folder: Path) -> list[Path]:
-    """Checkpoints anywhere below a folder, by their step; those that are still being written are left out."""
-    found = [path for path in folder.rglob("epoch*") if path.is_dir() and global_step(path) is not None]
-    return sorted((path for path in found if (path / "config.json").is_file()), key=lambda p: (global_step(p) or 0, p))
 
 
 def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
@@ -67,11 +53,8 @@ def run_of(checkpoint: Path) -> RunDirectory | None:
 
 def run_by_place(checkpoint: Path) -> RunDirectory | None:
     """The run whose checkpoints lie there, here or on a cluster, should there be one; None for another place."""
-    parts = checkpoint.absolute().parts
-    # fileroot / checkpoints / user / experiment / trial / actor / epoch…
-    if len(parts) < 7 or parts[-6] != "checkpoints":
-        return None
-    return RunDirectory(Path(*parts[:-6]), parts[-5], parts[-4], parts[-3])
+    place = place_of_run(checkpoint)
+    return RunDirectory(*place) if place is not None else None
 
 
 def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:

@@ -17,7 +17,6 @@ from clusterkit.evaluating.bring import FILES, HOTPOTQA, Bringer
 from clusterkit.evaluating.request import (
     choose_checkpoint,
     default_names,
-    global_step,
     make_request,
     run_by_place,
     run_of,
@@ -28,6 +27,7 @@ from clusterkit.rundir import RunDirectory, user_name
 from clusterkit.serving import there
 from clusterkit.steps.api import Refused
 from evaluation.config import EvalConfig
+from evaluation.steps import global_step
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.judge.registry import judges_folder, urls_of

@@ -11,8 +11,8 @@ from types import FrameType
 from clusterkit.cli import output
 from clusterkit.evaluating.pages import PAGE, write_pages
 from clusterkit.evaluating.process import require_evaluator, run_evaluation
-from clusterkit.evaluating.request import checkpoints_in
 from evaluation.config import EvalConfig
+from evaluation.steps import checkpoints_in
 from trainer.errors import RunError, UserError
 
 LOOK_SECONDS = 5.0

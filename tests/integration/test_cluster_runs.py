@@ -20,6 +20,7 @@ from sshd import Ssh, Sshd
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.dispatch.mirrored import Mirror
 from clusterkit.resolve import resolve
+from evaluation.steps import keep_scores
 
 pytest_plugins = ["sshd_fixture"]
 pytestmark = pytest.mark.timeout(120)
@@ -96,13 +97,23 @@ def test_diagnosis_of_a_run_of_a_cluster_and_what_is_applied_lies_beside_it(worl
     assert "is applied already" in world("diagnose", "--cluster", "c").stdout
 
 
+def scored(writer: RunWriter, step: int, accuracy: float) -> dict[str, Any]:
+    """What an evaluation on the cluster says of a checkpoint of the run."""
+    checkpoint = writer.run.checkpoints / "actor" / f"epoch1epochstep{step}globalstep{step}"
+    row = {"dataset": "recall", "num_questions": 8, "greedy_acc": accuracy}
+    return {"status": "complete", "model_path": str(checkpoint), "time": float(step), "engine": "vllm", "rows": [row]}
+
+
 def test_report_of_runs_of_a_cluster(world: World, tmp_path: Path) -> None:
     failed(world, "run1")
-    RunWriter(world.root, trial="run2").config().attempt().steps(1, 5).finish("completed", 5)
+    writer = RunWriter(world.root, trial="run2").config().attempt().steps(1, 5).finish("completed", 5)
+    for step, accuracy in ((2, 0.25), (4, 0.75)):
+        keep_scores(scored(writer, step, accuracy), Path(f"results-{step}"))
     page = tmp_path / "page.html"
     done = world.json("report", "--cluster", "c", "--trial", "run2", "--compare", "run1", "--out", str(page))
     assert done["runs"] == ["tiny-recall/run2", "tiny-recall/run1"]
     assert "CUDA out of memory" in page.read_text()
+    assert "step 4: greedy_acc 75.0" in page.read_text()
     assert "clusterkit-" not in page.read_text()
 
 

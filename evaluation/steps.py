@@ -1,0 +1,58 @@
+"""Checkpoints of a run by where they lie: their training step, those of a folder, and what is kept beside the run.
+
+A run's files are FILEROOT/checkpoints/USER/EXPERIMENT/TRIAL/actor/epoch…globalstepN and FILEROOT/logs/USER/….
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from trainer.files import write_atomic
+
+SCORES = "scores"
+_STEP = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)$")
+_LEFT_OUT = ("questions", "inputs", "notes")
+
+
+def global_step(folder: Path) -> int | None:
+    """The training step of a checkpoint by its folder's name; None for a folder of another name."""
+    found = _STEP.search(folder.name)
+    return int(found.group(1)) if found else None
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Checkpoints anywhere below a folder, by their step; those that are still being written are left out."""
+    found = [path for path in folder.rglob("epoch*") if path.is_dir() and global_step(path) is not None]
+    return sorted((path for path in found if (path / "config.json").is_file()), key=lambda p: (global_step(p) or 0, p))
+
+
+def place_of_run(checkpoint: Path) -> tuple[Path, str, str, str] | None:
+    """Fileroot, user, experiment and trial that a checkpoint's place says; None for another place."""
+    parts = checkpoint.absolute().parts
+    # fileroot / checkpoints / user / experiment / trial / actor / epoch…
+    if len(parts) < 7 or parts[-6] != "checkpoints":
+        return None
+    return Path(*parts[:-6]), parts[-5], parts[-4], parts[-3]
+
+
+def keep_scores(results: dict[str, Any], place: Path) -> Path | None:
+    """Write the numbers of results into the folder of the run that the checkpoint is of; the file, None without a run.
+
+    place: the results' folder, whose name the file gets. Raises OSError where the run's folder cannot be written.
+    """
+    run = place_of_run(Path(results["model_path"]))
+    if run is None:
+        return None
+    fileroot, *names = run
+    logs = Path(fileroot, "logs", *names)
+    if not (logs / "config.yaml").is_file():
+        return None
+    rows = [{key: value for key, value in row.items() if key not in _LEFT_OUT} for row in results["rows"]]
+    summary = {key: results[key] for key in ("status", "model_path", "time", "engine")} | {"rows": rows}
+    file = logs / SCORES / f"{place.name}.json"
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, json.dumps(summary, ensure_ascii=False) + "\n")
+    return file
