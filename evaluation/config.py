@@ -107,3 +107,16 @@ class EvalConfig(Section):
         if not methods:
             raise ValueError(f"name at least one way to read documents: {', '.join(METHODS)}")
         return list(dict.fromkeys(methods))
+
+
+class WatchConfig(Section):
+    """Evaluations of checkpoints as they appear: what `python -m evaluation.watching` executes."""
+
+    folder: str
+    """Folder whose checkpoints are scored, at whatever depth."""
+    evaluation: EvalConfig
+    """What is asked of each; its model_path is filled in. server.gpus: of one host, for each evaluation; 0: none."""
+    run_logs: str = ""
+    """Folder of the run that writes the checkpoints: once it is complete and all are scored, so is this."""
+    once: bool = False
+    """End after the checkpoints that are there."""

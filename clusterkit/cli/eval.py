@@ -15,7 +15,9 @@ from trainer.errors import UserError
 if TYPE_CHECKING:
     from clusterkit.evaluating.process import Finished
     from clusterkit.evaluating.there import Wanted
-    from evaluation.config import EvalConfig
+    from evaluation.config import EvalConfig, WatchConfig
+
+_CHOOSES_ITSELF = "--watch chooses the checkpoints itself: leave --model-path out"
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -94,7 +96,10 @@ def evaluate(
     cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
     fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
     watch: str | None = typer.Option(
-        None, "--watch", metavar="DIR", help="Score every checkpoint below DIR, and each new one as it appears."
+        None,
+        "--watch",
+        metavar="DIR",
+        help="Score every checkpoint below DIR, and each new one as it appears; with --cluster: of EXPERIMENT/TRIAL.",
     ),
     once: bool = typer.Option(False, "--once", help="With --watch: end after the checkpoints that are there."),
     cluster: str | None = typer.Option(
@@ -141,14 +146,13 @@ def evaluate(
 
     shown = (lambda _: None) if no_progress else output.note
     if cluster is not None:
-        if watch is not None:
-            raise UserError("--watch looks at folders of this machine: leave it or --cluster out")
+        if watch is not None and model_path is not None:
+            raise UserError(_CHOOSES_ITSELF)
         from clusterkit.evaluating.there import Wanted  # noqa: PLC0415
 
         words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare or ()), tuple(setting or ()))
-        _evaluate_on(
-            cluster, Wanted(*words, values, fileroot), detach=detach, dry_run=dry_run, as_json=as_json, shown=shown
-        )
+        wanted = Wanted(*words, values, fileroot, watch or "", once)
+        _evaluate_on(cluster, wanted, detach=detach, dry_run=dry_run, as_json=as_json, shown=shown)
         return
     if detach:
         raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")
@@ -170,7 +174,7 @@ def evaluate(
         from clusterkit.evaluating.watch import watch_folder  # noqa: PLC0415
 
         if model_path is not None:
-            raise UserError("--watch DIR chooses the checkpoints itself: leave --model-path out")
+            raise UserError(_CHOOSES_ITSELF)
         watch_folder(Path(watch).expanduser().absolute(), request, shown, once=once, as_json=as_json)
         return
     from clusterkit.evaluating.request import choose_checkpoint  # noqa: PLC0415
@@ -198,7 +202,7 @@ def _evaluate_on(
         _print_results(finished, as_json)
 
 
-def _print_plan(config: EvalConfig, as_json: bool) -> None:
+def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
     from clusterkit.evaluating.request import settings_in_words  # noqa: PLC0415
 
     if as_json:

@@ -18,7 +18,7 @@ from trainer.errors import RunError
 if TYPE_CHECKING:
     from clusterkit.dispatch.head import Head
     from clusterkit.evaluating.process import Finished
-    from evaluation.config import EvalConfig
+    from evaluation.config import EvalConfig, WatchConfig
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -32,6 +32,8 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
 
     """
     from clusterkit.evaluating.job import Asked, follow, submit  # noqa: PLC0415 (asyncssh)
+    from clusterkit.evaluating.watch import show_scored  # noqa: PLC0415
+    from clusterkit.evaluating.watch_there import follow_watch  # noqa: PLC0415
 
     selection = select(HostOptions(cluster=cluster))
 
@@ -43,19 +45,24 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
         f"{'it runs already' if asked.attached else 'it runs'}, as job {asked.submission_id}. Folder on the cluster: "
         f"{asked.output}"
     )
+    watches = bool(wanted.watch)
     if detach:
         if as_json:
             output.result_json(asked.as_dict())
         output.note(_how_to_go_on(cluster, wanted.output_path))
         return None
     try:
-        return _do(follow(selection, asked, copy_of(cluster, wanted.output_path), say))
+        here = copy_of(cluster, wanted.output_path)
+        if watches:
+            _do(follow_watch(selection, asked, here, say, lambda place: show_scored(place, as_json)))
+            return None
+        return _do(follow(selection, asked, here, say))
     except KeyboardInterrupt:
         output.note(f"detached: it goes on, as job {asked.submission_id}\n{_how_to_go_on(cluster, wanted.output_path)}")
         raise typer.Exit(0) from None
 
 
-def planned(cluster: str, wanted: Wanted) -> EvalConfig:
+def planned(cluster: str, wanted: Wanted) -> EvalConfig | WatchConfig:
     """What would be asked there; nothing is copied or started."""
     return _with_head(
         select(HostOptions(cluster=cluster)), lambda head: request_there(head, wanted, lambda _: None, change=False)

@@ -24,7 +24,7 @@ from clusterkit.dispatch.storage import fetch_folders, put_code, read_from
 from clusterkit.evaluating.process import Finished, Told
 from clusterkit.launch import disk_errors
 from clusterkit.rundir import user_name
-from evaluation.config import EvalConfig
+from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
 from evaluation.results import RESULTS
 from trainer.errors import RunError, UserError
@@ -56,8 +56,8 @@ class Asked:
         return {"state": state, "submission_id": self.submission_id, "output_path": self.output, "log": self.log}
 
 
-async def submit(head: Head, config: EvalConfig, say: Say) -> Asked:
-    """Start the evaluation; where the very same one runs, attach to it.
+async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> Asked:
+    """Start the evaluation, or the watch over a run; where the very same one runs, attach to it.
 
     Raises:
         UserError: another one writes into the same folder. RunError: Ray refused. HostError: the head was lost.
@@ -65,14 +65,15 @@ async def submit(head: Head, config: EvalConfig, say: Say) -> Asked:
     """
     async with head.jobs() as jobs:
         return await submit_or_attach(
-            lambda: _submit(head, config, jobs, say),
+            lambda: _submit(head, order, jobs, say),
             f"others keep submitting the same evaluation; look with clusterkit jobs {_named(head)}",
         )
 
 
-async def _submit(head: Head, config: EvalConfig, jobs: RayJobs, say: Say) -> Asked:
+async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, say: Say) -> Asked:
+    config = order.evaluation if isinstance(order, WatchConfig) else order
     user, output = user_name(), config.output_path
-    fingerprint = hashlib.sha256(json.dumps(config.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(json.dumps(order.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
     known = [job for job in await jobs.all() if job.metadata.get("kind") == KIND]
     for job in known:
         if job.alive and job.metadata.get("output") == output:
@@ -84,6 +85,8 @@ async def _submit(head: Head, config: EvalConfig, jobs: RayJobs, say: Say) -> As
             )
     gpus = await _gpus(head, config)
     config = config.model_copy(update={"server": config.server.model_copy(update={"gpus": gpus})})
+    watches = isinstance(order, WatchConfig)
+    asked = (order.model_copy(update={"evaluation": config}) if watches else config).model_dump()
     say("sending code and request")
     code = await put_code(head.session, head.cluster)
     name = PurePosixPath(output).name
@@ -92,12 +95,14 @@ async def _submit(head: Head, config: EvalConfig, jobs: RayJobs, say: Say) -> As
     submission_id = f"{prefix}{max((int(number) for number in numbers if number.isdigit()), default=0) + 1}"
     request, log = (f"{output}/logs/{submission_id}.{end}" for end in ("yaml", "log"))
     await said(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
-    text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(asked, sort_keys=False, allow_unicode=True)
     await head.session.put(text.encode(), request, root=True)
-    say(f"submitting the job{f', for {gpus} GPUs' if gpus else ''}")
+    wanted = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
+    say(f"submitting the job{wanted}")
+    words = ["-m", "evaluation.watching", request, log] if watches else ["-m", "evaluation", request]
     await jobs.submit(
         submission_id,
-        f"exec python3 -m evaluation {shlex.quote(request)} >>{shlex.quote(log)} 2>&1",
+        f"exec python3 {shlex.join(words)} >>{shlex.quote(log)} 2>&1",
         environment={
             "PYTHONPATH": code,
             "USER": user,
@@ -114,7 +119,7 @@ async def _submit(head: Head, config: EvalConfig, jobs: RayJobs, say: Say) -> As
             "output": output,
             "log": log,
         },
-        gpus=gpus,
+        gpus=0 if watches else gpus,  # a watch asks for them when there is something to score
     )
     return Asked(submission_id, output, log)
 

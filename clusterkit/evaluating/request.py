@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from clusterkit.rundir import RunDirectory, runs, user_name
 from clusterkit.suggest import nearest_keys
-from evaluation.config import EvalConfig
+from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
@@ -132,6 +132,6 @@ def _plain(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-def settings_in_words(config: EvalConfig) -> dict[str, Any]:
+def settings_in_words(config: EvalConfig | WatchConfig) -> dict[str, Any]:
     """Dotted key -> value of every setting, for --dry-run."""
     return flatten(config)

@@ -26,7 +26,7 @@ from clusterkit.node_assets.model import NodeAsset, Origin, asset_of
 from clusterkit.rundir import RunDirectory, user_name
 from clusterkit.serving import there
 from clusterkit.steps.api import Refused
-from evaluation.config import EvalConfig
+from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -41,7 +41,8 @@ NOWHERE = "/nonexistent"
 class Wanted:
     """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there.
 
-    fileroot: where runs of this machine are.
+    fileroot: where runs of this machine are. watch: in place of a checkpoint, the run whose checkpoints are watched.
+    once: see `WatchConfig`.
     """
 
     model_path: str | None
@@ -53,6 +54,8 @@ class Wanted:
     settings: tuple[str, ...]
     values: dict[str, Any]
     fileroot: str = "runs"
+    watch: str = ""
+    once: bool = False
 
 
 def output_folder(head: Head, typed: str) -> str:
@@ -72,8 +75,8 @@ def output_folder(head: Head, typed: str) -> str:
     return f"{head.fileroot}/eval/{user_name()}/{name}"
 
 
-async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = True) -> EvalConfig:
-    """The evaluation in the cluster's places; what is missing there is copied to it.
+async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = True) -> EvalConfig | WatchConfig:
+    """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
 
     change: off for a look at what would be asked.
 
@@ -84,7 +87,11 @@ async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = 
     """
     output = output_folder(head, wanted.output_path)
     bring = Bringer(head, say, output, _data_path(head, wanted.data_path), change)
-    model, settings = await _model(head, wanted, bring)
+    watched = await _watched(head, wanted.watch) if wanted.watch else None
+    if watched is not None:
+        model, settings = "", await _settings(head, watched)
+    else:
+        model, settings = await _model(head, wanted, bring)
     if wanted.preset:
         settings = run_settings(model, wanted.preset)
     names = []
@@ -106,7 +113,29 @@ async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = 
         "cache_dir": cache_of(head.cluster),
         "compare": [output_folder(head, folder) for folder in wanted.compare],
     }
-    return make_request(values, settings, wanted.settings)
+    request = make_request(values, settings, wanted.settings)
+    if watched is None:
+        return request
+    folder, logs = str(watched.checkpoints), str(watched.logs)
+    return WatchConfig(folder=folder, evaluation=request, run_logs=logs, once=wanted.once)
+
+
+async def _watched(head: Head, typed: str) -> RunDirectory:
+    """The run there that is meant by EXPERIMENT/TRIAL, or by the folder of its checkpoints."""
+    run = None
+    if _is_run(typed):
+        run = RunDirectory(Path(head.fileroot), user_name(), *typed.split("/"))
+    elif typed.startswith(f"{head.cluster.storage}/"):
+        below = (Path(typed, "actor", "epoch"), Path(typed, "epoch"))
+        run = next((found for path in below if (found := run_by_place(path)) is not None), None)
+    if run is None:
+        raise UserError(f"--watch {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
+    if not await _there(head, str(run.config)):
+        raise UserError(
+            f"--watch {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
+            f"--cluster {head.cluster.name} shows the newest"
+        )
+    return run
 
 
 def _data_path(head: Head, typed: str) -> str:
@@ -139,14 +168,14 @@ async def _model(head: Head, wanted: Wanted, bring: Bringer) -> tuple[str, RunCo
     storage, typed = head.cluster.storage, wanted.model_path
     if typed is None or _is_run(typed):
         if newest := await _newest_checkpoint(head, typed):
-            return newest, await _settings(head, newest)
+            return newest, await _settings(head, run_by_place(Path(newest)))
         if typed is None:
             raise UserError(
                 f"no checkpoint of a run of {user_name()} on cluster {head.cluster.name}: name one with --model-path"
             )
     elif typed.startswith(f"{storage}/"):
         folder = await _inside(head, typed.rstrip("/"))
-        return folder, await _settings(head, folder)
+        return folder, await _settings(head, run_by_place(Path(folder)))
     elif "/" not in typed and await bring.any_there([f"{storage}/models/{typed}/config.json"]):
         return f"{storage}/models/{typed}", None
     here = choose_checkpoint(typed, Path(wanted.fileroot).expanduser().absolute())
@@ -203,9 +232,8 @@ async def _inside(head: Head, folder: str) -> str:
     return str(max(paths, key=lambda path: global_step(path) or 0))
 
 
-async def _settings(head: Head, model: str) -> RunConfig | None:
-    """The settings that a checkpoint there was trained with; None for one from elsewhere."""
-    run = run_by_place(Path(model))
+async def _settings(head: Head, run: RunDirectory | None) -> RunConfig | None:
+    """The settings of a run there; None without one."""
     text = await read_from(head.session, run.config, 0) if run is not None else b""
     if run is None or not text:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from clusterkit.cli import output
 from clusterkit.evaluating.pages import PAGE, write_pages
 from clusterkit.evaluating.process import require_evaluator, run_evaluation
 from evaluation.config import EvalConfig
+from evaluation.results import RESULTS
 from evaluation.steps import checkpoints_in
 from trainer.errors import RunError, UserError
 
@@ -55,12 +57,7 @@ def watch_folder(
                 failed.append(checkpoint.name)
                 output.error(f"{checkpoint.name}: {error}")
                 continue
-            write_pages(finished.folder)
-            if as_json:
-                output.line_json(finished.results)
-            else:
-                output.result((finished.folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
-                output.note(f"The curve: {finished.folder.parent / PAGE}")
+            show_scored(finished.folder, as_json)
         if once:
             if failed:
                 raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
@@ -71,6 +68,16 @@ def watch_folder(
             shown(f"waiting for checkpoints below {folder}; Ctrl-C ends it")
             told = True
         stop.wait(LOOK_SECONDS)
+
+
+def show_scored(folder: Path, as_json: bool) -> None:
+    """Print the table of one checkpoint's results, and draw the curve anew."""
+    write_pages(folder)
+    if as_json:
+        output.line_json(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+    else:
+        output.result((folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
+        output.note(f"The curve: {folder.parent / PAGE}")
 
 
 class _Stop:

@@ -56,7 +56,9 @@ def ask(ssh: Ssh, storage: Path, tmp_path: Path) -> Ask:
         async def work(session: SshSession) -> EvalConfig:
             cluster = Cluster(name="c", hosts=(session.host,), storage=str(storage))
             told = [] if said is None else said
-            return await request_there(Head(session, cluster, "token"), typed, told.append, change=change)
+            made = await request_there(Head(session, cluster, "token"), typed, told.append, change=change)
+            assert isinstance(made, EvalConfig)
+            return made
 
         return ssh.with_session(server, work)
 

@@ -1,0 +1,172 @@
+"""`python -m evaluation.watching CONFIG.yaml LOG`: score every checkpoint of a folder as it appears.
+
+What `clusterkit eval --cluster --watch` runs there as a job, each evaluation in a process of its own. It ends when the
+run is complete and all of its checkpoints are scored, or when it is told to. Where GPUs are wanted, Ray is asked for
+them for each evaluation, so that nothing is held while there is nothing to score. Prints a line of JSON for whatever
+becomes of a checkpoint.
+
+Exit codes: 0 all scored, 1 some were not, 2 bad configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evaluation.config import EvalConfig, WatchConfig
+from evaluation.steps import checkpoints_in
+from trainer.configfile import read_config
+from trainer.errors import InterruptedRunError, UserError
+from trainer.signals import StopFlag
+
+LOOK_SECONDS = 5.0
+POLL_SECONDS = 0.2
+EVENT = "watch"
+Score = Callable[[Path], int]
+"""Runs the evaluation of a request's file; its exit code."""
+
+
+def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool], tell: Callable[..., None]) -> bool:
+    """Score what is there, oldest first, then what comes; whether nothing failed.
+
+    logs: where requests are written. tell: gets what becomes of a checkpoint, as names and values.
+
+    Raises:
+        InterruptedRunError: `stop` said so.
+
+    """
+    done: set[Path] = set()
+    failed: list[str] = []
+    while True:
+        complete = config.once or is_complete(config.run_logs)  # looked at first: its last checkpoint is there then
+        fresh = [path for path in checkpoints_in(Path(config.folder)) if path not in done]
+        for checkpoint in fresh:
+            done.add(checkpoint)
+            tell(event="scoring", checkpoint=str(checkpoint))
+            code = score(_request(config.evaluation, checkpoint, logs))
+            if stop():
+                raise InterruptedRunError("interrupted: what is answered is written; the same command goes on")
+            if code:
+                failed.append(checkpoint.name)
+            tell(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
+        if complete and not fresh:
+            tell(event="ended", scored=len(done) - len(failed), failed=failed)
+            return not failed
+        end = time.monotonic() + (0.0 if fresh else LOOK_SECONDS)
+        while time.monotonic() < end:
+            if stop():
+                raise InterruptedRunError("interrupted while waiting for a checkpoint; the same command goes on")
+            time.sleep(POLL_SECONDS)
+
+
+def is_complete(run_logs: str) -> bool:
+    """Whether the run whose folder this is has done all of its steps."""
+    path = Path(run_logs, "metrics.jsonl")
+    if not run_logs or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - (1 << 16), 0))
+        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    try:
+        record = json.loads(last)
+    except ValueError:
+        return False
+    return bool(record.get("kind") == "finish" and record.get("status") == "completed")
+
+
+def _request(evaluation: EvalConfig, checkpoint: Path, logs: Path) -> Path:
+    """The evaluation of one checkpoint, written down."""
+    config = evaluation.model_copy(update={"model_path": str(checkpoint)})
+    path = logs / f"{checkpoint.name}.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def run_evaluation(request: str, stop: Callable[[], bool]) -> int:
+    """Run one evaluation in a process of its own, which prints what we would; its exit code."""
+    process = subprocess.Popen([sys.executable, "-m", "evaluation", request])
+    told = False
+    try:
+        while process.poll() is None:
+            if stop() and not told:
+                told = True
+                process.terminate()
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    return int(process.returncode)
+
+
+def on_gpus(request: str, log: str) -> int:
+    """As `run_evaluation`, as a task of Ray on whichever node has the GPUs; it prints into the job's log."""
+    with Path(log).open("ab") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    return run_evaluation(request, lambda: False)
+
+
+def scored_by_ray(gpus: int, log: Path, stop: StopFlag, tell: Callable[..., None]) -> Score:
+    """Evaluations on so many GPUs of one host each, when Ray has them free."""
+    import ray  # noqa: PLC0415 (not installed where nothing is dispatched)
+
+    ray.init(address="auto", logging_level=logging.WARNING, log_to_driver=False)
+    stop.install()  # Ray has put handlers of its own in place, which end the process at once
+    task: Any = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0)(on_gpus)
+
+    def score(request: Path) -> int:
+        reference = task.remote(str(request), str(log))
+        told = False
+        while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
+            if stop() and not told:
+                told = True
+                ray.cancel(reference)
+        try:
+            return int(ray.get(reference))
+        except ray.exceptions.RayError as error:
+            if not stop():
+                tell(event="lost", reason=str(error).strip().splitlines()[-1][:500])
+            return 1
+
+    return score
+
+
+def tell(**values: object) -> None:
+    """Print what became of a checkpoint."""
+    print(json.dumps({EVENT: values.pop("event"), **values}), flush=True)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.watching", description=__doc__)
+    parser.add_argument("config", type=Path, help="the WatchConfig, as `clusterkit eval` writes it")
+    parser.add_argument("log", type=Path, help="file that this process prints into")
+    arguments = parser.parse_args()
+    stop = StopFlag().install()
+    try:
+        config = read_config(arguments.config, WatchConfig)
+        logs = Path(config.evaluation.output_path) / "logs" / "watch"
+        logs.mkdir(parents=True, exist_ok=True)
+        if gpus := config.evaluation.server.gpus:
+            score = scored_by_ray(gpus, arguments.log, stop, tell)
+        else:
+            score = lambda request: run_evaluation(str(request), stop)  # noqa: E731
+        return 0 if watch(config, logs, score, stop, tell) else 1
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

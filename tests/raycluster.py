@@ -1,0 +1,142 @@
+"""A cluster as dispatch sees one, without containers: a real Ray with its job API, a real SSH server, and a folder.
+
+What `clusterkit setup` makes is tested in tests/cluster; here is what jobs do, in seconds. Jobs run with this
+interpreter, and the storage is a folder of this machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from runs import ENVIRONMENT, REPOSITORY, wait_for
+from sshd import Ssh, free_port, require_sshd
+
+from clusterkit.raycluster.ports import Ports
+from clusterkit.rundir import user_name
+from tests.realparts import require
+
+NAME = "c"
+CLUSTERKIT = [sys.executable, "-m", "clusterkit.cli.main"]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+@dataclass
+class RayCluster:
+    """storage: what the hosts share. environment: of the operator's commands."""
+
+    storage: Path
+    environment: dict[str, str]
+
+    @property
+    def fileroot(self) -> Path:
+        """Where the cluster's runs lie."""
+        return self.storage / "ray" / "experiments"
+
+    def start(self, *words: str | Path, cwd: Path) -> subprocess.Popen[str]:
+        """A command of the operator's, left running in a session of its own as in a terminal."""
+        pipes: dict[str, Any] = {"stdout": (cwd / "stdout").open("w"), "stderr": (cwd / "stderr").open("w")}
+        argv = [*CLUSTERKIT, *map(str, words)]
+        return subprocess.Popen(argv, cwd=cwd, env=self.environment, text=True, start_new_session=True, **pipes)
+
+    def __call__(self, *words: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """A command, run to its end."""
+        argv = [*CLUSTERKIT, *map(str, words)]
+        done = subprocess.run(
+            argv, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+
+@contextmanager
+def running(gpus: int) -> Iterator[RayCluster]:
+    """The cluster for the length of a block; Ray believes in so many GPUs."""
+    require_sshd()
+    packages = ("ray", "aiohttp_cors", "opencensus")
+    require(all(map(importlib.util.find_spec, packages)), "needs Ray's job API: pip install 'ray[default]'")
+    require(_free(Ports().dashboard), f"port {Ports().dashboard} is in use: by another Ray?")
+    folder = Path(tempfile.mkdtemp(prefix="ck-"))  # Ray's sockets want a short path
+    folder.chmod(0o755)
+    world = Ssh(folder)
+    address = f"127.0.0.1:{free_port()}"
+    python = Path(sys.executable)
+    ray = {**ENVIRONMENT, "RAY_ADDRESS": address, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    ray |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY)}
+    start = [*RAY, "start", "--head", f"--port={address.partition(':')[2]}", f"--temp-dir={folder / 'ray'}"]
+    start += ["--include-dashboard=true", f"--dashboard-port={Ports().dashboard}", "--num-cpus=4"]
+    start += [f"--num-gpus={gpus}", "--node-ip-address=127.0.0.1"]
+    try:
+        subprocess.run(start, check=True, env=ray, capture_output=True, timeout=120)
+        wait_for(_answers, 60)
+        yield RayCluster(_storage(world), _operator(world))
+    finally:
+        _end_processes_of(folder / "ray")
+        world.servers.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _operator(world: Ssh) -> dict[str, str]:
+    """The cluster's file and token, as `clusterkit setup` keeps them, and what finds them."""
+    host = world.servers()
+    clusters = world.folder / "config" / "clusters"
+    (clusters / NAME).mkdir(parents=True)
+    values = {
+        "hosts": [{"name": "h1", "address": host.address, "port": host.port}],
+        "storage": str(world.folder / "storage"),
+        "login": {"identity_files": [str(world.key)]},
+    }
+    (clusters / f"{NAME}.yaml").write_text(yaml.safe_dump(values))
+    token = clusters / NAME / "ray_token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    return {**ENVIRONMENT, "HOME": str(world.home), "CLUSTERKIT_CONFIG": str(world.folder / "config")}
+
+
+def _storage(world: Ssh) -> Path:
+    storage = world.folder / "storage"
+    for name in ("codes", "models", "datasets", f"ray/experiments/logs/{user_name()}"):
+        (storage / name).mkdir(parents=True)
+    return storage
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{Ports().dashboard}/api/jobs/", timeout=5) as answer:
+            return isinstance(json.load(answer), list)
+    except OSError:
+        return False
+
+
+def _end_processes_of(session: Path) -> None:
+    """End the Ray of this folder, and no other one of this machine."""
+    import psutil  # noqa: PLC0415
+
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(session) in " ".join(p.info["cmdline"] or [])]
+    family = {child for p in mine for child in p.children(recursive=True)} | set(mine)
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        for process in family:
+            if process.is_running():
+                process.send_signal(sent)
+        if not psutil.wait_procs(list(family), timeout=10)[1]:
+            return
