@@ -52,6 +52,21 @@ def test_two_ranks_make_the_run_of_one(two_ranks: Trial, reference: Trial) -> No
     assert two_ranks.records("finish")[-1]["global_step"] == TOTAL_STEPS
 
 
+def test_a_rank_that_crashes_leaves_where_it_was(forks: Forks, new_trial: NewTrial, two_ranks: Trial) -> None:
+    trial = new_trial(**{"train.ranks": 2})
+    attempt = forks.start(trial)
+    assert attempt.reach(lambda: len(trial.records("step")) >= 2), trial.said()
+    _ranks(attempt)[1].send_signal(signal.SIGABRT)
+    assert attempt.end() == 1
+    assert (
+        "rank 1 of 2 was ended by signal 6, SIGABRT (what each of its threads did is in main.log); the same command"
+    ) in trial.said()
+    told = trial.log().partition("Fatal Python error: Aborted")[2]
+    assert "most recent call first" in told
+    assert " in rank_main" in told
+    assert two_ranks.summary()["status"] == "completed"
+
+
 def test_a_killed_rank_and_a_killed_parent(forks: Forks, new_trial: NewTrial, two_ranks: Trial) -> None:
     trial = new_trial(**{"train.ranks": 2})
     attempt = forks.start(trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -55,6 +56,8 @@ class RankJob:
 def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     """Be rank `rank` to the end of the attempt; the process ends in here."""
     config, meeting = job.config, job.meeting
+    # What a crash outside of Python (an abort in a library, a segmentation fault) leaves: where every thread was.
+    faulthandler.enable((meeting / f"fatal-{rank}").open("w", encoding="utf-8"))
     logs = RunPaths.of(config).logs
     set_threads(config)
     main = rank == 0

@@ -28,6 +28,10 @@ GRACE_SECONDS = 15.0
 """So long the other ranks may take to notice that one has failed; then they are ended."""
 
 
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""What ends a process that went wrong outside of Python."""
+
+
 class RankedRun:
     """An attempt by `config.ranks` processes. `global_step`: the last finished step, as far as rank 0 told."""
 
@@ -101,7 +105,8 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
         return
     outcome = _outcome(meeting)
     faults = {rank: text for rank in codes if (text := _read(meeting / f"fault-{rank}"))}
-    for rank, text in faults.items():
+    crashes = {rank: text for rank in codes if (text := _read(meeting / f"fatal-{rank}"))}
+    for rank, text in (*crashes.items(), *faults.items()):
         log.error("rank %d:\n%s", rank, text)
     if outcome.get("message"):
         error = {e.exit_code: e for e in (InterruptedRunError, RunError)}.get(outcome["exit_code"], UserError)
@@ -114,6 +119,8 @@ def _cause(codes: dict[int, int], faults: dict[int, str], size: int) -> str:
     killed = {rank: -code for rank, code in codes.items() if code < 0}
     for rank, number in killed.items():
         often = " (often the kernel, out of memory)" if number == signal.SIGKILL else ""
+        if number in CRASHES:
+            often = " (what each of its threads did is in main.log)"
         return f"rank {rank} of {size} was ended by signal {number}, {signal.Signals(number).name}{often}"
     rank = next((r for r in codes if r in faults), next(iter(codes)))
     last = faults[rank].strip().splitlines()[-1] if rank in faults else f"exit code {codes[rank]}"
