@@ -191,6 +191,7 @@ def keeping(learner: Learner, rows: list[Row], step: float) -> dict[str, Any]:
         store = RecoverStore(Path(folder))
         for _ in range(2):  # the first makes room in host memory
             store.save_in_background(learner, RunState(1, 1, 1, 1, 0.0), {}, learner.world)
+            print(json.dumps({"checkpoint": "is being written"}), flush=True)
             beside = [learner.step(rows).work.seconds]
             while (record := store.poll()) is None:
                 beside.append(learner.step(rows).work.seconds)

@@ -19,6 +19,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,9 +27,12 @@ from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from trainer.checkpoint.background import BackgroundWriter, HostCopy
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
@@ -37,6 +41,8 @@ from trainer.files import disk_error, is_full, sha256, sync_folder, sync_tree, t
 from trainer.train.distributed import World
 from trainer.train.learner import Learner
 
+MOST_WRITERS = 8
+"""Threads that write, and hash, one rank's files."""
 KINDS = 2
 """Groups of parameters in a checkpoint: matrices, and biases and norms."""
 
@@ -120,7 +126,9 @@ class RecoverStore(Slots):
                 temporary.mkdir()
         with self._reporting(temporary, world):
             with _one_process_is_fine():
-                dcp_save(tensors, checkpoint_id=temporary, process_group=world.messages, no_dist=world.size == 1)
+                # Not synced file by file: that is done once, when the manifest is there, too.
+                writer = FileSystemWriter(temporary, sync_files=False, thread_count=_writers(tensors))
+                dcp_save(tensors, storage_writer=writer, process_group=world.messages, no_dist=world.size == 1)
             if world.is_main:
                 record = {"serial": serial, "state": asdict(state), "fingerprint": fingerprint}
                 _finish(temporary, final, record)
@@ -196,6 +204,16 @@ class RecoverStore(Slots):
         )
 
 
+def _writers(tensors: dict[str, Any]) -> int:
+    """Threads, each with a file of its own, that write this rank's share: one a GiB. A thread waits for the training's
+    at every tensor, and a file cannot be hashed by two.
+    """
+    pieces = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
+    local = (piece.to_local() if isinstance(piece, DTensor) else piece for piece in pieces)
+    size = sum(piece.numel() * piece.element_size() for piece in local)
+    return max(1, min(MOST_WRITERS, size >> 30))
+
+
 def _reason(error: BaseException) -> str:
     """The first line of what was wrong on the first rank; DCP's own text is a traceback (and no Exception at all)."""
     if isinstance(error, CheckpointException) and error.failures:
@@ -245,7 +263,12 @@ def _finish(temporary: Path, final: Path, record: dict[str, Any]) -> None:
     """Add state and manifest, make everything durable, and give the slot its name."""
     (temporary / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
     files = sorted(p for p in temporary.rglob("*") if p.is_file())
-    manifest = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in files}
+    with ThreadPoolExecutor(MOST_WRITERS) as pool:  # hashing leaves the interpreter to others
+        digests = list(pool.map(sha256, files))
+    manifest = {
+        str(path.relative_to(temporary)): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(files, digests, strict=True)
+    }
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     sync_tree(temporary)
     _remove(final)
