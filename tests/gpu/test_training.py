@@ -229,7 +229,8 @@ def test_two_gpus_make_the_steps_of_one(tensor: int, tmp_path: Path) -> None:
         assert found["loaded"]
         for mine, its in zip(found["stats"], expected["stats"], strict=True):
             assert mine["trained_tokens"] == its["trained_tokens"]
-            assert mine["actor_loss"] == pytest.approx(its["actor_loss"], rel=0.02, abs=1e-3)
+            # A sum of ratios around 1 that nearly cancel: one GPU's own second step differs by 0.0014 from run to run.
+            assert mine["actor_loss"] == pytest.approx(its["actor_loss"], abs=0.005 * its["importance_weight"])
             assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=0.02)
         change = max(float((found["parameters"][n] - p).abs().max()) for n, p in expected["parameters"].items())
         assert change <= 5e-3
