@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -32,6 +33,7 @@ Say = Callable[[str], None]
 OFFICIAL = "ruler_hqa_official"
 HOTPOTQA = ("ruler_hqa", "ruler_qa")
 FILES = (".jsonl", ".jsonl.gz", ".json")
+TELL_SECONDS = 5.0
 _ENDS = ("", ".gz")
 
 
@@ -92,9 +94,22 @@ class Bringer:
         self.say(f"{'downloading' if remote else 'copying'} {asset.kind} {asset.source} to {asset.folder}")
         hub = await self._hub() if remote else Hub(image="")
         try:
-            await provide(self.head.session, asset, self.head.cluster, hub, self._apply, say=self.say)
+            session, cluster = self.head.session, self.head.cluster
+            await provide(session, asset, cluster, hub, self._apply, say=self.say, on_bytes=self._counted(asset.name))
         except Refused as refusal:
             raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+
+    def _counted(self, name: str) -> Callable[[int, int], None]:
+        """Tells every few seconds how much of an upload is there."""
+        told = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                self.say(f"{name}: {done / max(total, 1):.0%} of {total / 1e9:.1f} GB")
+
+        return tell
 
     async def _hub(self) -> Hub:
         """How the head reaches the hub: from within its runtime image, as `clusterkit setup` was told."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
+from hub import FakeHub
 from sshd import Ssh, Sshd
 
 from clusterkit.dispatch.head import Head
@@ -43,10 +45,18 @@ def storage(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def ask(ssh: Ssh, storage: Path, tmp_path: Path) -> Ask:
-    """Makes the request of an evaluation; `said` of it is what was told."""
-    server: Sshd = ssh.servers()
+def make_ask(ssh: Ssh, storage: Path, tmp_path: Path) -> Callable[..., Ask]:
+    """Makes `ask` over a server with further settings."""
+    return lambda *settings: asking(ssh, ssh.servers(*settings), storage, tmp_path)
 
+
+@pytest.fixture
+def ask(make_ask: Callable[..., Ask]) -> Ask:
+    """Makes the request of an evaluation; `said` gets what was told."""
+    return make_ask()
+
+
+def asking(ssh: Ssh, server: Sshd, storage: Path, tmp_path: Path) -> Ask:
     def make(names: str = "", *, change: bool = True, said: list[str] | None = None, **more: Any) -> EvalConfig:
         values = {"model_path": None, "output_path": "out", "data_path": "", "preset": None, "fileroot": str(tmp_path)}
         typed = Wanted(
@@ -219,15 +229,53 @@ def test_what_is_nowhere_is_said(
         ask(names, **{"model_path": model, **more})
 
 
-def test_a_model_of_the_hub_is_downloaded_by_the_head_in_its_runtime_image(ask: Ask, storage: Path) -> None:
-    """What the container does is in tests/unit/test_node_assets.py; here there is no such image."""
-    lock = Lock(reference="clusterkit-none:1", image_id="sha256:0", repo_digest="", content="", date="")
+DOCKER = """#!{python}
+# Stands in for Docker, which needs no image here: runs the container's script with the variables that it was given.
+import os, subprocess, sys
+words = sys.argv[1:]
+if words[0] == "run":
+    given = dict(value.split("=", 1) for name, value in zip(words, words[1:]) if name == "--env")
+    image = words.index("clusterkit-test:1")
+    environment = {{**os.environ, **given, "HF_HOME": "{home}"}}
+    sys.exit(subprocess.run(["{python}", *words[image + 1 :]], env=environment).returncode)
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> str:
+    """A setting of sshd that has hosts find the stand-in."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(DOCKER.format(python=sys.executable, home=tmp_path / "hub"))
+    (folder / "docker").chmod(0o755)
+    return f"SetEnv PATH={folder}:/usr/local/bin:/usr/bin:/bin"
+
+
+def test_a_model_of_the_hub_is_downloaded_by_the_head(
+    make_ask: Callable[..., Ask], docker: str, storage: Path, tmp_path: Path, ssh: Ssh
+) -> None:
+    """In its runtime image, over the mirror that `clusterkit setup` was told of."""
+    source = chat_checkpoint(tmp_path / "source")
+    lock = Lock(reference="clusterkit-test:1", image_id="sha256:0", repo_digest="", content="", date="")
     (storage / "clusterkit").mkdir()
     (storage / "clusterkit" / "image.lock.json").write_text(lock.model_dump_json())
-    said: list[str] = []
-    with pytest.raises(RunError, match=r"download model org/name to .*/models/name failed on "):
-        ask("recall", model_path="org/name", said=said)
+    site = ssh.folder / "config" / "clusters" / "c" / "site.json"
+    site.parent.mkdir(parents=True)
+    ask = make_ask(docker)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    with FakeHub({"org/name": files}, large=("model.safetensors",)) as hub:
+        site.write_text(json.dumps({"hf_endpoint": hub.url}))
+        said: list[str] = []
+        config = ask("niah_single", model_path="org/name", said=said)
+        sent = dict(hub.sent)
+        assert ask("niah_single", model_path="org/name") == config
+        assert hub.sent == sent  # it is there
+        with pytest.raises(RunError, match=r"download model org/other to .*/models/other failed on "):
+            ask("niah_single", model_path="org/other")
     assert "org/name is no run here or on the cluster: taken as a repository of the hub" in said
+    assert config.model_path == f"{storage}/models/name"
+    weights = Path(config.model_path, "model.safetensors").read_bytes()
+    assert weights == files["model.safetensors"]
 
 
 def test_a_named_file_is_copied_beside_the_answers(
