@@ -13,7 +13,7 @@ from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, Selection, select
 from clusterkit.evaluating.there import Wanted, output_folder, request_there
 from clusterkit.ssh.api import HostError
-from trainer.errors import RunError
+from trainer.errors import InterruptedRunError, RunError
 
 if TYPE_CHECKING:
     from clusterkit.dispatch.head import Head
@@ -40,7 +40,10 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
     async def begin(head: Head) -> Asked:
         return await submit(head, await request_there(head, wanted, say), say)
 
-    asked = _with_head(selection, begin)
+    try:
+        asked = _with_head(selection, begin)
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted: what is copied stays there; the same command goes on") from None
     output.note(
         f"{'it runs already' if asked.attached else 'it runs'}, as job {asked.submission_id}. Folder on the cluster: "
         f"{asked.output}"

@@ -166,6 +166,20 @@ def test_ctrl_c_of_a_followed_evaluation_leaves_it_running_and_says_how_to_come_
     assert again.wait(timeout=60) == 130
 
 
+def test_ctrl_c_while_something_is_copied_leaves_what_is_there(cluster: RayCluster, tmp_path: Path) -> None:
+    model = recall_checkpoint(tmp_path / "large")
+    with (model / "more.bin").open("wb") as file:
+        file.truncate(3 << 30)  # a hole, which takes long enough to read and to send
+    words = ["eval", "--cluster", "c", "--model-path", model, "--data-names", "recall", "--preset", "tiny"]
+    process = cluster.start(*words, cwd=tmp_path)
+    until(process, lambda: "copying model" in (tmp_path / "stderr").read_text(), tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert "interrupted: what is copied stays there" in (tmp_path / "stderr").read_text()
+    assert not (cluster.storage / "models" / "large").exists()
+    (model / "more.bin").unlink()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
