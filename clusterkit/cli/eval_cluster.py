@@ -11,8 +11,10 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, Selection, select
-from clusterkit.evaluating.there import Wanted, output_folder, request_there
+from clusterkit.evaluating.there import Wanted, copied_from, output_folder, request_there
+from clusterkit.launch import disk_errors
 from clusterkit.ssh.api import HostError
+from evaluation.steps import keep_scores
 from trainer.errors import InterruptedRunError, RunError
 
 if TYPE_CHECKING:
@@ -37,8 +39,13 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
 
     selection = select(HostOptions(cluster=cluster))
 
+    source: Path | None = None
+
     async def begin(head: Head) -> Asked:
-        return await submit(head, await request_there(head, wanted, say), say)
+        nonlocal source
+        request = await request_there(head, wanted, say)
+        source = copied_from(head, wanted, request)
+        return await submit(head, request, say)
 
     try:
         asked = _with_head(selection, begin)
@@ -59,7 +66,11 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
         if watches:
             _do(follow_watch(selection, asked, here, say, lambda place: show_scored(place, as_json)))
             return None
-        return _do(follow(selection, asked, here, say))
+        finished = _do(follow(selection, asked, here, say))
+        if source is not None:  # the run's report is here
+            with disk_errors(source):
+                keep_scores({**finished.results, "model_path": str(source)}, finished.folder)
+        return finished
     except KeyboardInterrupt:
         output.note(f"detached: it goes on, as job {asked.submission_id}\n{_how_to_go_on(cluster, wanted.output_path)}")
         raise typer.Exit(0) from None

@@ -138,6 +138,16 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
     return run
 
 
+def copied_from(head: Head, wanted: Wanted, request: EvalConfig | WatchConfig) -> Path | None:
+    """The checkpoint of a run of this machine that the request is of; None where it is one of the cluster's own."""
+    if isinstance(request, WatchConfig) or not request.model_path.startswith(f"{head.cluster.storage}/models/"):
+        return None
+    if wanted.model_path is None:
+        return None
+    here = Path(choose_checkpoint(wanted.model_path, Path(wanted.fileroot).expanduser().absolute()))
+    return here if here.is_dir() and run_of(here) is not None else None
+
+
 def _data_path(head: Head, typed: str) -> str:
     if typed.startswith(f"{head.cluster.storage}/") or not typed or Path(typed).expanduser().exists():
         return typed

@@ -143,6 +143,24 @@ def evaluations(output: str) -> list[psutil.Process]:
     return found
 
 
+def test_the_scores_of_a_run_of_this_machine_come_back_to_it(
+    cluster: RayCluster, run: RunDirectory, tmp_path: Path
+) -> None:
+    shutil.copytree(run.fileroot / "checkpoints", tmp_path / "runs" / "checkpoints")
+    local = RunDirectory(tmp_path / "runs", run.user, run.experiment, "here")
+    (tmp_path / "runs" / "checkpoints" / run.user / run.experiment / run.trial).rename(local.checkpoints)
+    local.logs.mkdir(parents=True)
+    shutil.copy(run.config, local.config)
+    done = cluster(
+        *("eval", "--cluster", "c", "--model-path", named(local), "--num-questions", "2", "--output-path", "mine"),
+        cwd=tmp_path,
+    )
+    assert "copying model" in done.stderr
+    (kept,) = (local.logs / "scores").glob("*.json")
+    assert json.loads(kept.read_text())["model_path"] == str(checkpoint(local, 4))
+    assert "recall" in cluster("report", "--trial", "here", "--out", "-", cwd=tmp_path).stdout
+
+
 def test_ctrl_c_of_a_followed_evaluation_leaves_it_running_and_says_how_to_come_back(
     cluster: RayCluster, run: RunDirectory, tmp_path: Path
 ) -> None:
