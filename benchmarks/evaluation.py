@@ -207,7 +207,7 @@ async def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     if given.engine == "embedded":
         return lengths(given, work, {})
     async with running_server(given, work / "hqa.log") as url:
-        served = {"server": {"engine": "openai", "url": url}}
+        served = {"server": {"engine": given.engine, "url": url}}
         warm = {"data_names": ["ruler_hqa@50"], "num_questions": given.hqa_questions, "agent": agent(given)}
         await asyncio.to_thread(one, given, work / "hqa-warm", served | warm)
         return await asyncio.to_thread(lengths, given, work, served)

@@ -19,10 +19,12 @@ class ServerConfig(Section):
     """Where the answers come from."""
 
     engine: Literal["auto", "embedded", "sglang", "vllm", "openai"] = "auto"
-    """embedded: transformers in this process. sglang, vllm: servers, started for this evaluation. openai: a running
-    server at `url`. auto: SGLang, else vLLM, where there are GPUs and they are installed; else embedded."""
+    """embedded: transformers in this process. sglang, vllm: servers, started for this evaluation, or one that runs at
+    `url`. openai: one that runs at `url`. auto: SGLang, else vLLM, where there are GPUs and they are installed; else
+    embedded; openai with a `url`."""
     url: str = ""
-    """openai: address of a running server with OpenAI's /v1/completions; a key is read from OPENAI_API_KEY only."""
+    """Address of a running server. openai: with /v1/completions; a key is read from OPENAI_API_KEY only. sglang, vllm:
+    one that is asked with token ids, started as those of an evaluation or a training are."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs for servers; 0: all that there are (vLLM without one runs on the CPU)."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1

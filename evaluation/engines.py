@@ -11,14 +11,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.config import EvalConfig, ServerConfig
 from evaluation.delegating import Delegating
 from evaluation.openai_engine import OpenAIEngine
-from trainer.engines.base import Engine
-from trainer.errors import UserError
+from trainer.engines.base import Engine, EngineError
+from trainer.errors import RunError, UserError
 from trainer.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    from trainer.engines.served import ServedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,9 @@ async def open_engine(
             yield Opened(engine, config.server.concurrency or 256, {"server": await engine.probe()})
         finally:
             await engine.close()
+    elif config.server.url:
+        async with _running(config, kind, folder, tokenizer) as opened:
+            yield opened
     else:
         async with _servers(config, kind, folder, tokenizer, logs) as opened:
             yield opened
@@ -118,12 +124,41 @@ def _embedded(config: EvalConfig, folder: Path, tokenizer: Any, cancelled: Calla
 
 
 @asynccontextmanager
+async def _running(config: EvalConfig, kind: str, folder: Path, tokenizer: Any) -> AsyncIterator[Opened]:
+    """A server that runs already, asked as those that are started here are: with token ids, by its own routes."""
+    from trainer.engines.http import Server  # noqa: PLC0415 (an HTTP client)
+
+    url = config.server.url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--server-url {url}: give the address of a running server, http://HOST:PORT")
+    engine = _served(kind, folder, tokenizer)
+    try:
+        try:
+            version = await engine.join(Server(url, url))
+        except EngineError as error:
+            raise RunError(
+                f"no {engine.dialect.title} that can be asked with token ids answers at {url}: {error}. With "
+                "--engine openai any server with /v1/completions will do"
+            ) from error
+        yield Opened(engine, config.server.concurrency or 256, {engine.dialect.title: version})
+    finally:
+        await engine.pool.close()
+
+
+def _served(kind: str, folder: Path, tokenizer: Any) -> ServedEngine:
+    """An engine over a pool that is empty yet."""
+    from trainer.engines.dialect import make_dialect  # noqa: PLC0415
+    from trainer.engines.http import ServerPool  # noqa: PLC0415 (an HTTP client)
+    from trainer.engines.served import ServedEngine  # noqa: PLC0415
+
+    dialect = make_dialect(kind)  # type: ignore[arg-type]
+    return ServedEngine(ServerPool(dialect.health_path), dialect, folder, _stop_ids(folder, tokenizer))
+
+
+@asynccontextmanager
 async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, logs: Path) -> AsyncIterator[Opened]:
     from evaluation.servers import KeptServers  # noqa: PLC0415 (its HTTP client)
-    from trainer.engines.dialect import make_dialect  # noqa: PLC0415
-    from trainer.engines.http import ServerPool  # noqa: PLC0415
     from trainer.engines.options import ServerOptions  # noqa: PLC0415
-    from trainer.engines.served import ServedEngine  # noqa: PLC0415
 
     server = config.server
     assert kind in ("sglang", "vllm")
@@ -142,12 +177,11 @@ async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, 
         )
         for number, gpus in enumerate(groups)
     ]
-    dialect = make_dialect(kind)  # type: ignore[arg-type]
-    engine = ServedEngine(ServerPool(dialect.health_path), dialect, folder, _stop_ids(folder, tokenizer))
+    engine = _served(kind, folder, tokenizer)
     servers = KeptServers(kind, engine, options, server.restarts)  # type: ignore[arg-type]
     try:
         versions = await servers.start()
-        yield Opened(servers, server.concurrency or 256 * len(options), {dialect.title: versions[0]})
+        yield Opened(servers, server.concurrency or 256 * len(options), {engine.dialect.title: versions[0]})
     finally:
         await servers.close()
 

@@ -90,7 +90,7 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
     }
     if engine == "embedded":
         inputs["dtype"] = config.server.dtype
-    if engine == "openai":
+    if config.server.url:
         inputs["url"] = config.server.url
     if method is None:
         own = {"agent": config.agent.model_dump()} if suite.as_trained and config.prompt_type == "auto" else {}

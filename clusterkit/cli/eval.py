@@ -71,8 +71,10 @@ def evaluate(
     preset: str | None = typer.Option(
         None, "--preset", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
     ),
-    engine: str = typer.Option("auto", "--engine", help="embedded, sglang, vllm, or openai with --server-url."),
-    server_url: str = typer.Option("", "--server-url", help="A running server with OpenAI's /v1/completions."),
+    engine: str = typer.Option("auto", "--engine", help="embedded, sglang, vllm; with --server-url: openai."),
+    server_url: str = typer.Option(
+        "", "--server-url", help="A running server: with OpenAI's /v1/completions, or of the --engine that is named."
+    ),
     server_python: str = typer.Option("", "--server-python", help="Interpreter that has SGLang or vLLM."),
     server_flag: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="A further option of the server's own; repeatable.")

@@ -116,6 +116,26 @@ def test_structured_memories_and_what_they_are_compared_with(server: Serving, te
     assert "mem, tokens" in table
 
 
+def test_a_running_server_is_asked_with_token_ids_where_its_engine_is_named(
+    server: Serving, texts: Path, tmp_path: Path
+) -> None:
+    words = [*evaluation(server, texts, tmp_path / "out", "memagent", "--engine", "vllm"), "--json"]
+    results = json.loads(clusterkit(*words, cwd=tmp_path).stdout)
+    assert (results["status"], results["rows"][0]["answers"]) == ("complete", 4)
+    (inputs,) = (tmp_path / "out").glob("records/*/inputs.json")
+    asked = json.loads(inputs.read_text())["inputs"]
+    assert (asked["engine"], asked["url"]) == ("vllm", server.url)
+
+    nowhere = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    words[words.index(server.url)] = nowhere
+    done = subprocess.run(
+        command(*words), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1
+    assert f"no vLLM that can be asked with token ids answers at {nowhere}" in done.stderr
+    assert "--engine openai" in done.stderr
+
+
 def test_a_server_that_is_killed_is_waited_for_and_the_evaluation_goes_on_later(
     server: Serving, texts: Path, tmp_path: Path
 ) -> None:
