@@ -18,11 +18,12 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 from sshd import Ssh, free_port, require_sshd
@@ -86,7 +87,7 @@ def running(gpus: int) -> Iterator[RayCluster]:
         wait_for(_answers, 60)
         yield RayCluster(_storage(world), _operator(world))
     finally:
-        _end_processes_of(folder / "ray")
+        end_processes_of(folder / "ray")
         world.servers.close()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -128,15 +129,13 @@ def _answers() -> bool:
         return False
 
 
-def _end_processes_of(session: Path) -> None:
+def end_processes_of(session: Path) -> None:
     """End the Ray of this folder, and no other one of this machine."""
-    import psutil  # noqa: PLC0415
-
     mine = [p for p in psutil.process_iter(["cmdline"]) if str(session) in " ".join(p.info["cmdline"] or [])]
     family = {child for p in mine for child in p.children(recursive=True)} | set(mine)
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for process in family:
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):
                 process.send_signal(sent)
         if not psutil.wait_procs(list(family), timeout=10)[1]:
             return

@@ -15,6 +15,7 @@ import coin
 import httpx
 import psutil
 import pytest
+from raycluster import end_processes_of
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
 from vllmserver import START_SECONDS, random_qwen2, vllm_python
 
@@ -45,7 +46,7 @@ def environment() -> Iterator[dict[str, str]]:
         start = [*RAY, "start", *options, f"--node-ip-address={address}", "--num-cpus=4"]
         subprocess.run(start, check=True, env=found, capture_output=True, timeout=120)
     yield found
-    subprocess.run([*RAY, "stop", "--force"], check=False, env=found, capture_output=True, timeout=120)
+    end_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
