@@ -1,11 +1,13 @@
-"""What has still to be measured on GPUs, the most important first, within a given time.
+"""Everything that is measured on GPUs, what docs/performance.md lacks first, within a given time, on all GPUs at once.
 
-    python3 benchmarks/gpu_suite.py TOKENIZER_FOLDER --seconds 1500 [--out FOLDER] [--flags="…"] [--only NAME …]
-    python3 benchmarks/gpu_suite.py TOKENIZER_FOLDER --seconds 900 --cpu    # tries the scripts; figures mean nothing
+    python3 benchmarks/gpu_suite.py MODEL --data DATA --seconds 1500 [--out FOLDER] [--flags="…"] [--only NAME …]
+    python3 benchmarks/gpu_suite.py MODEL --data DATA --seconds 900 --cpu    # tries the scripts; figures mean nothing
 
-Runs the other scripts of this folder one after another, each with a time limit of its own; what they print is passed on
-line by line, and kept in --out. A part that no longer fits into the time, or needs more GPUs than there are, is skipped
-with a note. A part that fails does not keep the others from running.
+MODEL is SmolLM2-135M-Instruct's folder, DATA has `hotpotqa` and `math` (docs/evaluation.md). Runs the other scripts of
+this folder, and trainings, each with a time limit and GPUs of its own, as many side by side as there are GPUs for; what
+they print is passed on line by line under their names, and kept in --out. A part that no longer fits into the time, or
+needs more GPUs than there are, is skipped with a note. A part that fails does not keep the others from running. Ctrl-C
+ends them all in order.
 """
 
 from __future__ import annotations
@@ -14,22 +16,27 @@ import argparse
 import json
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 GRACE_SECONDS = 15.0
 """Beyond its own limit, for ending servers."""
+STOP = threading.Event()
 
 
 @dataclass(frozen=True)
 class Part:
-    """name: also of its file in --out. argv: script and options; {seconds} is its limit. least: seconds without which
-    it shows nothing; most: more are not given to it. gpus: that it needs.
+    """name: also of its file in --out. argv: a script of this folder, or `train`, and options; {seconds} is its limit,
+    {out} a folder of its own. least: seconds without which it shows nothing; most: more are not given to it. gpus: that
+    it needs.
     """
 
     name: str
@@ -39,14 +46,23 @@ class Part:
     gpus: int = 1
 
 
-def parts(tokenizer: str, flags: str, cpu: bool) -> list[Part]:
-    """All of them, in order of importance."""
+def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
+    """All of them, what has not been measured yet first."""
     limit = ("--seconds", "{seconds}")
     if cpu:
-        tiny = (tokenizer, "--shape", "tiny", "--engine", "vllm", "--documents", "2", "--group", "2", *limit)
+        tiny = (model, "--shape", "tiny", "--engine", "vllm", "--documents", "2", "--group", "2", *limit)
         tiny += (f"--flags={flags or '--enforce-eager'}",)
         rows = ("--device", "cpu", "--shape", "tiny", "--tokens", "512", "--row", "128", "--variants", "eager")
+        few = ("--engine", "embedded", "--questions", "1", "--samples", "1", "--new", "4", "--loads", "1")
+        few += ("--parts", "stream,serial")
         return [
+            Part(
+                "evaluation",
+                ("evaluation.py", model, "--data-path", data, *few, "--parts", "stream,serial"),
+                60,
+                400,
+                0,
+            ),
             Part("rollout", ("rollout.py", *tiny, "--rounds", "1"), 60, 300, 0),
             Part("memory-step", ("memory_step.py", *tiny, "--steps", "3"), 60, 300, 0),
             Part("ipc", ("weight_update.py", "--device", "cpu", "--parts", "ipc", "--rounds", "2"), 30, 120, 0),
@@ -54,43 +70,68 @@ def parts(tokenizer: str, flags: str, cpu: bool) -> list[Part]:
             Part("scaling", ("training.py", *rows, "--seconds", "1", "--gpus", "1", "2"), 30, 120, 0),
         ]
     served = (f"--flags={flags}",)
-    shared = ("--colocated", "--staleness", "0")
-    compiled = ("--shape", "1.5B", "--variants", "compiled")
+    train = ("train", "--preset", "135M", f"model.path={model}", "fileroot={out}", "monitor.tensorboard=false")
+    train += (
+        f"servers.flags={json.dumps(shlex.split(flags))}",
+        "eval.every_steps=0",
+        "rollout.save_trajectories=false",
+    )
+    hotpotqa = (*train, "--task", "hotpotqa", f"task.path={data}/hotpotqa", "train.total_steps=25")
+    scores = ("evaluation.py", model, "--data-path", data, *served)
+    compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
+    shared = ("--colocated", "--staleness", "0", "--steps", "2")
     return [
-        Part("rollout-135M", ("rollout.py", tokenizer, "--shape", "135M", *limit, *served), 150, 300),
-        Part("memory-step", ("memory_step.py", tokenizer, *limit, *served), 300, 600, 2),
-        Part("memory-step-1gpu", ("memory_step.py", tokenizer, *limit, *served, *shared), 250, 400),
-        Part("rollout-1.5B", ("rollout.py", tokenizer, "--shape", "1.5B", *limit, *served), 200, 400),
-        Part("scaling-2", ("training.py", *compiled, "--gpus", "1", "2", "--micro-batches", "4"), 120, 240, 2),
-        Part("keeping", ("training.py", *compiled, "--micro-batches", "4", "--keeping"), 100, 240),
-        Part("ipc", ("weight_update.py", "--parts", "ipc", *served), 150, 300),
-        Part("scaling-4", ("training.py", *compiled, "--gpus", "1", "4", "--micro-batches", "4"), 120, 240, 4),
+        Part("learn-recall", (*train, "train.total_steps=20", "eval.num_tasks=128"), 300, 900),
+        Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,serial,bare"), 500, 1100),
+        Part("judge", ("memalpha_judge.py", model, "--minutes", "9", "--keep", "{out}", *served), 300, 600),
+        Part("hqa", (*scores, "--parts", "hqa", "--hqa-questions", "24", "--memory", "64", "--final", "16"), 200, 500),
+        Part("keeping", ("training.py", *compiled, "--keeping"), 100, 400),
+        Part("learn-hotpotqa", hotpotqa, 300, 900),
+        Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),
+        Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
+        Part("rounding", ("rounding.py", model), 30, 120),
+        Part("memory-step", ("memory_step.py", model, *limit, *served, "--steps", "2"), 300, 600, 2),
+        Part("rollout-135M", ("rollout.py", model, "--shape", "135M", *limit, *served), 150, 300),
+        Part("rollout-1.5B", ("rollout.py", model, "--shape", "1.5B", *limit, *served), 200, 400),
+        Part("scaling-2", ("training.py", *compiled, "--gpus", "1", "2"), 120, 240, 2),
+        Part("scaling-4", ("training.py", *compiled, "--gpus", "1", "4"), 120, 240, 4),
     ]  # fmt: skip
 
 
-def run(part: Part, seconds: float, out: Path) -> str:
-    """Run one part; how it ended, in words. All that it prints goes on, and into a file."""
-    argv = [sys.executable, str(HERE / part.argv[0]), *(w.format(seconds=int(seconds)) for w in part.argv[1:])]
+def run(part: Part, seconds: float, out: Path, gpus: list[str]) -> str:
+    """Run one part on these GPUs; how it ended, in words. All that it prints goes on, and into a file."""
+    words = [w.replace("{seconds}", str(int(seconds))).replace("{out}", str(out / part.name)) for w in part.argv]
+    module = [sys.executable, "-m", "clusterkit.cli.main", *words]
+    argv = module if words[0] == "train" else [sys.executable, str(HERE / words[0]), *words[1:]]
+    (out / part.name).mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}",
     }
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     began = time.monotonic()
     with (out / f"{part.name}.log").open("wb") as file:
         process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=out, env=environment, start_new_session=True
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=out / part.name,
+            env=environment,
+            start_new_session=True,
         )
         assert process.stdout is not None
         selector = selectors.DefaultSelector()
         selector.register(process.stdout, selectors.EVENT_READ)
-        told = False
+        told: float | None = None
+        rest = b""
         while True:
-            over = time.monotonic() - began - seconds
-            if over > GRACE_SECONDS and not told:
-                told = True
+            now = time.monotonic()
+            if told is None and (STOP.is_set() or now - began - seconds > GRACE_SECONDS):
+                told = now
                 process.send_signal(signal.SIGINT)  # it ends what it has started
-            if over > 3 * GRACE_SECONDS:
+            if told is not None and now - told > 2 * GRACE_SECONDS:
                 os.killpg(process.pid, signal.SIGKILL)
             if not selector.select(timeout=1.0):
                 continue
@@ -98,24 +139,69 @@ def run(part: Part, seconds: float, out: Path) -> str:
             if not data:
                 break
             file.write(data)
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+            file.flush()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                print(f"{part.name}: {line.decode(errors='replace')}", flush=True)
+    if rest:
+        print(f"{part.name}: {rest.decode(errors='replace')}", flush=True)
     code = process.wait()
     spent = f"{time.monotonic() - began:.0f} s"
     return f"ended after {spent}" if not code else f"exit code {code} after {spent}{', out of time' if told else ''}"
 
 
-def visible_gpus() -> int:
-    """How many GPUs PyTorch sees, asked in a process of its own: this one takes no memory there."""
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them; asked in a process of its own: this one
+    takes no memory there.
+    """
     asked = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], capture_output=True, check=True
     )
-    return int(asked.stdout)
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in allowed.split(",") if name.strip()]
+    return names or [str(number) for number in range(int(asked.stdout))]
+
+
+def run_all(waiting: list[Part], deadline: float, out: Path, gpus: list[str]) -> None:
+    """Start each part, in their order, as soon as there are GPUs for it; on CPUs one after another."""
+    everything = len(gpus)
+    free = list(gpus)
+    running: dict[Future[str], tuple[Part, list[str]]] = {}
+
+    def tell(part: Part, how: str) -> None:
+        print(json.dumps({"part": part.name, "how": how}), flush=True)
+
+    with ThreadPoolExecutor(max(everything, 1)) as pool:
+        while waiting or running:
+            for part in list(waiting):
+                left = deadline - time.monotonic() - GRACE_SECONDS
+                if part.gpus > everything:
+                    tell(part, f"skipped: it needs {part.gpus} GPUs, and there are {everything}")
+                elif left < part.least or STOP.is_set():
+                    tell(part, f"skipped: it needs {part.least:.0f} s, and {max(left, 0):.0f} s are left")
+                elif part.gpus > len(free) or (running and not part.gpus):
+                    continue
+                else:
+                    mine, free = free[: part.gpus], free[part.gpus :]
+                    seconds = min(left, part.most)
+                    print(json.dumps({"part": part.name, "seconds": round(seconds), "gpus": mine}), flush=True)
+                    running[pool.submit(run, part, seconds, out, mine)] = (part, mine)
+                waiting.remove(part)
+            try:
+                done = wait(running, return_when=FIRST_COMPLETED).done if running else set()
+            except KeyboardInterrupt:
+                STOP.set()
+                continue
+            for future in done:
+                part, mine = running.pop(future)
+                free += mine
+                tell(part, future.result())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tokenizer", help="folder with an instruction model's tokenizer")
+    parser.add_argument("model", help="folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--data", required=True, help="folder with hotpotqa and math")
     parser.add_argument("--seconds", type=float, required=True, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("gpu-suite"))
     parser.add_argument("--flags", default="", help="more options for the servers")
@@ -123,20 +209,14 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="tiny shapes without a GPU")
     given = parser.parse_args()
     deadline = time.monotonic() + given.seconds
-    given.out.mkdir(parents=True, exist_ok=True)
-    gpus = 0 if given.cpu else visible_gpus()
-    tokenizer = str(Path(given.tokenizer).resolve())
-    wanted = [p for p in parts(tokenizer, given.flags, given.cpu) if not given.only or p.name in given.only]
-    for part in wanted:
-        left = deadline - time.monotonic() - GRACE_SECONDS
-        if part.gpus > gpus:
-            how = f"skipped: it needs {part.gpus} GPUs, and there are {gpus}"
-        elif left < part.least:
-            how = f"skipped: it needs {part.least:.0f} s, and {max(left, 0):.0f} s are left"
-        else:
-            print(json.dumps({"part": part.name, "seconds": round(min(left, part.most))}), flush=True)
-            how = run(part, min(left, part.most), given.out)
-        print(json.dumps({"part": part.name, "how": how}), flush=True)
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    model, data = str(Path(given.model).resolve()), str(Path(given.data).resolve())
+    known = parts(model, data, given.flags, given.cpu)
+    if unknown := set(given.only) - {part.name for part in known}:
+        parser.error(f"--only {' '.join(unknown)}: there are {' '.join(part.name for part in known)}")
+    wanted = [part for part in known if not given.only or part.name in given.only]
+    run_all(wanted, deadline, out, [] if given.cpu else visible_gpus())
 
 
 if __name__ == "__main__":
