@@ -1,0 +1,66 @@
+"""Run all tests in two halves side by side: each mostly waits, for servers, hosts and trainings with one thread.
+
+    python scripts/run_tests.py [PYTEST_OPTION ...]
+
+Options go to both halves. Where tests are named, these alone are run, in one piece. The exit code is that of the worst
+half. What a half prints is shown line by line after its name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LEARNING = (
+    "tests/learning",
+    *(
+        f"tests/integration/test_{name}.py"
+        for name in (
+            "asynchronous", "eval_real", "eval_server_url", "judge_server", "recovery_ranks", "servers", "servers_ray",
+            "slurm", "synchronous", "vllm_engine", "weight_publishing",
+        )
+    ),
+)  # fmt: skip
+"""Trainings and the servers that they need."""
+REST = ("tests/unit", "tests/integration", "tests/cluster")
+"""The other half, less what is in the first."""
+
+
+def show(name: str, process: subprocess.Popen[str]) -> None:
+    """Pass on what a half prints, until it ends."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"[{name}] {line}", end="", flush=True)
+
+
+def main(options: list[str]) -> int:
+    """Run the tests; the exit code."""
+    pytest = [sys.executable, "-m", "pytest"]
+    if any(not option.startswith("-") and (ROOT / option.partition("::")[0]).exists() for option in options):
+        return subprocess.run([*pytest, *options], cwd=ROOT, check=False).returncode
+    halves = {"learning": [*LEARNING], "rest": [*REST, *(f"--ignore={path}" for path in LEARNING)]}
+    running = {
+        name: subprocess.Popen(
+            [*pytest, *paths, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for name, paths in halves.items()
+    }
+    shows = [threading.Thread(target=show, args=item) for item in running.items()]
+    for thread in shows:
+        thread.start()
+    try:
+        codes = {name: process.wait() for name, process in running.items()}
+    except KeyboardInterrupt:  # it reaches both halves as well
+        codes = {name: process.wait() or 130 for name, process in running.items()}
+    for thread in shows:
+        thread.join()
+    for name, code in codes.items():
+        print(f"{name}: {'passed' if not code else f'exit code {code}'}")
+    return max(codes.values(), key=abs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
