@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.checkpoint import recover
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
 from trainer.errors import RunError
@@ -64,6 +65,21 @@ def test_saving_before_the_first_optimizer_step_changes_nothing(tmp_path: Path) 
     assert _same(saved, undisturbed)
     assert _same(loaded, undisturbed)
     assert not _same(undisturbed, _learner())
+
+
+def test_a_checkpoint_that_several_threads_wrote_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recover, "WRITER_BYTES", 20_000)
+    saved, loaded = _learner(), _learner()
+    _learn(saved, 1)
+    store = RecoverStore(tmp_path)
+    store.save(saved, _state(1), {}, WORLD)
+    slot, problems = store.newest()
+    assert slot is not None, problems
+    assert len(list(slot.path.glob("*.distcp"))) > 1
+    RecoverStore(tmp_path).load(loaded, slot)
+    for learner in (saved, loaded):
+        _learn(learner, 2)
+    assert _same(saved, loaded)
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:

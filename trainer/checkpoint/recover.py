@@ -43,6 +43,8 @@ from trainer.train.learner import Learner
 
 MOST_WRITERS = 8
 """Threads that write, and hash, one rank's files."""
+WRITER_BYTES = 1 << 30
+"""What is worth a thread, and a file, of its own."""
 KINDS = 2
 """Groups of parameters in a checkpoint: matrices, and biases and norms."""
 
@@ -211,7 +213,7 @@ def _writers(tensors: dict[str, Any]) -> int:
     pieces = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
     local = (piece.to_local() if isinstance(piece, DTensor) else piece for piece in pieces)
     size = sum(piece.numel() * piece.element_size() for piece in local)
-    return max(1, min(MOST_WRITERS, size >> 30))
+    return max(1, min(MOST_WRITERS, size // WRITER_BYTES))
 
 
 def _reason(error: BaseException) -> str:
