@@ -110,7 +110,7 @@ def test_an_engine_that_is_not_installed(forks: Forks, tmp_path: Path, model: Pa
     said = refused(forks, tmp_path, model, **ONE_SERVER_ONE_RANK)
     assert re.search(r"SGLang is not installed in \S+: install sglang .* and clusterkit\[gpu\]", said)
     (tmp_path / "runs" / "config.yaml").unlink()
-    said = refused(forks, tmp_path, model, **{"servers.engine": "vllm"})
+    said = refused(forks, tmp_path, model, **{"servers.engine": "vllm", "servers.python": sys.executable})
     assert f"vLLM is not installed in {sys.executable}: " in said
 
 
