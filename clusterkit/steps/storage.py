@@ -63,7 +63,8 @@ def make_script(paths: list[str]) -> str:
     return f"""umask 022
 for path in {" ".join(map(shlex.quote, paths))}; do
   if [ -d "$path" ]; then continue; fi
-  if [ -e "$path" ]; then
+  # Looked at again: another host may have made it just now.
+  if [ -e "$path" ] && ! [ -d "$path" ]; then
     echo "$path is there and is no folder" >&2
     exit 1
   fi
