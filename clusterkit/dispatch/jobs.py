@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ ALIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended; the others are STOPPED, SUCCEEDED and FAILED."""
 DUPLICATE = "already exists"
 DUPLICATE_SECONDS = 1.0
+NO_AGENT = "No available agent"
+AGENT_SECONDS, AGENT_LOOK_SECONDS = 90.0, 1.0
+"""How long a job waits for the agent that starts it: a Ray that has just been started answers before its agent runs."""
 
 T = TypeVar("T")
 
@@ -47,6 +51,10 @@ class Job:
 
 class DuplicateJobError(RunError):
     """Somebody has submitted a job of that ID at the same time."""
+
+
+class NoAgentError(RunError):
+    """No node has an agent that could start a job (yet); nothing was started."""
 
 
 async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) -> T:
@@ -136,7 +144,16 @@ class RayJobs:
             "metadata": metadata,
             **({"entrypoint_num_gpus": gpus} if gpus else {}),
         }
-        await self._ask("POST", "/api/jobs/", body)
+        end = time.monotonic() + AGENT_SECONDS
+        while True:
+            try:
+                await self._ask("POST", "/api/jobs/", body)
+            except NoAgentError:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(AGENT_LOOK_SECONDS)
+            else:
+                return
 
     async def stop(self, submission_id: str) -> bool:
         """Ask Ray to end the job; whether it was alive."""
@@ -175,7 +192,8 @@ class RayJobs:
                 if answer.status_code in (401, 403)
                 else "clusterkit ray-status shows how the cluster is"
             )
-            raise RunError(f"{self._head}: Ray's job API refused {method} {path} ({answer.status_code}): {said}; {fix}")
+            kind = NoAgentError if NO_AGENT in answer.text else RunError
+            raise kind(f"{self._head}: Ray's job API refused {method} {path} ({answer.status_code}): {said}; {fix}")
         return answer.json()
 
 
