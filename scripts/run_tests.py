@@ -3,7 +3,7 @@
     python scripts/run_tests.py [PYTEST_OPTION ...]
 
 Options go to both halves. Where tests are named, these alone are run, in one piece. The exit code is that of the worst
-half. What a half prints is shown line by line after its name.
+half. What a half prints is shown line by line after its name; what failed is named again at the very end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ REST = ("tests/unit", "tests/integration", "tests/cluster")
 """The other half, less what is in the first."""
 
 
-def show(name: str, process: subprocess.Popen[str]) -> None:
-    """Pass on what a half prints, until it ends."""
+def show(name: str, process: subprocess.Popen[str], failed: list[str]) -> None:
+    """Pass on what a half prints, until it ends; its lines about tests that failed are kept."""
     assert process.stdout is not None
     for line in process.stdout:
         print(f"[{name}] {line}", end="", flush=True)
+        if line.startswith(("FAILED ", "ERROR ")):
+            failed.append(line.rstrip())
 
 
 def main(options: list[str]) -> int:
@@ -48,7 +50,8 @@ def main(options: list[str]) -> int:
         )
         for name, paths in halves.items()
     }
-    shows = [threading.Thread(target=show, args=item) for item in running.items()]
+    failed: list[str] = []
+    shows = [threading.Thread(target=show, args=(*item, failed)) for item in running.items()]
     for thread in shows:
         thread.start()
     try:
@@ -57,6 +60,7 @@ def main(options: list[str]) -> int:
         codes = {name: process.wait() or 130 for name, process in running.items()}
     for thread in shows:
         thread.join()
+    print(*failed, sep="\n")
     for name, code in codes.items():
         print(f"{name}: {'passed' if not code else f'exit code {code}'}")
     return max(codes.values(), key=abs)
