@@ -49,6 +49,21 @@ class RayCluster:
         """Where the cluster's runs lie."""
         return self.storage / "ray" / "experiments"
 
+    def stop_jobs(self) -> None:
+        """Stop every job that has not ended."""
+        for job in _asked(""):
+            if job["status"] not in ("STOPPED", "SUCCEEDED", "FAILED"):
+                _asked(f"{job['submission_id']}/stop", method="POST")
+
+    def logs(self) -> str:
+        """The ends of what Ray and its jobs wrote, and what runs: for when something does not happen."""
+        folder = self.storage.parent / "ray" / "session_latest" / "logs"
+        names = ("raylet.out", "runtime_env_agent.log", "job-driver-*", "worker-*.err", "worker-*.out")
+        files = sorted((path for name in names for path in folder.glob(name)), key=lambda path: path.stat().st_mtime)
+        ends = [f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in files if path.stat().st_size]
+        running = subprocess.run(["ps", "-eo", "pid,ppid,etime,pcpu,args"], capture_output=True, text=True, check=False)
+        return "\n".join([*ends, running.stdout])
+
     def start(self, *words: str | Path, cwd: Path) -> subprocess.Popen[str]:
         """A command of the operator's, left running in a session of its own as in a terminal."""
         pipes: dict[str, Any] = {"stdout": (cwd / "stdout").open("w"), "stderr": (cwd / "stderr").open("w")}
@@ -81,7 +96,8 @@ def running(gpus: int) -> Iterator[RayCluster]:
     ray |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY)}
     start = [*RAY, "start", "--head", f"--port={address.partition(':')[2]}", f"--temp-dir={folder / 'ray'}"]
     start += ["--include-dashboard=true", f"--dashboard-port={Ports().dashboard}", "--num-cpus=4"]
-    start += [f"--num-gpus={gpus}", "--node-ip-address=127.0.0.1"]
+    # Ports of its own: other tests may have a Ray, too.
+    start += [f"--num-gpus={gpus}", "--node-ip-address=127.0.0.1", *own_ports()]
     try:
         subprocess.run(start, check=True, env=ray, capture_output=True, timeout=120)
         wait_for(_answers, 60)
@@ -121,12 +137,23 @@ def _free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def _asked(what: str, method: str = "GET") -> Any:
+    """Answer of Ray's job API."""
+    request = urllib.request.Request(f"http://127.0.0.1:{Ports().dashboard}/api/jobs/{what}", method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
 def _answers() -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{Ports().dashboard}/api/jobs/", timeout=5) as answer:
-            return isinstance(json.load(answer), list)
+        return isinstance(_asked(""), list)
     except OSError:
         return False
+
+
+def own_ports() -> list[str]:
+    """Options of `ray start` for what Ray would put on the same ports on each machine."""
+    return [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
 
 
 def end_processes_of(session: Path) -> None:

@@ -198,12 +198,12 @@ def command(trial: Trial, *flags: str, prefix: Sequence[str] = (), **options: An
     return subprocess.Popen(argv, cwd=REPOSITORY, **{**pipes, **options})
 
 
-def wait_for(condition: Callable[[], object], seconds: float = DEADLINE_S) -> bool:
-    """Wait until the condition holds; fails after so long."""
+def wait_for(condition: Callable[[], object], seconds: float = DEADLINE_S, every: float = 0.002) -> bool:
+    """Wait until the condition holds; fails after so long. every: seconds between looks; more where a look costs."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.002)
+        time.sleep(every)
     return True
 
 

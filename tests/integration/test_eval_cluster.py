@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from runs import wait_for
 from clusterkit.rundir import RunDirectory, user_name
 from trainer.config import RunConfig
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
-JOB_SECONDS = 120.0
+JOB_SECONDS = 300.0
+LOOK_SECONDS = 0.2
+"""Between looks at all processes or at many files, which cost what the jobs should have."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,7 @@ def run(cluster: RayCluster, request: pytest.FixtureRequest) -> Iterator[RunDire
     run.logs.mkdir(parents=True, exist_ok=True)
     run.config.write_text(yaml.safe_dump(RunConfig.model_validate(values).model_dump()))
     yield run
+    cluster.stop_jobs()  # of a test that failed; they would hold the GPU
     shutil.rmtree(run.checkpoints)
 
 
@@ -70,9 +74,15 @@ def scored(folder: Path) -> list[str]:
     return sorted(Path(path).name for path in results)
 
 
-def until(process: Any, condition: Callable[[], object], cwd: Path) -> None:
-    wait_for(lambda: condition() or process.poll() is not None, JOB_SECONDS)
-    assert condition(), (cwd / "stderr").read_text()
+def until(cluster: RayCluster, process: Any, condition: Callable[[], object], cwd: Path) -> None:
+    end = time.monotonic() + JOB_SECONDS
+    while True:
+        ended = process.poll() is not None  # looked at first: it may end as soon as the condition holds
+        if condition():
+            return
+        assert not ended, (cwd / "stderr").read_text()
+        assert time.monotonic() < end, f"{(cwd / 'stderr').read_text()}\n{cluster.logs()}"
+        time.sleep(LOOK_SECONDS)
 
 
 def test_checkpoints_of_a_run_are_scored_as_they_appear_until_it_is_complete(
@@ -81,9 +91,9 @@ def test_checkpoints_of_a_run_are_scored_as_they_appear_until_it_is_complete(
     words = ["eval", "--cluster", "c", "--watch", named(run), "--num-questions", "2", "--output-path", "watched"]
     process = cluster.start(*words, cwd=tmp_path)
     here = tmp_path / "watched" / "c"
-    until(process, lambda: len(scored(here)) == 2, tmp_path)
+    until(cluster, process, lambda: len(scored(here)) == 2, tmp_path)
     add_checkpoint(run, 12)
-    until(process, lambda: len(scored(here)) == 3, tmp_path)
+    until(cluster, process, lambda: len(scored(here)) == 3, tmp_path)
     complete(run)
     assert process.wait(timeout=JOB_SECONDS) == 0
     said = (tmp_path / "stderr").read_text()
@@ -109,7 +119,7 @@ def test_gpus_are_held_only_while_something_is_scored(cluster: RayCluster, run: 
     words = ["eval", "--cluster", "c", "--watch", named(run), "--gpus", "1", "--engine", "embedded"]
     words += ["--num-questions", "2", "--output-path", "on-gpus"]
     process = cluster.start(*words, cwd=tmp_path)
-    until(process, lambda: len(scored(tmp_path / "on-gpus" / "c")) == 2, tmp_path)
+    until(cluster, process, lambda: len(scored(tmp_path / "on-gpus" / "c")) == 2, tmp_path)
     # The watch goes on, and another evaluation gets the GPU.
     other = ["eval", "--cluster", "c", "--model-path", named(run), "--gpus", "1", "--engine", "embedded"]
     cluster(*other, "--num-questions", "2", "--output-path", "other", cwd=tmp_path)
@@ -127,10 +137,10 @@ def test_a_watch_that_is_stopped_ends_what_it_scores(
     words = ["eval", "--cluster", "c", "--watch", named(run), "--data-names", "recall@64", "--num-questions", "4000"]
     words += ["--gpus", str(gpus), "--engine", "embedded", "--output-path", f"long{gpus}", "--detach"]
     cluster(*words, cwd=tmp_path)
-    wait_for(lambda: evaluations(f"long{gpus}"), JOB_SECONDS)
+    wait_for(lambda: evaluations(f"long{gpus}"), JOB_SECONDS, LOOK_SECONDS)
     stopped = cluster("eval", "stop", "--cluster", "c", "--output-path", f"long{gpus}", cwd=tmp_path)
     assert "is stopped" in stopped.stdout
-    wait_for(lambda: not evaluations(f"long{gpus}"))
+    wait_for(lambda: not evaluations(f"long{gpus}"), JOB_SECONDS, LOOK_SECONDS)
 
 
 def evaluations(output: str) -> list[psutil.Process]:
@@ -167,7 +177,7 @@ def test_ctrl_c_of_a_followed_evaluation_leaves_it_running_and_says_how_to_come_
     words = ["eval", "--cluster", "c", "--model-path", named(run), "--data-names", "recall@64"]
     words += ["--num-questions", "4000", "--output-path", "long"]
     process = cluster.start(*words, cwd=tmp_path)
-    until(process, lambda: "answers, " in (tmp_path / "stderr").read_text(), tmp_path)
+    until(cluster, process, lambda: "answers, " in (tmp_path / "stderr").read_text(), tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 0
     said = (tmp_path / "stderr").read_text()
@@ -178,7 +188,7 @@ def test_ctrl_c_of_a_followed_evaluation_leaves_it_running_and_says_how_to_come_
 
     job = said.partition("it runs, as job ")[2].partition(".")[0]
     again = cluster.start(*words, cwd=tmp_path)
-    until(again, lambda: f"it runs already, as job {job}" in (tmp_path / "stderr").read_text(), tmp_path)
+    until(cluster, again, lambda: f"it runs already, as job {job}" in (tmp_path / "stderr").read_text(), tmp_path)
     stopped = cluster("eval", "stop", "--cluster", "c", "--output-path", "long", cwd=tmp_path)
     assert f"{job} is stopped" in stopped.stdout
     assert again.wait(timeout=60) == 130
@@ -190,7 +200,7 @@ def test_ctrl_c_while_something_is_copied_leaves_what_is_there(cluster: RayClust
         file.truncate(3 << 30)  # a hole, which takes long enough to read and to send
     words = ["eval", "--cluster", "c", "--model-path", model, "--data-names", "recall", "--preset", "tiny"]
     process = cluster.start(*words, cwd=tmp_path)
-    until(process, lambda: "copying model" in (tmp_path / "stderr").read_text(), tmp_path)
+    until(cluster, process, lambda: "copying model" in (tmp_path / "stderr").read_text(), tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "interrupted: what is copied stays there" in (tmp_path / "stderr").read_text()

@@ -15,7 +15,7 @@ import coin
 import httpx
 import psutil
 import pytest
-from raycluster import end_processes_of
+from raycluster import end_processes_of, own_ports
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
 from vllmserver import START_SECONDS, random_qwen2, vllm_python
 
@@ -43,7 +43,7 @@ def environment() -> Iterator[dict[str, str]]:
         [f"--address={found['RAY_ADDRESS']}", "--num-gpus=2"],
     )
     for address, options in zip(NODES, starts, strict=True):
-        start = [*RAY, "start", *options, f"--node-ip-address={address}", "--num-cpus=4"]
+        start = [*RAY, "start", *options, *own_ports(), f"--node-ip-address={address}", "--num-cpus=4"]
         subprocess.run(start, check=True, env=found, capture_output=True, timeout=120)
     yield found
     end_processes_of(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -19,7 +20,6 @@ from realparts import require
 from runs import SETTINGS
 from slurmcluster import PARTITION, Slurm, slurm
 
-from clusterkit.images.versions import versions
 from clusterkit.rundir import RunDirectory, user_name
 from clusterkit.runlog.metrics import History, read_history
 
@@ -30,28 +30,9 @@ DEADLINE_S = 240.0
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """A Python that has Ray beside everything that this one has: made once, and kept."""
-    version = versions()["RAY_VERSION"]
-    venv = Path("~/.cache/clusterkit-tests").expanduser() / f"ray-{version}"
-    binary = venv / "bin" / "python"
-    if not binary.exists():
-        new = venv.with_name(f"{venv.name}.{os.getpid()}")
-        subprocess.run([sys.executable, "-m", "venv", str(new)], check=True)
-        got = subprocess.run(
-            [str(new / "bin" / "python"), "-m", "pip", "install", "--quiet", f"ray[default]=={version}"],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        if got.returncode:
-            shutil.rmtree(new)
-        require(got.returncode == 0, f"Ray {version} cannot be installed: {got.stderr[-500:]}")
-        (site,) = new.glob("lib/python3*/site-packages")
-        packages = next(p for p in sys.path if p.endswith("site-packages"))
-        (site / "project.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
-        new.rename(venv)
-    return str(binary)
+    """A Python that has Ray, as every node of such a Slurm needs one."""
+    require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install 'ray[default]'")
+    return sys.executable
 
 
 @pytest.fixture(scope="module")
