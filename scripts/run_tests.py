@@ -8,6 +8,7 @@ half. What a half prints is shown line by line after its name; what failed is na
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -44,9 +45,15 @@ def main(options: list[str]) -> int:
     if any(not option.startswith("-") and (ROOT / option.partition("::")[0]).exists() for option in options):
         return subprocess.run([*pytest, *options], cwd=ROOT, check=False).returncode
     halves = {"learning": [*LEARNING], "rest": [*REST, *(f"--ignore={path}" for path in LEARNING)]}
+    environment = {**os.environ, "CLUSTERKIT_TEST_CORES": str(max((os.cpu_count() or 1) // len(halves), 1))}
     running = {
         name: subprocess.Popen(
-            [*pytest, *paths, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*pytest, *paths, *options],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for name, paths in halves.items()
     }

@@ -25,7 +25,9 @@ from clusterkit.runlog.metrics import History, read_history
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 30
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
+
+pytestmark = pytest.mark.timeout(2400)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Runs the tiny preset for several seeds and negative controls, two trainers of one thread side by side."""
+"""Runs the tiny preset for several seeds and negative controls, trainers of one thread side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from clusterkit.resolve import resolve
 SEEDS = (11, 12, 13)
 CONTROLS = ("shuffled", "flipped")
 NUM_TASKS = 256
+SIDE_BY_SIDE = int(os.environ.get("CLUSTERKIT_TEST_CORES") or os.cpu_count() or 1)
+"""Trainers of one thread at a time: as many as the tests may use cores (scripts/run_tests.py)."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,15 @@ def run_arm(arm: Arm, root: Path) -> Outcome:
     return Outcome(arm, json.loads((logs / "summary.json").read_text()), records)
 
 
+def run_each(arms: Sequence[Arm], root: Path) -> dict[str, Outcome]:
+    """Outcomes by the arms' names; they start in this order."""
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        return {outcome.arm.name: outcome for outcome in pool.map(lambda arm: run_arm(arm, root), arms)}
+
+
 def run_all(root: Path) -> dict[str, Outcome]:
     """All arms by name. The runs with true rewards come first: they make the warm-ups that the others find cached."""
     arms = [Arm(seed) for seed in SEEDS]
     for seed in SEEDS:
         arms += [*(Arm(seed, rewards) for rewards in CONTROLS), Arm(seed, zero=True)]
-    with ThreadPoolExecutor(2) as pool:
-        return {outcome.arm.name: outcome for outcome in pool.map(lambda arm: run_arm(arm, root), arms)}
+    return run_each(arms, root)

@@ -5,12 +5,11 @@ Measured on held-out test tasks; settings were chosen with another seed on the d
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from learning.arms import SEEDS, Arm, Outcome, run_arm
+from learning.arms import SEEDS, Arm, Outcome, run_each
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1800)]
 
@@ -24,8 +23,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     root: Path = tmp_path_factory.mktemp("memory")
     # The runs with true rewards come first: they make the warm-ups that the others find cached.
     arms = [arm(seed, rewards) for rewards in ("true", "shuffled") for seed in SEEDS]
-    with ThreadPoolExecutor(2) as pool:
-        return {outcome.arm.name: outcome for outcome in pool.map(lambda one: run_arm(one, root), arms)}
+    return run_each(arms, root)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
