@@ -45,7 +45,9 @@ def main(options: list[str]) -> int:
     if any(not option.startswith("-") and (ROOT / option.partition("::")[0]).exists() for option in options):
         return subprocess.run([*pytest, *options], cwd=ROOT, check=False).returncode
     halves = {"learning": [*LEARNING], "rest": [*REST, *(f"--ignore={path}" for path in LEARNING)]}
-    environment = {**os.environ, "CLUSTERKIT_TEST_CORES": str(max((os.cpu_count() or 1) // len(halves), 1))}
+    # Threads that spin while they wait for each other on cores that others want are many times slower than one.
+    share = str(max((os.cpu_count() or 1) // len(halves), 1))
+    environment = {**os.environ, "CLUSTERKIT_TEST_CORES": share, "OMP_NUM_THREADS": share}
     running = {
         name: subprocess.Popen(
             [*pytest, *paths, *options],

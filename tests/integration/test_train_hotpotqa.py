@@ -26,6 +26,7 @@ def test_a_real_model_takes_a_whole_step_on_real_documents(
         f"task.path={shared_data / 'hotpotqa'}",
         "task.num_documents=2",
         "train.total_steps=1",
+        "train.threads=1",
         "agent.chunk_tokens=192",
         "agent.max_memory_tokens=24",
         "agent.max_final_tokens=16",

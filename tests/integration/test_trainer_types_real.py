@@ -31,7 +31,7 @@ def train(folder: Path, *settings: str) -> Path:
     """Run the preset to its end; returns the run's folder."""
     command = [sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", "135M_cpu", f"fileroot={folder}"]
     done = subprocess.run(
-        [*command, "trial_name=one", *settings],
+        [*command, "trial_name=one", "train.threads=1", *settings],
         capture_output=True,
         text=True,
         env=os.environ,

@@ -20,6 +20,10 @@ from clusterkit.resolve import resolve
 SEEDS = (11, 12, 13)
 CONTROLS = ("shuffled", "flipped")
 NUM_TASKS = 256
+TRAINED_CHUNKS = 4
+"""The most sections of the tiny preset's documents of training."""
+WHOLE_TABLE = bool(os.environ.get("CLUSTERKIT_LEARNING_TABLE"))
+"""Whether to measure the lengths between, too, as docs/learning.md shows them."""
 SIDE_BY_SIDE = int(os.environ.get("CLUSTERKIT_TEST_CORES") or os.cpu_count() or 1)
 """Trainers of one thread at a time: as many as the tests may use cores (scripts/run_tests.py)."""
 
@@ -54,6 +58,8 @@ class Arm:
             # The control is compared at the same step as the run that it belongs to, on the training lengths.
             short = ["eval.final_chunks=[]", "eval.blank_memory=false", "eval.every_steps=0"]
             return [*common, f"control.rewards={self.rewards}", *short]
+        if self.preset == "tiny" and not WHOLE_TABLE:
+            return [*common, f"eval.final_chunks=[{TRAINED_CHUNKS}, {16 * TRAINED_CHUNKS}]"]
         return common
 
 

@@ -88,7 +88,7 @@ def test_on_policy_ratios_and_kl_stay_exact_throughout(outcomes: dict[str, Outco
 
 
 def test_summaries_for_the_documents(outcomes: dict[str, Outcome]) -> None:
-    """Prints the table of docs/learning.md; every arm must have finished the same number of steps or its own."""
+    """Prints docs/learning.md's table, whole with CLUSTERKIT_LEARNING_TABLE=1; every arm must be complete."""
     for name, outcome in sorted(outcomes.items()):
         cells = [
             f"{r['chunks']}{'b' if r['blank_memory'] else ''}: {r['before']:.3f}->{r['after']:.3f}"
