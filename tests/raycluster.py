@@ -33,6 +33,7 @@ from clusterkit.rundir import user_name
 from tests.realparts import require
 
 NAME = "c"
+FOLDER = "CLUSTERKIT_TEST_RAY"
 CLUSTERKIT = [sys.executable, "-m", "clusterkit.cli.main"]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -93,7 +94,7 @@ def running(gpus: int) -> Iterator[RayCluster]:
     address = f"127.0.0.1:{free_port()}"
     python = Path(sys.executable)
     ray = {**ENVIRONMENT, "RAY_ADDRESS": address, "PATH": f"{python.parent}:{os.environ['PATH']}"}
-    ray |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY)}
+    ray |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(REPOSITORY), FOLDER: str(folder)}
     start = [*RAY, "start", "--head", f"--port={address.partition(':')[2]}", f"--temp-dir={folder / 'ray'}"]
     start += ["--include-dashboard=true", f"--dashboard-port={Ports().dashboard}", "--num-cpus=4"]
     # Ports of its own: other tests may have a Ray, too.
@@ -103,7 +104,7 @@ def running(gpus: int) -> Iterator[RayCluster]:
         wait_for(_answers, 60)
         yield RayCluster(_storage(world), _operator(world))
     finally:
-        end_processes_of(folder / "ray")
+        end_processes_of(folder)
         world.servers.close()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -156,9 +157,9 @@ def own_ports() -> list[str]:
     return [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
 
 
-def end_processes_of(session: Path) -> None:
-    """End the Ray of this folder, and no other one of this machine."""
-    mine = [p for p in psutil.process_iter(["cmdline"]) if str(session) in " ".join(p.info["cmdline"] or [])]
+def end_processes_of(folder: Path) -> None:
+    """End the Ray that was started with this folder, also as the variable FOLDER, and no other one of this machine."""
+    mine = [process for process in psutil.process_iter() if _belongs(process, str(folder))]
     family = {child for p in mine for child in p.children(recursive=True)} | set(mine)
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for process in family:
@@ -166,3 +167,12 @@ def end_processes_of(session: Path) -> None:
                 process.send_signal(sent)
         if not psutil.wait_procs(list(family), timeout=10)[1]:
             return
+
+
+def _belongs(process: psutil.Process, folder: str) -> bool:
+    """Whether it is one of that Ray's: some are told the folder, and one is told nothing but what it inherits."""
+    with suppress(psutil.Error):
+        return any(word.startswith("ray") or "/ray" in word for word in process.cmdline()) and (
+            folder in " ".join(process.cmdline()) or process.environ().get(FOLDER) == folder
+        )
+    return False

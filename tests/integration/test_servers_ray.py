@@ -15,7 +15,7 @@ import coin
 import httpx
 import psutil
 import pytest
-from raycluster import end_processes_of, own_ports
+from raycluster import FOLDER, end_processes_of, own_ports
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
 from vllmserver import START_SECONDS, random_qwen2, vllm_python
 
@@ -36,7 +36,7 @@ def environment() -> Iterator[dict[str, str]]:
     require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
     folder, port = Path(tempfile.mkdtemp(prefix="ck-ray-")), free_port()  # Ray's sockets want a short path
     found = {**ENVIRONMENT, "RAY_ADDRESS": f"{NODES[0]}:{port}", "RAY_USAGE_STATS_ENABLED": "0"}
-    found |= {"PYTHONPATH": f"{REPOSITORY}:{coin.FOLDER}", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    found |= {"PYTHONPATH": f"{REPOSITORY}:{coin.FOLDER}", "VLLM_CPU_KVCACHE_SPACE": "1", FOLDER: str(folder)}
     found["CLUSTERKIT_VLLM_PYTHON"] = vllm_python()
     starts = (
         ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-gpus=0"],
