@@ -1,10 +1,13 @@
-"""What a test does when a real part that it needs is not there."""
+"""The machine that tests run on: its cores, and what to do when a real part that a test needs is not there."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+
+CORES = int(os.environ.get("CLUSTERKIT_TEST_CORES") or os.cpu_count() or 1)
+"""Cores that tests may use: scripts/run_tests.py shares them out."""
 
 
 def require(present: bool, reason: str) -> None:

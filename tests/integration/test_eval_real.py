@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import yaml
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 
 from evaluation.config import EvalConfig
+from tests.realparts import CORES
 from tests.vllmserver import vllm_python
 
 
@@ -62,8 +62,8 @@ def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
             "server": {"engine": "embedded", "concurrency": 4},
         }
     )
-    # 33,000 tokens to read: the one test here that wants every core.
-    results = ended(start(config, tmp_path, os.cpu_count() or 1), tmp_path)
+    # 33,000 tokens to read: the one test here that wants every core it may use.
+    results = ended(start(config, tmp_path, CORES), tmp_path)
     assert results["status"] == "complete"
     rows = {row["dataset"]: row for row in results["rows"]}
     assert set(rows) == {"ruler_hqa@50", "ruler_hqa@50 rag", "ruler_hqa@50 no_context"}

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from clusterkit.resolve import resolve
+from tests.realparts import CORES
 
 # Settings were chosen with seeds 101 to 112 on the dev tasks; these seeds and the test tasks were not looked at.
 SEEDS = (11, 12, 13)
@@ -24,8 +25,6 @@ TRAINED_CHUNKS = 4
 """The most sections of the tiny preset's documents of training."""
 WHOLE_TABLE = bool(os.environ.get("CLUSTERKIT_LEARNING_TABLE"))
 """Whether to measure the lengths between, too, as docs/learning.md shows them."""
-SIDE_BY_SIDE = int(os.environ.get("CLUSTERKIT_TEST_CORES") or os.cpu_count() or 1)
-"""Trainers of one thread at a time: as many as the tests may use cores (scripts/run_tests.py)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def run_arm(arm: Arm, root: Path) -> Outcome:
 
 def run_each(arms: Sequence[Arm], root: Path) -> dict[str, Outcome]:
     """Outcomes by the arms' names; they start in this order."""
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+    with ThreadPoolExecutor(CORES) as pool:
         return {outcome.arm.name: outcome for outcome in pool.map(lambda arm: run_arm(arm, root), arms)}
 
 
