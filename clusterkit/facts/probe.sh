@@ -223,7 +223,11 @@ basics() {
   echo "@@machine-id"
   show /etc/machine-id
   echo "@@cpus"
-  nproc
+  # What a login shell sets for OpenMP would be taken for the number of cores.
+  (
+    unset OMP_NUM_THREADS OMP_THREAD_LIMIT
+    nproc
+  )
   echo "@@memory"
   read -r _line </proc/meminfo
   echo "$_line"
