@@ -168,6 +168,52 @@ def test_after_the_last_server_died_others_take_its_place(rig: Servers, tmp_path
     assert publisher.publish(3).transport == "nccl"
 
 
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    [("folder", {}), ("nccl", {}), ("nccl", {"die_at": 1}), ("nccl", {"die_at": 2})],
+    ids=["folder-unnoticed", "nccl-unnoticed", "nccl-first-bucket", "nccl-second-bucket"],
+)
+def test_a_version_waits_where_the_last_server_dies_while_it_is_published(
+    rig: Servers, tmp_path: Path, way: str, fault: dict[str, int]
+) -> None:
+    lost = rig.add(**fault)
+    one = trainer(rig, tmp_path)
+    publisher = one.nccl(deadline_s=2.0) if way == "nccl" else one.folders
+    if not fault:
+        rig.processes[0].kill()  # nobody knows of it until it is to be paused
+    rig.pool.patience = 60.0
+    next_one = rig.start()
+
+    async def come_back() -> None:
+        while not lost.problem:
+            await asyncio.sleep(0.01)
+        next_one.version = -1
+        while not (rig.engine.has_folder and rig.engine.version == 1):
+            await asyncio.sleep(0.01)
+        await rig.engine.join(next_one)
+
+    coming = rig.loop.submit(come_back())
+    stats = publisher.publish(1)
+    coming.result(10)
+    assert (stats.transport, stats.servers, rig.engine.version) == ("disk", 1, 1)
+    assert in_use(rig) == {"s1": expected(one)}
+
+
+def test_a_server_that_comes_back_with_torn_weights_is_given_them_anew(rig: Servers, tmp_path: Path) -> None:
+    torn, one, folder = rig.start(refuse_at=2), trainer(rig, tmp_path), tmp_path / "servers"
+    node = registry.Registration(torn.name, "sglang", "", "node", 1, time.time(), "ready", torn.url)
+    registry.write(folder, node)
+    fleet = Fleet(rig.engine, folder, small_parts().config)
+    rig.loop.run(fleet.look())
+    first = in_use(rig)["s0"]
+    with pytest.raises(EngineError, match="no server took weight version 1"):
+        one.nccl(transport="nccl").publish(1)
+    assert in_use(rig) == {}
+    assert rig.state(torn)["digest"] not in {first, expected(one)}  # yet it says that it holds version 0
+    rig.loop.run(fleet.look())
+    assert in_use(rig) == {"s0": first}
+
+
 def test_rollouts_go_on_when_their_only_server_is_replaced(rig: Servers, tmp_path: Path) -> None:
     one, parts = trainer(rig, tmp_path), small_parts()
     folder = tmp_path / "servers"

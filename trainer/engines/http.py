@@ -66,7 +66,7 @@ class Limits:
 class Server:
     """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does).
 
-    role: what it is to the user, in words.
+    role: what it is to the user, in words. doubtful: its weights may be of two versions, whatever it says.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Server:
     problem: str = ""
     in_flight: int = 0
     role: str = "engine server"
+    doubtful: bool = False
 
     def discard(self, problem: str) -> None:
         """Send it no more requests; the first reason is the one that is kept."""

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.engines.base import EngineError
+from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
 from trainer.engines.http import Server, ServerPool
 from trainer.types import Completion, FinishReason, SamplingParams
@@ -221,6 +221,7 @@ class ServedEngine:
 
         Raises:
             EngineError: no server took the weights. The servers that are still in use hold the old weights then.
+            EngineGoneError: nor is any left in use.
 
         """
         async with self._turn():
@@ -260,7 +261,8 @@ class ServedEngine:
             if not isinstance(error, EngineError):  # a mistake in `load`
                 raise error
         if len(errors) == len(results):
-            raise EngineError(f"no server took weight version {version}: {'; '.join(map(str, errors.values()))}")
+            said = f"no server took weight version {version}: {'; '.join(map(str, errors.values()))}"
+            raise EngineError(said) if self.pool.usable() else EngineGoneError(said)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -361,6 +363,7 @@ class ServedEngine:
         except UntouchedError:
             raise
         except BaseException as error:  # cancelled too
+            server.doubtful = True
             server.discard(f"its weights are in doubt after a failed update: {str(error) or type(error).__name__}")
             raise
         server.version = version

@@ -19,6 +19,8 @@ log = logging.getLogger("trainer")
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 60.0
+UNKNOWN = -1
+"""Version of weights that nobody can vouch for: they are loaded anew."""
 
 
 class Fleet:
@@ -32,6 +34,7 @@ class Fleet:
         self._joined: dict[str, tuple[float, Server]] = {}
         self._refused: dict[str, float] = {}
         self._last: dict[str, str] = {}  # why servers were left
+        self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
 
@@ -90,6 +93,8 @@ class Fleet:
                 if not server.problem:
                     await self.engine.leave(server)
                 self._last[name] = server.problem
+                if server.doubtful:
+                    self._doubtful[name] = started
         fresh = [one for one in there.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
@@ -101,17 +106,22 @@ class Fleet:
         server = Server(one.name, one.url)
         try:
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
+            if self._doubtful.get(one.name) == one.started:
+                server.version = UNKNOWN
             if server.version != self.engine.version and not self.engine.has_folder:
                 self.wants_folder = True  # the next version brings one
                 return
             version = await self.engine.join(server)
         except EngineError as error:
+            if server.doubtful:
+                self._doubtful[one.name] = one.started
             self._refused[one.name] = one.started  # until it is started anew
             log.warning("engine server %s cannot be used: %s", one.name, error)
             return
         self.wants_folder = False
         self._joined[one.name] = (one.started, server)
         self._last.pop(one.name, None)
+        self._doubtful.pop(one.name, None)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
 
     async def lost(self) -> RunError:

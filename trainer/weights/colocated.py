@@ -132,7 +132,7 @@ class ColocatedPublisher:
         engine = self._outlet.engine
         await engine.pause()
         try:
-            (server,) = engine.pool.usable()
+            server = engine.pool.choose("")  # raises where it was lost: says what became of it
             deadline = time.monotonic() + self._seconds
             while server.in_flight:
                 if time.monotonic() > deadline:

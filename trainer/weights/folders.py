@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -21,11 +22,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sync_folder, sync_tree, write_atomic
 from trainer.train.learner import Learner
 from trainer.weights.publisher import Outlet, PublishStats, agree, measured, same_host, wait_together
 from trainer.weights.source import WeightSource
+
+log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -166,12 +170,24 @@ def offer(folders: FolderPublisher, outlet: Outlet | None, version: int) -> None
 async def _hand_over(outlet: Outlet, folder: Path, version: int) -> None:
     """Have the servers load a folder; without any, wait for some to come back, which load it as they join."""
     engine = outlet.engine
-    if not engine.pool.usable():
-        await engine.offer(folder, version)
+    while True:
+        if engine.pool.usable():
+            try:
+                await engine.update_from_folder(folder, version)
+                return
+            except EngineGoneError as error:
+                if not engine.pool.patience:
+                    raise
+                log.warning("the last engine servers were lost while they were to get weights: %s", error)
+        try:
+            await engine.offer(folder, version)
+        except EngineError:
+            if not engine.pool.usable():
+                raise
+            continue  # one came back meanwhile, with the weights of before
         await engine.pool.enough()
         engine.pool.choose("")  # raises when none came: says what became of them
         return
-    await engine.update_from_folder(folder, version)
 
 
 def choose_root(wanted: str, run: Path, outlet: Outlet | None, nbytes: int, keep: int = 2) -> Path:

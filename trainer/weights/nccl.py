@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer.config import WeightsConfig
+from trainer.engines.base import EngineGoneError
 from trainer.engines.http import Server
 from trainer.weights.folders import FolderPublisher, caught, offer
 from trainer.weights.link import Link, LinkError, MissingPeerError, PeerGoneError, meet
@@ -53,12 +54,15 @@ class NcclPublisher:
         """See Publisher."""
         alone = self._outlet is not None and not self._outlet.engine.pool.usable()
         self._last = version
-        if self.world.broadcast(alone) or self._given_up:
-            return self._folders.publish(version)
+        stats = None if self.world.broadcast(alone) or self._given_up else self._publish(version, folder)
+        return stats or self._folders.publish(version)
+
+    def _publish(self, version: int, folder: bool) -> PublishStats | None:
+        """Publish over links; None where the folder is to be taken: servers cannot be met, or none is left."""
         began = time.perf_counter()
         problem = caught(self._meet) if self._outlet is not None else None
-        if self._fall_back(problem):
-            return self._folders.publish(version)
+        if self._fall_back(problem) or self._nobody(problem):
+            return None
         agree(self.world, problem)
         written = self._folders.write(version) if self.world.broadcast(folder) else None
         transfer = self._transfer(version, written)
@@ -156,20 +160,32 @@ class NcclPublisher:
                     transfer.start()
         self.source.close()
 
-    def _end(self, transfer: Transfer | None, version: int, written: Path | None, began: float) -> PublishStats:
-        """Wait until the servers hold the version, through the folder where the links failed. Collective."""
+    def _nobody(self, problem: Exception | None) -> bool:
+        """Whether all servers were lost on the way, and others may come: they load a folder. Collective."""
+        wait = isinstance(problem, EngineGoneError) and self._outlet is not None and self._outlet.engine.pool.patience
+        if wait:
+            log.warning("the last engine servers were lost while they were to get weights: %s", problem)
+        return self.world.broadcast(bool(wait))
+
+    def _end(self, transfer: Transfer | None, version: int, written: Path | None, began: float) -> PublishStats | None:
+        """Wait until the servers hold the version, through the folder where the links failed; None: all were lost.
+
+        Collective.
+        """
         failed = transfer.failures() if transfer is not None else []
         torn = self.world.broadcast(bool(failed))
         if torn and self._config.transport == "auto" and written is None:
             written = self._folders.write(version)
         outlet = self._outlet
-        if transfer is None or outlet is None:
-            agree(self.world, None)
-        else:
+        problem: Exception | None = None
+        if transfer is not None:
             transfer.repair(written)
-            agree(self.world, caught(transfer.result))
-            if written is not None:
-                self._folders.used(written)
+            problem = caught(transfer.result)
+        if self._nobody(problem):
+            return None
+        agree(self.world, problem)
+        if outlet is not None and written is not None:
+            self._folders.used(written)
         if torn and self._config.transport == "auto":
             self._fall_back(next((error for error in failed if not isinstance(error, PeerGoneError)), None))
         stats = PublishStats(version, "disk" if torn else "nccl", 0, self.source.nbytes, 0.0, 0.0, 0.0, 0.0, 0.0)
