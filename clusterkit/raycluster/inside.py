@@ -21,12 +21,15 @@ MANY = 10_000
 
 
 def node() -> dict[str, Any]:
-    """Return versions of Ray and Python, and how many GPUs nvidia-smi lists here (None: it failed)."""
+    """Return versions of Ray and Python, the IDs of Ray's node here, and how many GPUs nvidia-smi lists (None: failed).
+
+    There is no ID before Ray's node process runs; an empty one where it does not say it.
+    """
     try:
         ray = metadata.version("ray")
     except metadata.PackageNotFoundError:
         ray = ""
-    return {"ray": ray, "python": sys.version.split()[0], "gpus": _gpus()}
+    return {"ray": ray, "python": sys.version.split()[0], "node_ids": _node_ids(), "gpus": _gpus()}
 
 
 def head(port: int) -> dict[str, Any]:
@@ -46,6 +49,18 @@ def _get(port: int, path: str) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=HTTP_SECONDS) as response:
         return json.load(response)
+
+
+def _node_ids() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it ended meanwhile
+            continue
+        if words[0].rpartition("/")[2] == "raylet":
+            found.append(next((w.partition("=")[2] for w in words if w.startswith("--node_id=")), ""))
+    return found
 
 
 def _gpus() -> int | None:

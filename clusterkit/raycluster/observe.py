@@ -29,7 +29,10 @@ _LOG, _INFO = "@@log", "@@inside"
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """A container with the cluster's label as its host shows it. log: its last lines, where it does not run."""
+    """A container with the cluster's label as its host shows it. log: its last lines, where it does not run.
+
+    node_ids: of the Ray node that runs in it, as Ray's own list has them; None where nobody asked.
+    """
 
     id: str
     name: str
@@ -43,6 +46,7 @@ class ContainerState:
     ray: str = ""
     python: str = ""
     gpus_seen: int | None = None
+    node_ids: tuple[str, ...] | None = None
 
     @property
     def running(self) -> bool:
@@ -71,6 +75,7 @@ class RayNode:
     cpus: float
     gpus: float
     memory: float
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,13 @@ class RayAnswer:
     status: str = field(default="", repr=False)
 
     def alive(self) -> dict[str, RayNode]:
-        """Living nodes by name."""
+        """Living nodes by name; of several with one name, the last that joined."""
         return {node.name: node for node in self.nodes if node.state == "ALIVE"}
+
+    def find(self, name: str, ids: tuple[str, ...] | None) -> RayNode | None:
+        """The living node of that name; of several, the one with one of these IDs."""
+        found = [node for node in self.nodes if node.state == "ALIVE" and node.name == name]
+        return next((node for node in found if ids and node.id in ids), found[-1] if found else None)
 
 
 async def containers_on(session: Session, cluster: str, inside: bool = False) -> tuple[ContainerState, ...]:
@@ -209,6 +219,7 @@ def _container(record: dict[str, Any]) -> ContainerState:
         ray=inside.get("ray", ""),
         python=inside.get("python", ""),
         gpus_seen=inside.get("gpus"),
+        node_ids=tuple(inside["node_ids"]) if "node_ids" in inside else None,
     )
 
 
@@ -223,9 +234,10 @@ def parse_answer(result: Result) -> RayAnswer:
     nodes = []
     for node in answer["nodes"]:
         total = node.get("resources_total") or {}
-        amounts = (float(total.get(key, 0)) for key in ("CPU", "GPU", "memory"))
+        cpus, gpus, memory = (float(total.get(key, 0)) for key in ("CPU", "GPU", "memory"))
         name, address = str(node.get("node_name", "")), str(node["node_ip"])
-        nodes.append(RayNode(name, address, str(node["state"]), bool(node.get("is_head_node")), *amounts))
+        head, its_id = bool(node.get("is_head_node")), str(node.get("node_id", ""))
+        nodes.append(RayNode(name, address, str(node["state"]), head, cpus, gpus, memory, its_id))
     jobs = tuple(
         str(job.get("submission_id") or job.get("job_id"))
         for job in answer["jobs"]

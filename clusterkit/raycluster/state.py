@@ -134,7 +134,7 @@ def _row(
     if container is None:
         return NodeState(name, role, gpus_expected=gpus or 0, problem="no Ray container: clusterkit setup starts it")
     wanted = container.gpus if gpus is None else gpus
-    node = answer.alive().get(name)
+    node = answer.find(name, container.node_ids)
     row = NodeState(
         name,
         role,
@@ -149,7 +149,9 @@ def _row(
     row = _measured(row, node)
     problem = _container_problem(row, container)
     if not problem and not answer.error:
-        problem = _ray_problem(row, node) or (_inside_problem(row, container) if inside else "")
+        problem = _ray_problem(row, node)
+        if not problem and inside:
+            problem = _former_node(container, node) or _inside_problem(row, container)
     return replace(row, problem=problem)
 
 
@@ -165,6 +167,16 @@ def _ray_problem(row: NodeState, node: RayNode | None) -> str:
     if node is None:
         return "its container runs, but it is not alive in Ray"
     return f"{row.gpus} of {row.gpus_expected} GPUs in Ray" if row.gpus < row.gpus_expected else ""
+
+
+def _former_node(container: ContainerState, node: RayNode | None) -> str:
+    """Ray takes a quarter of a minute to notice that a node was killed: the one it lists may be the one before."""
+    ids = container.node_ids
+    if ids is not None and not ids:
+        return "Ray has not started in its container yet; what Ray lists is the node of before"
+    if ids and all(ids) and node is not None and node.id and node.id not in ids:
+        return "the node in its container has not joined yet; what Ray lists is the node of before"
+    return ""
 
 
 def _inside_problem(row: NodeState, container: ContainerState) -> str:

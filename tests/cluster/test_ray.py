@@ -184,7 +184,7 @@ def test_ray_that_dies_ends_its_container(cli: Cli, worker: Node) -> None:
     worker.exec("pkill -9 raylet")
     wait_until_dead(worker, name("worker"))
     assert changes(cli.setup()) == 1
-    assert cli.ray_status()[0] == 0
+    assert_all_well(cli)
 
 
 def test_killed_worker_is_noticed_and_a_second_run_repairs_it(cli: Cli, testbed: Testbed, worker: Node) -> None:
@@ -198,7 +198,7 @@ def test_killed_worker_is_noticed_and_a_second_run_repairs_it(cli: Cli, testbed:
     assert wrong["log"]
     done = json.loads(cli.setup().stdout)
     assert done["changes"] == 1
-    assert cli.ray_status()[0] == 0
+    assert_all_well(cli)
     after = [node.exec("docker ps -q --no-trunc --filter label=clusterkit.role").stdout for node in testbed.nodes]
     assert [old == new for old, new in zip(others, after, strict=True)] == [True, False, True]
 
@@ -240,7 +240,7 @@ def test_down_needs_a_yes(cli: Cli, testbed: Testbed) -> None:
     assert done.returncode == 2
     assert "-y" in done.stderr
     assert name("worker") in done.stderr  # what it would remove is shown
-    assert cli.ray_status()[0] == 0
+    assert_all_well(cli)
 
 
 def test_down_takes_all_that_is_ours_and_nothing_else(cli: Cli, testbed: Testbed, worker: Node) -> None:
@@ -267,6 +267,11 @@ def test_down_takes_all_that_is_ours_and_nothing_else(cli: Cli, testbed: Testbed
     assert again.returncode == 0
     assert json.loads(again.stdout)["removed"] == {}
     assert cli.ray_status()[0] == 1
+
+
+def assert_all_well(cli: Cli) -> None:
+    code, state = cli.ray_status()
+    assert code == 0, state
 
 
 def wait_until_dead(node: Node, container: str, seconds: float = 60.0) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from testbed import Node, Testbed
-from testbed_engine import Engine, command
+from testbed_engine import Engine, command, process_runs
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_leaves_nothing_once_the_next_one_started(tmp_path
     engine.start()
     try:
         assert engine.pid != dockerd
-        assert not Path(f"/proc/{dockerd}").exists()
+        assert not process_runs(dockerd)
         assert engine.docker("volume", "ls", "-q") == ""
     finally:
         engine.stop()

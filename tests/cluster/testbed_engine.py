@@ -186,11 +186,19 @@ class Engine:
         self._remove_state()
 
     def _remove_state(self) -> None:
-        """Remove the run-time folder, with what the engine left mounted in it."""
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            if line.split()[4].startswith(f"{self.state}/"):
-                command("umount", "-l", line.split()[4], check=False)
-        shutil.rmtree(self.state, ignore_errors=True)
+        """Remove the run-time folder, with what the engine left mounted in it.
+
+        Processes that end with the engine may write there for another moment.
+        """
+        deadline = time.monotonic() + 30
+        while True:
+            for line in Path("/proc/self/mountinfo").read_text().splitlines():
+                if line.split()[4].startswith(f"{self.state}/"):
+                    command("umount", "-l", line.split()[4], check=False)
+            shutil.rmtree(self.state, ignore_errors=True)
+            if not self.state.exists() or time.monotonic() > deadline:
+                return
+            time.sleep(0.2)
 
     def _launch(self) -> None:
         # No bridge and no rules of its own: a dockerd that manages iptables rewrites the chains of every other one.
@@ -217,15 +225,24 @@ class Engine:
             time.sleep(0.1)
 
 
+def process_runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended; whoever inherited it may be slow to take note of its end."""
+    try:
+        # "PID (name) state parent …", and the name may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
 def _wait_gone(pid: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
+    while process_runs(pid):
+        if (late := time.monotonic() - deadline) > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if late > 30:
+            raise TestbedError(f"process {pid} does not end, not even by SIGKILL")
         time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,9 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
         (tmp_path / "bin").mkdir()
         stand_in(tmp_path / "bin", "a-tool", "")
 
-        facts = look(wants, shell=SHELLS[shell], environment={**first_in_path(tmp_path / "bin"), "OMP_NUM_THREADS": "1"})
+        facts = look(
+            wants, shell=SHELLS[shell], environment={**first_in_path(tmp_path / "bin"), "OMP_NUM_THREADS": "1"}
+        )
 
     disk = os.statvfs(tmp_path)
     assert facts.hostname == os.uname().nodename

@@ -38,8 +38,8 @@ def container(role: str, state: str = "running", **values: object) -> ContainerS
     return ContainerState(**described)  # type: ignore[arg-type]
 
 
-def alive(name: str, gpus: float = 8.0, state: str = "ALIVE") -> RayNode:
-    return RayNode(name, "10.0.0.1", state, name == "n1", 96.0, gpus, 2e12)
+def alive(name: str, gpus: float = 8.0, state: str = "ALIVE", its_id: str = "") -> RayNode:
+    return RayNode(name, "10.0.0.1", state, name == "n1", 96.0, gpus, 2e12, its_id or f"{name}-now")
 
 
 def state_of(
@@ -87,6 +87,17 @@ def test_all_there_is_ready() -> None:
             "n2: the versions in its container could not be read",
         ),
         ({**HEALTHY, "n2": (container("head"),)}, BOTH, "n2: runs as head, not as worker"),
+        # A worker that was killed and is started again: Ray lists its node of before for some time.
+        (
+            {**HEALTHY, "n2": (container("worker", node_ids=()),)},
+            RayAnswer("2.60.0", (alive("n1"), alive("n2", its_id="before"))),
+            "n2: Ray has not started in its container yet",
+        ),
+        (
+            {**HEALTHY, "n2": (container("worker", node_ids=("n2-now",)),)},
+            RayAnswer("2.60.0", (alive("n1"), alive("n2", its_id="before"))),
+            "n2: the node in its container has not joined yet",
+        ),
     ],
 )
 def test_whatever_is_missing_is_named(
@@ -95,6 +106,12 @@ def test_whatever_is_missing_is_named(
     state = state_of(containers, answer)
     assert not state.ready
     assert [text for text in state.wrong if text.startswith(wrong)], state.wrong
+
+
+def test_of_two_nodes_with_one_name_the_one_in_the_container_counts() -> None:
+    containers = {**HEALTHY, "n2": (container("worker", node_ids=("n2-now",)),)}
+    for order in ((alive("n2"), alive("n2", 7.0, its_id="before")), (alive("n2", 7.0, its_id="before"), alive("n2"))):
+        assert state_of(containers, RayAnswer("2.60.0", (alive("n1"), *order))).ready
 
 
 def test_host_that_cannot_be_asked_is_named() -> None:
@@ -188,7 +205,7 @@ def test_answer_of_the_api_is_read() -> None:
     jobs += [{"submission_id": None, "job_id": "01000000", "status": "RUNNING"}]
     text = "a warning\n" + json.dumps({"ray": "2.60.0", "nodes": [node, gone], "jobs": jobs})
     answer = parse_answer(Result(0, text, "", 0.1))
-    assert answer.alive() == {"n1": RayNode("n1", "192.0.2.2", "ALIVE", True, 2.0, 8.0, 23778938624.0)}
+    assert answer.alive() == {"n1": RayNode("n1", "192.0.2.2", "ALIVE", True, 2.0, 8.0, 23778938624.0, "bef7")}
     assert answer.jobs == ("a", "01000000")
     silent = parse_answer(Result(1, "", "the head container does not run\n", 0.1))
     assert silent.error == "the head container does not run"
