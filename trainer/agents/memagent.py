@@ -59,11 +59,15 @@ class MemAgent:
         self.tokenizer = tokenizer
         self.prompts: Prompts = make_prompts(tokenizer, config)
 
-    def longest_conversation(self) -> int:
-        """Tokens of the longest conversation that the limits allow: prompt plus response."""
+    def longest_conversation(self, chunk_tokens: int | None = None) -> int:
+        """Tokens of the longest conversation that the limits allow: prompt plus response.
+
+        chunk_tokens: instead of the configured limit.
+        """
         c = self.config
+        chunk = c.chunk_tokens if chunk_tokens is None else chunk_tokens
         memory = max(c.max_memory_tokens, len(self.prompts.no_memory))
-        update = self.prompts.update.num_fixed + c.max_question_tokens + memory + c.chunk_tokens + c.max_memory_tokens
+        update = self.prompts.update.num_fixed + c.max_question_tokens + memory + chunk + c.max_memory_tokens
         final = self.prompts.final.num_fixed + c.max_question_tokens + memory + c.max_final_tokens
         return max(update, final)
 
@@ -153,10 +157,13 @@ def check_window(agent: MemAgent, window: int) -> None:
     longest = agent.longest_conversation()
     if longest > window:
         c = agent.config
+        fits = c.chunk_tokens - (longest - window)
+        helps = fits > 0 and agent.longest_conversation(fits) <= window
         raise UserError(
             f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
             f"read and {c.max_memory_tokens} written, question {c.max_question_tokens}, the prompt's own words), "
-            f"over the model's context window of {window}: lower agent.chunk_tokens, or another limit"
+            f"over the model's context window of {window}: lower "
+            + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
         )
 
 

@@ -150,4 +150,6 @@ def _new_id(row: Row, known: dict[str, Document] | dict[str, Question]) -> str:
 
 
 def _how_to_get() -> str:
-    return "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path to its folder"
+    return (
+        "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
+    )
