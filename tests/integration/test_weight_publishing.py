@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import publishing
@@ -13,6 +15,7 @@ import pytest
 import torch
 from builders import sampled_rows, small_parts
 from publishing import CONTEXT, MODELS, Servers, Trainer, digest_of, folder_tensors, save_model, servers
+from runs import wait_for
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.checkpoint.export import export
@@ -196,6 +199,23 @@ def test_a_version_waits_where_the_last_server_dies_while_it_is_published(
     stats = publisher.publish(1)
     coming.result(10)
     assert (stats.transport, stats.servers, rig.engine.version) == ("disk", 1, 1)
+    assert in_use(rig) == {"s1": expected(one)}
+
+
+def test_a_run_that_is_to_stop_waits_for_no_server_and_keeps_the_version(rig: Servers, tmp_path: Path) -> None:
+    rig.add()
+    one, stop = trainer(rig, tmp_path), threading.Event()
+    rig.processes[0].kill()
+    rig.pool.patience = 600.0
+    folders = FolderPublisher(
+        one.learner, replace(rig.outlet, stop=stop.is_set), small_parts().tokenizer, tmp_path / "more"
+    )
+    asking = threading.Thread(target=lambda: wait_for(lambda: rig.engine.version == 1) and stop.set())
+    asking.start()
+    stats = folders.publish(1)
+    asking.join()
+    assert (stats.servers, rig.engine.has_folder) == (0, True)
+    rig.add()  # whoever comes after all gets it
     assert in_use(rig) == {"s1": expected(one)}
 
 

@@ -149,8 +149,11 @@ class ServerPool:
         """What became of the servers, in words."""
         return "; ".join(f"{s.name}: {s.problem or 'in use'}" for s in self.servers) or "none is there"
 
-    async def enough(self) -> bool:
-        """Return once there are enough servers (True), or when patience has ended (whether there are)."""
+    async def enough(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Return once there are enough servers (True), or when patience has ended (whether there are).
+
+        stop: whether to wait no longer, asked every now and then.
+        """
         if len(self.usable()) >= self.least or not self.patience:
             return len(self.usable()) >= self.least
         if not self._short:
@@ -160,7 +163,7 @@ class ServerPool:
                 len(self.usable()), self.least, self.fates(), self.patience,
             )  # fmt: skip
         deadline = time.monotonic() + self.patience
-        while len(self.usable()) < self.least and time.monotonic() < deadline:
+        while len(self.usable()) < self.least and time.monotonic() < deadline and not stop():
             await asyncio.sleep(WAIT_SECONDS)
         self._short = len(self.usable()) < self.least
         return not self._short

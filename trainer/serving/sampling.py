@@ -37,19 +37,21 @@ def served_sampler(
     served = serve(parts, model) if world.is_main else None
 
     def publisher() -> Publisher | None:
-        return make_publisher(config, learner, tokenizer, served) if learner is not None else None
+        return make_publisher(config, learner, tokenizer, served, stop) if learner is not None else None
 
     return ServedSampler(config, parts.source, parts.course, world, stop, served, publisher)
 
 
-def make_publisher(config: RunConfig, learner: Learner, tokenizer: Any, served: Served | None) -> Publisher:
-    """How weights reach the servers that are there now. Collective.
+def make_publisher(
+    config: RunConfig, learner: Learner, tokenizer: Any, served: Served | None, stop: Callable[[], bool]
+) -> Publisher:
+    """How weights reach the servers that are there now. Collective. stop: whether the run is to stop.
 
     Raises:
         UserError: the trained tensors are not those of the servers' model.
 
     """
-    outlet = Outlet(served.engine, served.loop.submit) if served is not None else None
+    outlet = Outlet(served.engine, served.loop.submit, stop) if served is not None else None
     weights, shared = config.weights, config.allocation is not None and config.allocation.colocated
     if shared:  # NCCL cannot have two processes on one GPU
         weights = weights.model_copy(update={"transport": "disk"})

@@ -185,8 +185,9 @@ async def _hand_over(outlet: Outlet, folder: Path, version: int) -> None:
             if not engine.pool.usable():
                 raise
             continue  # one came back meanwhile, with the weights of before
-        await engine.pool.enough()
-        engine.pool.choose("")  # raises when none came: says what became of them
+        await engine.pool.enough(outlet.stop)
+        if not outlet.stop():
+            engine.pool.choose("")  # raises when none came: says what became of them
         return
 
 

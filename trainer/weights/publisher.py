@@ -50,7 +50,8 @@ class Publisher(Protocol):
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:
         """Give the present weights to all servers as `version`. Collective.
 
-        Where no server is left, those that come back within the pool's patience get the version from a folder.
+        Where no server is left, those that come back within the pool's patience get the version from a folder; when
+        the run is to stop, none is waited for.
 
         folder: also leave them in a folder, so that servers can join (and ones that died come back) before the next
         version; rank 0's wish counts.
@@ -79,10 +80,14 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """Rank 0's way to the servers: their engine, and what runs coroutines on its loop."""
+    """Rank 0's way to the servers: their engine, and what runs coroutines on its loop.
+
+    stop: whether the run is to stop; then no server is waited for.
+    """
 
     engine: ServedEngine
     submit: Submit
+    stop: Callable[[], bool] = lambda: False
 
     def check(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Raise UserError unless the trained tensors are those of the model that the servers were started with."""
