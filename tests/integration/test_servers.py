@@ -139,6 +139,20 @@ def test_servers_end_when_they_are_told_to_and_the_run_says_that_none_is_left(tr
     assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
 
 
+def test_a_run_that_waits_for_servers_ends_in_order_when_it_is_asked_to(trial: Trial) -> None:
+    before = len(steps(trial))
+    trial.change(**{"train.total_steps": 1000, "servers.patience_seconds": 600.0})
+    running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    wait_for(lambda: len(steps(trial)) > before or running.poll() is not None, START_SECONDS)
+    asked = trial.log().count("requests wait up to 600 s")
+    serve(trial, "stop")
+    wait_for(lambda: trial.log().count("requests wait up to 600 s") > asked or running.poll() is not None, 60.0)
+    running.send_signal(signal.SIGTERM)
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 130, said
+    assert f"interrupted after step {len(steps(trial))}: a recover checkpoint of step {len(steps(trial))}" in said
+
+
 def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> None:
     run = ["--fileroot", trial.config.fileroot]
     done = subprocess.run(

@@ -19,6 +19,7 @@ log = logging.getLogger("trainer")
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 60.0
+ASKED = "it was asked to leave"
 UNKNOWN = -1
 """Version of weights that nobody can vouch for: they are loaded anew."""
 
@@ -90,11 +91,11 @@ class Fleet:
             now = there.get(name)
             if now is None or now.started != started or server.problem:
                 del self._joined[name]
-                if not server.problem:
-                    await self.engine.leave(server)
-                self._last[name] = server.problem
+                self._last[name] = server.problem or ASKED  # before the wait for its answers: somebody may ask
                 if server.doubtful:
                     self._doubtful[name] = started
+                if not server.problem:
+                    await self.engine.leave(server)
         fresh = [one for one in there.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
@@ -131,7 +132,8 @@ class Fleet:
 
     def missing(self, found: list[Registration]) -> str:
         """What became of the servers that are waited for, and what to do."""
-        fates = {name: f"{name}: {why}" for name, why in self._last.items()}
+        joined = {name: server.problem or ASKED for name, (_, server) in self._joined.items()}
+        fates = {name: f"{name}: {why}" for name, why in (joined | self._last).items()}
         fates |= {one.name: f"{one.name} on {one.node}: {self._fate(one)}" for one in found}
         told = "; ".join(fates[name] for name in sorted(fates)) or "none was started"
         return (
