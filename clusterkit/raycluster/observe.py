@@ -89,7 +89,7 @@ class RayAnswer:
     status: str = field(default="", repr=False)
 
     def alive(self) -> dict[str, RayNode]:
-        """Living nodes by name; of several with one name, the last that joined."""
+        """Living nodes by name; of several with one name, the last that Ray lists."""
         return {node.name: node for node in self.nodes if node.state == "ALIVE"}
 
     def find(self, name: str, ids: tuple[str, ...] | None) -> RayNode | None:

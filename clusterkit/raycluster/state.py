@@ -170,7 +170,7 @@ def _ray_problem(row: NodeState, node: RayNode | None) -> str:
 
 
 def _former_node(container: ContainerState, node: RayNode | None) -> str:
-    """Ray takes a quarter of a minute to notice that a node was killed: the one it lists may be the one before."""
+    """Ray 2.60 lists a node that was killed for 16 s more: the one it lists may be the one before."""
     ids = container.node_ids
     if ids is not None and not ids:
         return "Ray has not started in its container yet; what Ray lists is the node of before"

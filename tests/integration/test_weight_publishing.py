@@ -341,6 +341,18 @@ def test_a_server_on_the_same_device_gives_its_memory_away_and_gets_it_back(rig:
     assert calls == ["/generate", *([*again, "/resume_memory_occupation", "/generate"] * 2)]  # the first is a probe
 
 
+def test_a_server_on_the_same_device_that_is_lost_ends_the_run_with_its_fate(rig: Servers, tmp_path: Path) -> None:
+    rig.add()
+    publisher = ColocatedPublisher(trainer(rig, tmp_path).folders, rig.outlet, bucket_mb=1)
+    rig.pool.patience = 600.0
+    rig.processes[0].kill()
+    with pytest.raises(RunError, match=r"no inference server is left \(s0: it could not be paused") as lost:
+        publisher.publish(1)
+    assert not isinstance(lost.value, EngineError)  # which says that servers were waited for
+    with pytest.raises(EngineError, match=r"no inference server is left \(s0: "):
+        publisher.release()
+
+
 def test_a_server_that_cannot_give_its_memory_away_is_refused(rig: Servers, tmp_path: Path) -> None:
     rig.add(memory_saver=False)
     one = trainer(rig, tmp_path)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from trainer.engines.base import EngineError
+from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.http import Server
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.weights.buckets import Bucket
 from trainer.weights.folders import FolderPublisher, offer
 from trainer.weights.publisher import Outlet, PublishStats, measured
@@ -79,7 +79,7 @@ class ColocatedPublisher:
         return time.perf_counter() - began
 
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:
-        """See Publisher. The server has its memory back afterwards."""
+        """See Publisher, but a server that is lost is not waited for. It has its memory back afterwards."""
         began = time.perf_counter()
         written = self._folders.write(version) if folder else None
         self.source.open()
@@ -113,6 +113,8 @@ class ColocatedPublisher:
 
         try:
             self._outlet.submit(update()).result()
+        except EngineGoneError as error:  # nobody is waited for: the run's job starts both again, in turn
+            raise RunError(str(error)) from error
         finally:
             self.source.close()
         if written is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import logging
 import os
 import shutil
 import time
@@ -26,10 +25,8 @@ from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sync_folder, sync_tree, write_atomic
 from trainer.train.learner import Learner
-from trainer.weights.publisher import Outlet, PublishStats, agree, measured, same_host, wait_together
+from trainer.weights.publisher import Outlet, PublishStats, agree, may_come_back, measured, same_host, wait_together
 from trainer.weights.source import WeightSource
-
-log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -176,9 +173,8 @@ async def _hand_over(outlet: Outlet, folder: Path, version: int) -> None:
                 await engine.update_from_folder(folder, version)
                 return
             except EngineGoneError as error:
-                if not engine.pool.patience:
+                if not may_come_back(outlet, error):
                     raise
-                log.warning("the last engine servers were lost while they were to get weights: %s", error)
         try:
             await engine.offer(folder, version)
         except EngineError:

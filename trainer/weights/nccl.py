@@ -16,11 +16,10 @@ from pathlib import Path
 from torch import Tensor
 
 from trainer.config import WeightsConfig
-from trainer.engines.base import EngineGoneError
 from trainer.engines.http import Server
 from trainer.weights.folders import FolderPublisher, caught, offer
 from trainer.weights.link import Link, LinkError, MissingPeerError, PeerGoneError, meet
-from trainer.weights.publisher import Outlet, PublishStats, agree, measured
+from trainer.weights.publisher import Outlet, PublishStats, agree, may_come_back, measured
 from trainer.weights.source import WeightSource
 from trainer.weights.transfer import Transfer
 
@@ -162,10 +161,7 @@ class NcclPublisher:
 
     def _nobody(self, problem: Exception | None) -> bool:
         """Whether all servers were lost on the way, and others may come: they load a folder. Collective."""
-        wait = isinstance(problem, EngineGoneError) and self._outlet is not None and self._outlet.engine.pool.patience
-        if wait:
-            log.warning("the last engine servers were lost while they were to get weights: %s", problem)
-        return self.world.broadcast(bool(wait))
+        return self.world.broadcast(self._outlet is not None and may_come_back(self._outlet, problem))
 
     def _end(self, transfer: Transfer | None, version: int, written: Path | None, began: float) -> PublishStats | None:
         """Wait until the servers hold the version, through the folder where the links failed; None: all were lost.

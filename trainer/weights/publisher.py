@@ -7,15 +7,19 @@ and holds that version; none is ever left in use with weights of two versions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
 from trainer.train.distributed import World
 from trainer.weights.folder import shapes_problem, tensor_shapes, ties_head
+
+log = logging.getLogger(__name__)
 
 Submit = Callable[[Coroutine[Any, Any, Any]], "Future[Any]"]
 """Runs a coroutine on the engine's event loop, from another thread (`BackgroundLoop.submit`)."""
@@ -117,6 +121,14 @@ def wait_together(world: World, ended: Future[Any] | None) -> None:
         done = ended is not None and bool(wait([ended], SIGN_SECONDS).done)
         if world.broadcast(done):
             return
+
+
+def may_come_back(outlet: Outlet, problem: BaseException | None) -> bool:
+    """Whether the problem is that all servers were lost on the way, and others are to be waited for; it is logged."""
+    wait = isinstance(problem, EngineGoneError) and outlet.engine.pool.patience > 0
+    if wait:
+        log.warning("the last engine servers were lost while they were to get weights: %s", problem)
+    return wait
 
 
 def measured(outlet: Outlet, stats: PublishStats) -> PublishStats:
