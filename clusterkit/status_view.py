@@ -21,8 +21,8 @@ def status_lines(status: Status) -> list[str]:
     for name in ("task_reward", "loss"):
         if values := history.stat(name):
             rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
-    if history.evals:
-        rows.append(("held-out", _evaluation(history.evals[-1])))
+    if history.held_out:
+        rows.append(("held-out", _evaluation(history.held_out[-1])))
     if history.steps:
         speed = f"{count(number(history.steps[-1], 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
         rows.append(("speed", speed))

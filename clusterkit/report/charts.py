@@ -156,12 +156,8 @@ def _plot(spec: Spec, runs: Sequence[Run], width: int) -> Chart:
 
 
 def _held_out(runs: Sequence[Run], width: int) -> Chart:
-    def accuracy(key: str) -> Callable[[Record], Any]:
-        # `chunks` other than 0 are other lengths of document, which the closing table shows.
-        return lambda record: None if record.get("chunks") or record.get("blank_memory") else record.get(key)
-
-    values = [("greedy", accuracy("accuracy")), ("sampled", accuracy("sampled_accuracy"))]
-    lines = _lines(runs, width, values, "evals")
+    values = [("greedy", lambda r: r.get("accuracy")), ("sampled", lambda r: r.get("sampled_accuracy"))]
+    lines = _lines(runs, width, values, "held_out")
     return Chart("Held-out accuracy", "share of tasks", "Tasks that it never trains on.", lines, from_zero=True)
 
 

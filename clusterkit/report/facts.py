@@ -80,9 +80,8 @@ def _reward(run: Run, _: Status) -> str:
 def _held_out(run: Run, _: Status) -> str:
     found = [
         (accuracy, record)
-        for record in run.history.evals
-        if not record.get("chunks") and not record.get("blank_memory")
-        and (accuracy := number(record, "accuracy")) is not None
+        for record in run.history.held_out
+        if (accuracy := number(record, "accuracy")) is not None
     ]  # fmt: skip
     if not found:
         return ""

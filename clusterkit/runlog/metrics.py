@@ -135,6 +135,11 @@ class History:
             records[:] = [old for old in records if whole(old, "global_step") <= resume_step]
 
     @property
+    def held_out(self) -> list[Record]:
+        """Evaluations of the run's own measure: other lengths of document and blanked memories are the table's."""
+        return [record for record in self.evals if not record.get("chunks") and not record.get("blank_memory")]
+
+    @property
     def learns(self) -> bool:
         """Whether the run changes weights; not with trainer.type=null."""
         return not self.attempts or self.attempts[-1].get("type") != "null"

@@ -178,3 +178,13 @@ def test_numbers_of_gpus_and_servers_are_shown_where_there_are_any() -> None:
     assert engine_text({"mismatch_kl": 0.0, "task_reward": 1.0}) == ""
     judged = {"judge_share": 0.031, "judge_wait_s": 2.0, "score_seconds": 7.25}
     assert engine_text(judged) == "3.1% of the step waited for the judge, 7.2 s to score a trajectory"
+
+
+def test_a_finished_run_shows_its_own_measure_not_the_last_line_of_its_table(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3)
+    measured = {"name": "after", "global_step": 3, "num_tasks": 128}
+    writer.record("eval", chunks=0, blank_memory=False, accuracy=0.75, **measured)
+    writer.record("eval", chunks=64, blank_memory=False, accuracy=0.5, **measured)
+    writer.record("eval", chunks=0, blank_memory=True, accuracy=0.0, **measured).finish("completed", 3, "")
+
+    assert "held-out     75.0% of 128 tasks after step 3" in _text(observe(writer.run, writer.clock + 5))
