@@ -64,8 +64,10 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     lm = model()
     rows = batches(lm)
     one = learner(lm, small_config(*SETTINGS), world)
-    stats = [one.step(batch).values for batch in rows[:2]]
     store = RecoverStore(folder)
+    stats = [one.step(rows[0]).values]
+    store.reserve(one)
+    stats.append(one.step(rows[1]).values)
     store.save_in_background(one, RunState(2, 2, 2, 2, 0.0), {}, world)
     stats.append(one.step(rows[2]).values)
     lengths = [len(values) for values in one.logprobs(rows[0])]

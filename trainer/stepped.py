@@ -158,6 +158,8 @@ class SteppedRun(ABC):
         due = recover_due(c, number, since, have_one=self.saved_step > 0)
         if self.world.any(due) or number == self.course.total_steps:
             self._save_recover()
+        elif self.in_background and (self.saved_step > 0 or recover_due(c, number + 1, since, have_one=False)):
+            self.store.reserve(self.learner)
         self.checkpoint_seconds = time.perf_counter() - began
 
     def _persistent_folder(self, number: int) -> Path:

@@ -31,8 +31,9 @@ def same(a: Learner, b: Learner) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_is_the_moment_of_saving(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_what_is_saved_is_the_moment_of_saving(dtype: torch.dtype, ahead: bool, tmp_path: Path) -> None:
     lm = grouped_query_lm()
     rows = sampled_rows(lm, 5, lm.config.vocab_size)
     world = single_world(dtype=dtype)
@@ -41,6 +42,8 @@ def test_what_is_saved_is_the_moment_of_saving(dtype: torch.dtype, tmp_path: Pat
     for number in (1, 2):  # the second one fills the host memory of the first
         one.step(rows)
         kept.step(rows)
+        if ahead:
+            store.reserve(one)  # room is made beside what comes
         assert (store.save_in_background(one, state(number), {}, world) is None) == (number == 1)
     one.step(rows)
     record = store.wait()

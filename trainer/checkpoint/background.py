@@ -4,31 +4,62 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed._state_dict_utils import _copy_state_dict
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 
 class HostCopy:
-    """A copy of a state dict in host memory, pinned where there is a GPU; made once, filled again for every checkpoint.
+    """A copy of a state dict in host memory, pinned where there is a GPU; room is made once, and filled for every
+    checkpoint.
 
-    The two functions of PyTorch's that it rests on are those that its own asynchronous saving uses; they know how a
-    sharded tensor is copied.
+    To pin memory takes seconds (7.8 s for SmolLM2-135M's state on an H200's host, where filling it takes 0.07 s), so
+    that it can be done ahead, in a thread. The function of PyTorch's that fills it is the one that its own asynchronous
+    saving uses; it knows how a sharded tensor is copied.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Any] | None = None
+        self._room: Future[dict[str, Any]] | None = None
+
+    @property
+    def reserved(self) -> bool:
+        """Whether there is room, or it is being made."""
+        return self._room is not None
+
+    def reserve(self, tensors: dict[str, Any]) -> None:
+        """Begin to make room for a state dict like this one; returns at once."""
+        # Without contents: what the thread holds on to must not keep a GPU's memory from others.
+        shells = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), tensors)
+        pinned = torch.cuda.is_available()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="recover-room")
+        self._room = pool.submit(tree_map_only, torch.Tensor, lambda shell: _on_host(shell, pinned), shells)
+        pool.shutdown(wait=False)
 
     def take(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """The state dict as it is now; later changes of its tensors do not reach what is returned."""
+        if self._room is None:
+            self.reserve(tensors)
+        assert self._room is not None
         on_gpu = torch.cuda.is_available()
-        if self._buffers is None:
-            self._buffers = _create_cpu_state_dict(tensors, pin_memory=on_gpu)
-        copied = _copy_state_dict(tensors, self._buffers, non_blocking=on_gpu)
+        copied = _copy_state_dict(tensors, self._room.result(), non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.synchronize()
         return copied
+
+
+def _on_host(shell: torch.Tensor, pinned: bool) -> torch.Tensor:
+    """Host memory of a tensor's shape, of this rank's part of it where it is sharded."""
+    local = shell.to_local() if isinstance(shell, DTensor) else shell
+    # Memory is pinned by pages: a page for each number, or for nothing, would be waste.
+    room = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned and local.numel() > 1)
+    if isinstance(shell, DTensor):
+        shell._local_tensor = room
+        return shell
+    return room
 
 
 class BackgroundWriter:

@@ -75,6 +75,13 @@ class RecoverStore(Slots):
         seconds = round(time.perf_counter() - began, 4)
         return record | {"seconds": seconds, "stall_s": seconds}
 
+    def reserve(self, learner: Learner) -> None:
+        """Begin to make room in host memory for `save_in_background`, which else does it when it is first called, and
+        holds the training up for it. Collective; the same again changes nothing. The learner has made a step.
+        """
+        if not self._copy.reserved:
+            self._copy.reserve(_tensors(learner))
+
     def save_in_background(
         self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World
     ) -> dict[str, Any] | None:
