@@ -31,6 +31,8 @@ from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.engines.served import ServedEngine
 from trainer.engines.sglang_dialect import UNTOUCHED, SGLangDialect
+from trainer.judge.client import ChatClient, verify_chat, verify_model
+from trainer.judge.served import ServedReader
 from trainer.types import Completion, SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +46,7 @@ QUESTIONS = ["What is the capital of France?", "Name three rivers of Germany.", 
 QUESTIONS += ["Write a line about autumn.", "What does a compiler do?", "How do bees find flowers?"]
 QUESTIONS += ["Explain what a memory is.", "List five fruits."]
 MEAN_DIFFERENCE = 0.05
+MEMORY = {"core": "the user is Ada", "semantic": {"sem_0001": "Ada lives in Arnby"}, "episodic": {}}
 
 
 @dataclass
@@ -290,6 +293,25 @@ def test_with_seeds_a_deterministic_server_gives_the_same_response_in_any_compan
     alone, together = asyncio.run(run())
     assert [done.token_ids for done in alone] == [done.token_ids for done in together]
     assert [done.logprobs for done in alone] == [done.logprobs for done in together]
+
+
+def test_a_judge_answers_in_words(served: Served, smollm2_path: Path, logs: Path) -> None:
+    """As `clusterkit serve judge` starts it: chats, and JSON by a schema."""
+
+    async def ask() -> None:
+        wanted = options(smollm2_path, logs / "judge.log", "judge", chats=True, fp32_head=False)
+        server, process = await launch("sglang", wanted)
+        try:
+            name = await asyncio.to_thread(verify_model, server.url, smollm2_path.name)
+            await asyncio.to_thread(verify_chat, server.url, name, 60.0)
+            reader = ServedReader(ChatClient(lambda: [server.url], name), 20, 32, 0.7, 128)
+            assert await reader.answer("Where does Ada live?", MEMORY)
+            assert isinstance(await reader.worth_keeping("semantic", "Ada lives in Arnby", ""), bool)
+            assert reader.counts().get("judge_unanswered", 0) == 0
+        finally:
+            await process.stop()
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,26 @@ def test_the_judges_model_is_verified() -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((500, {"message": "no attribute 'apply_chat_template'"}), "apply_chat_template.*look at its log"),
+        ((400, {"message": "no chat template is set"}), "no chat template is set.*serve a model with a chat template"),
+        (Drop(), "answers no chat"),
+    ],
+)
+def test_a_run_is_refused_where_the_judge_lists_its_model_and_answers_no_chat(
+    answer: Answer, told: str, tmp_path: Path
+) -> None:
+    async def ask() -> None:
+        async with Judge(answer) as server:
+            config = judged_config(tmp_path, f"judge.url={server.url}")
+            with pytest.raises(UserError, match=told):
+                await asyncio.to_thread(make_served_reader, config)
+
+    asyncio.run(ask())
+
+
 def put_registration(folder: Path, name: str, state: registry.State, url: str) -> None:
     registry.write(folder, registry.Registration(name, "vllm", "/models/small", "node", 1, 0.0, state, url))
 

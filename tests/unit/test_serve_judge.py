@@ -12,9 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from clusterkit.cli.serve import app
+from trainer.engines.dialect import make_dialect
+from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
-from trainer.judge.options import require_model
+from trainer.judge.options import parser, require_model
 from trainer.judge.places import gpu_groups
+from trainer.judge.serve import make_hosts
 from trainer.serving import registry
 
 
@@ -57,6 +60,16 @@ def test_what_cannot_serve_is_refused(tmp_path: Path, options: tuple[str, ...], 
     with pytest.raises(UserError, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_judge_is_asked_in_words_and_an_engine_server_in_tokens(tmp_path: Path) -> None:
+    words = ["--model", str(tmp_path / "m"), "--fileroot", str(tmp_path), "--user", "u", "--experiment", "e"]
+    (host,) = make_hosts(parser("").parse_args([*words, "--trial", "t", "--gpus", "1", "--engine", "sglang"]))
+    dialect = make_dialect("sglang")
+    judge, engine = dialect.argv(host.options, 1), dialect.argv(ServerOptions(tmp_path / "m", tmp_path / "log"), 1)
+    without_words = {"--skip-tokenizer-init", "--grammar-backend"}  # no chat template; no JSON schema is kept to
+    assert not without_words & set(judge)
+    assert without_words <= set(engine)
 
 
 def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -> None:

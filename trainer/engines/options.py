@@ -24,7 +24,8 @@ class ServerOptions:
     same time (0: the server's own choice). fp32_head: logits are computed in float32; in bfloat16 they are rounded by
     up to 0.06, and the log-probs with them. deterministic: responses follow their seed alone, whatever else is in the
     batch (slower). flags: more options of the server's own, last on its command line. env: added to the environment.
-    start_seconds: until it must answer. python: the interpreter that has the server. role: what it is to the user.
+    chats: it is asked in words (OpenAI's chat route), not in token ids alone. start_seconds: until it must answer.
+    python: the interpreter that has the server. role: what it is to the user.
     """
 
     model: Path
@@ -39,6 +40,7 @@ class ServerOptions:
     max_running: int = 0
     fp32_head: bool = True
     deterministic: bool = False
+    chats: bool = False
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0

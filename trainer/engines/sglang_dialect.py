@@ -37,7 +37,9 @@ class SGLangDialect:
         arguments = ["-m", "sglang.launch_server", "--model-path", str(options.model)]
         arguments += ["--host", options.host, "--port", str(port), "--tp-size", str(len(options.gpus))]
         arguments += ["--mem-fraction-static", str(options.memory_fraction), "--weight-version", str(options.version)]
-        arguments += ["--skip-tokenizer-init", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
+        arguments += ["--sampling-backend", "pytorch"]
+        if not options.chats:
+            arguments += ["--skip-tokenizer-init", "--grammar-backend", "none"]
         if options.fp32_head:
             arguments += ["--enable-fp32-lm-head"]
         if options.context_length:

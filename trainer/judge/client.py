@@ -28,6 +28,8 @@ KEY_VARIABLE = "CLUSTERKIT_JUDGE_KEY"
 TELL_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 OVERLOADED = 429
+SHOWN = 300
+"""Characters of a server's own words in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +169,11 @@ class ChatClient:
         except ValueError as error:
             raise _LostError(f"its list of models is not JSON ({error})") from error
         if answer.status_code == OVERLOADED or answer.status_code >= 500:
-            raise _LostError(f"status {answer.status_code}")
+            raise _LostError(f"status {answer.status_code}: {answer.text[:SHOWN]}")
         if answer.status_code in (401, 403):
             raise UserError(f"the judge at {url} asks for a key: put it into the variable {KEY_VARIABLE}")
         if answer.status_code >= 400:
-            raise Unanswered(f"status {answer.status_code}: {answer.text[:300]}")
+            raise Unanswered(f"status {answer.status_code}: {answer.text[:SHOWN]}")
         try:
             content = answer.json()["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -233,6 +235,32 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
             else ": choose one with judge.model"
         )
     )
+
+
+def verify_chat(url: str, model: str, timeout: float) -> None:
+    """Ask for one token, as a run is going to ask: a server that lists its model may still answer no chat at all.
+
+    Raises:
+        UnreachableError: no answer, or the server's own fault (an overloaded one passes: it may answer later).
+            UserError: it refuses chats.
+
+    """
+    request = {"model": model, "messages": [{"role": "user", "content": "Reply with yes."}], "max_tokens": 1}
+    try:
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=request, timeout=timeout, headers=headers(), trust_env=False
+        )
+    except httpx.HTTPError as error:
+        raise UnreachableError(
+            f"the judge at {url} lists {model} and answers no chat ({type(error).__name__}: {error}): look at its log; "
+            "judge.timeout_s is how long an answer may take"
+        ) from error
+    if answer.is_success or answer.status_code == OVERLOADED:
+        return
+    told = f"the judge at {url} serves {model}, and answers a chat with status {answer.status_code}"
+    if answer.status_code >= 500:
+        raise UnreachableError(f"{told} ({answer.text[:SHOWN]}): look at its log, and start it again")
+    raise UserError(f"{told} ({answer.text[:SHOWN]}): serve a model with a chat template over OpenAI's chat route")
 
 
 def _last(name: str) -> str:

@@ -47,6 +47,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
             gpus,
             arguments.address,
             context_length=arguments.context_length,
+            chats=True,
             fp32_head=False,  # nothing is trained on what it says
             flags=tuple(arguments.flags.split()),
             python=os.environ.get(PYTHON_VARIABLES[arguments.engine]) or sys.executable,

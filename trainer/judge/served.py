@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config import JudgeConfig, RunConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
-from trainer.judge.client import ChatClient, Patience, UnreachableError, verify_model
+from trainer.judge.client import ChatClient, Patience, UnreachableError, verify_chat, verify_model
 from trainer.judge.reader import Unanswered
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.judge.retrieval import ranking_of
@@ -218,13 +218,16 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     """A reader over servers. again: asked for their addresses while none answers. cache: folder of the asset cache.
 
     Raises:
-        UserError: no server can be reached, or one serves another model than is wanted or than the others.
+        UserError: no server can be reached and answers a chat, or one serves another model than is wanted or than the
+            others.
 
     """
     names, away = [], None
     for url in urls:
         try:
-            names.append(verify_model(url, judge.model))
+            name = verify_model(url, judge.model)
+            verify_chat(url, name, judge.timeout_s)
+            names.append(name)
         except UnreachableError as error:
             away = error
             log.warning("%s; the run begins with the others", error)
