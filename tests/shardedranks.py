@@ -67,6 +67,8 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     store = RecoverStore(folder)
     stats = [one.step(rows[0]).values]
     store.reserve(one)
+    one.host.put_state(one.optimizer)
+    one.host.put_weights(one.policy)  # the next step fetches both
     stats.append(one.step(rows[1]).values)
     store.save_in_background(one, RunState(2, 2, 2, 2, 0.0), {}, world)
     stats.append(one.step(rows[2]).values)

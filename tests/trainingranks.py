@@ -75,27 +75,27 @@ def make_learner(dtype: str, world: World | None = None, **train: Any) -> Learne
     return Learner(make_lm(world.device), make_config(dtype, **train), world, 100)
 
 
-def run(world: World) -> dict[str, Any]:
+def run(world: World, dtype: str) -> dict[str, Any]:
     """Two steps of a nearly linear optimizer, and the log-probs after them."""
-    one = make_learner("bfloat16", world, eps=1.0, learning_rate=0.1)
+    one = make_learner(dtype, world, eps=1.0, learning_rate=0.1)
     stats = [one.step(make_rows(seed=seed)).values for seed in (0, 1)]
     logprobs = one.logprobs(make_rows(seed=0))
-    parameters = {n: p.full_tensor().cpu() for n, p in one.policy.lm.named_parameters()}
+    parameters = {n: whole(p).cpu() for n, p in one.policy.lm.named_parameters()}
     return {"stats": stats, "logprobs": logprobs, "parameters": parameters}
 
 
-def loads_its_part(world: World, folder: Path) -> bool:
+def loads_its_part(world: World, dtype: str, folder: Path) -> bool:
     """Whether a model that the ranks read from its files in parts has the values of the whole one, and trains."""
     lm, weights = open_checkpoint(folder, ModelConfig())
-    one = Learner(lm, make_config("bfloat16"), world, 100, weights)
+    one = Learner(lm, make_config(dtype), world, 100, weights)
     expected = dict(make_lm(torch.device("cpu")).named_parameters())
     same = all(torch.equal(whole(p).cpu(), expected[n].detach()) for n, p in one.policy.lm.named_parameters())
     return same and one.step(make_rows()).stepped
 
 
-def main(rank: int, size: int, tensor: int, folder: Path) -> None:
+def main(rank: int, size: int, tensor: int, dtype: str, folder: Path) -> None:
     """Entry point of a rank's process. The folder `model` in `folder` holds what `make_lm` makes."""
-    world = join_world(rank, size, f"file://{folder}/rendezvous", dtype=torch.bfloat16, tensor=tensor)
-    found = run(world) | {"loaded": loads_its_part(world, folder / "model")}
+    world = join_world(rank, size, f"file://{folder}/rendezvous", dtype=getattr(torch, dtype), tensor=tensor)
+    found = run(world, dtype) | {"loaded": loads_its_part(world, dtype, folder / "model")}
     torch.save(found, folder / f"rank{rank}.pt")
     leave_world(world)

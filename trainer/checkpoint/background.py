@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch.distributed._state_dict_utils import _copy_state_dict
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
+
+from trainer.train.distributed import local_part, with_local_part
 
 
 class HostCopy:
@@ -53,13 +54,10 @@ class HostCopy:
 
 def _on_host(shell: torch.Tensor, pinned: bool) -> torch.Tensor:
     """Host memory of a tensor's shape, of this rank's part of it where it is sharded."""
-    local = shell.to_local() if isinstance(shell, DTensor) else shell
+    local = local_part(shell)
     # Memory is pinned by pages: a page for each number, or for nothing, would be waste.
     room = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned and local.numel() > 1)
-    if isinstance(shell, DTensor):
-        shell._local_tensor = room
-        return shell
-    return room
+    return with_local_part(shell, room)
 
 
 class BackgroundWriter:

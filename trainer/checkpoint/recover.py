@@ -31,14 +31,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from trainer.checkpoint.background import BackgroundWriter, HostCopy
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sha256, sync_folder, sync_tree, tree_bytes, write_atomic
-from trainer.train.distributed import World
+from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
 
 MOST_WRITERS = 8
@@ -218,7 +217,7 @@ def _writers(tensors: dict[str, Any]) -> int:
     at every tensor, and a file cannot be hashed by two.
     """
     pieces = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
-    local = (piece.to_local() if isinstance(piece, DTensor) else piece for piece in pieces)
+    local = map(local_part, pieces)
     size = sum(piece.numel() * piece.element_size() for piece in local)
     return max(1, min(MOST_WRITERS, size // WRITER_BYTES))
 

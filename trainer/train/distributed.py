@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from trainer.errors import UserError
 from trainer.train.meeting import meet
@@ -253,6 +254,16 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([cast(Any, grad).to_local() for grad in grads], scale)
     return norm
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank has of a sharded tensor; an ordinary one as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def with_local_part(tensor: Tensor, local: Tensor) -> Tensor:
+    """A tensor that is sharded as the given one, and has another one's values, on any device; without gradient."""
+    return DTensor(local, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else local
 
 
 def whole(tensor: Any) -> Tensor:

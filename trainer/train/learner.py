@@ -17,7 +17,6 @@ from trainer.algorithms.mismatch import sequence_keep, tis_weights
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.errors import RunError
-from trainer.train import offload
 from trainer.train.distributed import (
     World,
     clip_gradients,
@@ -29,6 +28,7 @@ from trainer.train.flops import ModelFlops, Work
 from trainer.train.layers import can_compile, prepare_layers
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
+from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, group_identical, pack, share_out
 from trainer.train.tensorparallel import parameter_groups, share_out_layers
 from trainer.train.weightfiles import Weights
@@ -86,6 +86,7 @@ class Learner:
         self.algorithm = resolve(config.algorithm)
         self.total_optimizer_steps = total_optimizer_steps
         self.optimizer_steps = 0
+        self.host = HostRoom()
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         prepare_layers(lm, config.model.gradient_checkpointing, compiled)
@@ -104,17 +105,20 @@ class Learner:
         )
 
     def rest(self, weights: bool = True) -> None:
-        """Move optimizer state, and weights where wanted, to host memory (train.offload) until they are needed."""
-        host = torch.device("cpu")
-        offload.move_state(self.optimizer, host)
+        """Move optimizer state, and weights where wanted, to host memory (train.offload) until they are needed; on a
+        CPU nothing is moved.
+        """
+        if self.world.device.type == "cpu":
+            return
+        self.host.put_state(self.optimizer)
         if weights:
-            offload.move_weights(self.policy, host)
+            self.host.put_weights(self.policy)
 
     def wake(self, state: bool = True) -> None:
         """Have the weights, and the optimizer state where wanted, on the device. `step` and `logprobs` do it."""
-        offload.move_weights(self.policy, self.world.device)
+        self.host.fetch_weights(self.policy, self.world.device)
         if state:
-            offload.move_state(self.optimizer, self.world.device)
+            self.host.fetch_state(self.optimizer, self.world.device)
 
     def logprobs(self, rows: list[Row], policy: PolicyModel | None = None) -> list[list[float]]:
         """Log-probs of every row's response under the present policy (or another one), computed on all ranks.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 
-from trainer.train.distributed import World
+from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
 from trainer.weights.buckets import Bucket, Piece, plan_buckets
 
@@ -94,7 +94,7 @@ class WeightSource:
             return message[starts[index] : end].view(piece.dtype).view(count, *piece.shape[1:])
 
         everyone = range(len(pieces))
-        locals_ = [_local(self._state[piece.name]) for piece in pieces]
+        locals_ = [local_part(self._state[piece.name]) for piece in pieces]
         _copy([part(sent, i, self.world.rank) for i in everyone], locals_)
         received = [torch.empty_like(sent) for _ in range(size)] if views else None
         dist.gather(sent, received, dst=0)
@@ -134,10 +134,6 @@ def _split_by_rows(tensor: Tensor, world: World) -> bool:
         and isinstance(tensor.placements[0], Shard)
         and tensor.placements[0].dim == 0
     )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
