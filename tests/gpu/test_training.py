@@ -209,29 +209,39 @@ def test_too_little_memory_is_said_in_words() -> None:
     assert free > 0
 
 
+# How far losses (of the terms that nearly cancel in them), norms, weights and log-probs may be apart. bfloat16: of two
+# H200, losses were 0.0014 apart from run to run on one, log-probs 0.020 with tensor=1 and 0.062 with tensor=2.
+NEAR = {"float32": (2e-5, 1e-3, 1e-4, 1e-3), "bfloat16": (5e-3, 2e-2, 5e-3, 0.1)}
+
+
+@pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_two_gpus_make_the_steps_of_one(tensor: int, tmp_path: Path) -> None:
+def test_two_gpus_make_the_steps_of_one(tensor: int, dtype: str, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     parts.make_lm(torch.device("cpu")).save_pretrained(tmp_path / "model", max_shard_size="4MB")
     context = get_context("spawn")
-    processes = [context.Process(target=parts.main, args=(rank, 2, tensor, tmp_path)) for rank in range(2)]
+    processes = [context.Process(target=parts.main, args=(rank, 2, tensor, dtype, tmp_path)) for rank in range(2)]
     for process in processes:
         process.start()
-    expected = parts.run(copy.copy(parts.single_world(dtype=torch.bfloat16)))
+    expected = parts.run(copy.copy(parts.single_world(dtype=getattr(torch, dtype))), dtype)
     for process in processes:
         process.join(timeout=300)
         if process.is_alive():
             process.kill()
     assert [process.exitcode for process in processes] == [0, 0]
+    losses, norms, weights, logprobs = NEAR[dtype]
     for rank in range(2):
         found = torch.load(tmp_path / f"rank{rank}.pt", weights_only=False)
         assert found["loaded"]
-        for mine, its in zip(found["stats"], expected["stats"], strict=True):
-            assert mine["trained_tokens"] == its["trained_tokens"]
-            # A sum of ratios around 1 that nearly cancel: one GPU's own second step differs by 0.0014 from run to run.
-            assert mine["actor_loss"] == pytest.approx(its["actor_loss"], abs=0.005 * its["importance_weight"])
-            assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=0.02)
         change = max(float((found["parameters"][n] - p).abs().max()) for n, p in expected["parameters"].items())
-        assert change <= 5e-3
-        assert (flat(found["logprobs"]) - flat(expected["logprobs"])).abs().mean() <= 0.02
+        gap = float((flat(found["logprobs"]) - flat(expected["logprobs"])).abs().mean())
+        both = list(zip(found["stats"], expected["stats"], strict=True))
+        told = [{n: (mine[n], its[n]) for n in ("actor_loss", "grad_norm")} for mine, its in both]
+        print(tensor, dtype, rank, change, gap, told)
+        for mine, its in both:
+            assert mine["trained_tokens"] == its["trained_tokens"]
+            assert mine["actor_loss"] == pytest.approx(its["actor_loss"], abs=losses * its["importance_weight"])
+            assert mine["grad_norm"] == pytest.approx(its["grad_norm"], rel=norms)
+        assert change <= weights
+        assert gap <= logprobs
