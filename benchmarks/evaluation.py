@@ -11,8 +11,8 @@ Tells every figure on stderr as it is measured, and prints one JSON object at th
 * `bare`: the stream's own prompts through plain sockets to a server that runs already, no record and no grading (SGLang
   only); `tokens_ratio`: tokens/s of the stream while it sampled, over those of `bare`.
 * `hqa`: seconds per document token at each number of documents, of all questions together, by the memory agent, each
-  number by an evaluation of its own, all of one running server (the embedded engine is loaded each time); `spread`:
-  the largest over the smallest.
+  number by an evaluation of its own, all of one running server whose prefix cache is emptied before each (the embedded
+  engine is loaded each time); `spread`: the largest over the smallest.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
@@ -67,14 +68,14 @@ def main() -> None:
         if "stream" in parts:
             found["stream"] = one(given, work / "stream", {"n_sampling": given.samples})
             tell("stream", found["stream"])
-        if "serial" in parts:
-            found["serial"] = serial(given, work)
-            found["ratio"] = round(found["serial"]["wall_s"] / found["stream"]["wall_s"], 3)
-            tell("serial over stream, wall time", found["ratio"])
         if "bare" in parts and given.engine == "sglang":
             found["bare"] = asyncio.run(bare(given, work))
             found["tokens_ratio"] = round(found["stream"]["tokens_per_s"] / found["bare"]["tokens_per_s"], 3)
             tell("stream over bare, tokens/s (0.95 is wanted)", found["tokens_ratio"])
+        if "serial" in parts:
+            found["serial"] = serial(given, work)
+            found["ratio"] = round(found["serial"]["wall_s"] / found["stream"]["wall_s"], 3)
+            tell("serial over stream, wall time", found["ratio"])
         if "hqa" in parts:
             found["hqa"] = asyncio.run(hqa(given, work))
             each = [row["us_per_document_token"] for row in found["hqa"].values()]
@@ -210,15 +211,21 @@ async def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
         served = {"server": {"engine": given.engine, "url": url}}
         warm = {"data_names": ["ruler_hqa@50"], "num_questions": given.hqa_questions, "agent": agent(given)}
         await asyncio.to_thread(one, given, work / "hqa-warm", served | warm)
-        return await asyncio.to_thread(lengths, given, work, served)
+        return await asyncio.to_thread(lengths, given, work, served, url)
 
 
 def agent(given: argparse.Namespace) -> dict[str, Any]:
     return {"chunk_tokens": given.chunk, "max_memory_tokens": given.memory, "max_final_tokens": given.final}
 
 
-def lengths(given: argparse.Namespace, work: Path, served: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation for each number of documents. served: what of the settings names the running server."""
+def forget(given: argparse.Namespace, url: str) -> None:
+    """Empty the server's prefix cache: the warm-up asks what the first length asks, too."""
+    path = {"sglang": "/flush_cache?timeout=30", "vllm": "/reset_prefix_cache"}[given.engine]
+    httpx.post(f"{url}{path}", timeout=60, trust_env=False).raise_for_status()
+
+
+def lengths(given: argparse.Namespace, work: Path, served: dict[str, Any], url: str = "") -> dict[str, Any]:
+    """An evaluation for each number of documents. served: what of the settings names the running server at `url`."""
     from evaluation.suites import Finder  # noqa: PLC0415
     from trainer.train.model import load_tokenizer  # noqa: PLC0415
 
@@ -230,6 +237,8 @@ def lengths(given: argparse.Namespace, work: Path, served: dict[str, Any]) -> di
     found = {}
     for count in map(int, given.documents.split(",")):
         asked = {"data_names": [f"ruler_hqa@{count}"], "num_questions": given.hqa_questions, "agent": agent(given)}
+        if url:
+            forget(given, url)
         run = one(given, work / f"hqa-{count}", served | asked)
         tasks = Finder(given.data_path, limit=given.hqa_questions).suite(f"ruler_hqa@{count}").load(tokens)
         document = sum(tokens(task.context) for task in tasks)

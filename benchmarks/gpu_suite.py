@@ -81,16 +81,16 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
     return [
-        Part("learn-recall", (*train, "train.total_steps=20", "eval.num_tasks=128"), 300, 900),
-        Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,serial,bare"), 500, 1100),
-        Part("judge", ("memalpha_judge.py", model, "--minutes", "9", "--keep", "{out}", *served), 300, 600),
-        Part("hqa", (*scores, "--parts", "hqa", "--hqa-questions", "24", "--memory", "64", "--final", "16"), 200, 500),
-        Part("keeping", ("training.py", *compiled, "--keeping"), 100, 400),
-        Part("learn-hotpotqa", hotpotqa, 300, 900),
+        Part("judge", ("memalpha_judge.py", model, "--minutes", "12", "--keep", "{out}", *served), 300, 780),
+        Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),
+        Part("hqa", (*scores, "--parts", "hqa", "--hqa-questions", "24", "--memory", "64", "--final", "16"), 250, 600),
         Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
+        Part("keeping", ("training.py", *compiled, "--keeping"), 100, 400),
         Part("rounding", ("rounding.py", model), 30, 120),
         Part("memory-step", ("memory_step.py", model, *limit, *served, "--steps", "2"), 300, 600, 2),
+        Part("learn-recall", (*train, "train.total_steps=20", "eval.num_tasks=128"), 300, 900),
+        Part("learn-hotpotqa", hotpotqa, 300, 900),
         Part("rollout-135M", ("rollout.py", model, "--shape", "135M", *limit, *served), 150, 300),
         Part("rollout-1.5B", ("rollout.py", model, "--shape", "1.5B", *limit, *served), 200, 400),
         Part("scaling-2", ("training.py", *compiled, "--gpus", "1", "2"), 120, 240, 2),

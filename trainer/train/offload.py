@@ -19,7 +19,8 @@ class HostRoom:
     """Moves a learner's tensors to host memory and back, bit for bit.
 
     Memory for them is pinned where the host has enough, and kept for the next time: 18.5 GB took 12 s into fresh
-    pageable memory, and 0.4 s into pinned memory that was there before (NVIDIA H200, benchmarks/training.py --keeping).
+    pageable memory, and a checkpoint's copy of as much 0.4 s into pinned memory that was there before (NVIDIA H200,
+    benchmarks/training.py --keeping).
     """
 
     def __init__(self) -> None:
