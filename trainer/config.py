@@ -157,7 +157,8 @@ class TrainConfig(Section):
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Optimizer steps in a row whose gradient is not finite (they are skipped) before the run is given up; 0: never."""
     offload: bool = False
-    """Keep parameters and optimizer state in host memory while unused: slower, for GPUs that also generate."""
+    """Keep parameters and optimizer state in host memory while unused, 12 bytes per parameter of it: slower, for GPUs
+    that also generate."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads per rank; 0: cores divided by ranks. Bit-identical runs need the same number."""
 

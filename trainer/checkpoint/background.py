@@ -12,6 +12,7 @@ from torch.distributed._state_dict_utils import _copy_state_dict
 from torch.utils._pytree import tree_map_only
 
 from trainer.train.distributed import local_part, with_local_part
+from trainer.train.hostmemory import host_room
 
 
 class HostCopy:
@@ -35,9 +36,13 @@ class HostCopy:
         """Begin to make room for a state dict like this one; returns at once."""
         # Without contents: what the thread holds on to must not keep a GPU's memory from others.
         shells = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), tensors)
-        pinned = torch.cuda.is_available()
+        gpu = torch.cuda.is_available()
+
+        def room(shell: torch.Tensor) -> torch.Tensor:
+            return with_local_part(shell, host_room(local_part(shell), gpu=gpu))
+
         pool = ThreadPoolExecutor(1, thread_name_prefix="recover-room")
-        self._room = pool.submit(tree_map_only, torch.Tensor, lambda shell: _on_host(shell, pinned), shells)
+        self._room = pool.submit(tree_map_only, torch.Tensor, room, shells)
         pool.shutdown(wait=False)
 
     def take(self, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -50,14 +55,6 @@ class HostCopy:
         if on_gpu:
             torch.cuda.synchronize()
         return copied
-
-
-def _on_host(shell: torch.Tensor, pinned: bool) -> torch.Tensor:
-    """Host memory of a tensor's shape, of this rank's part of it where it is sharded."""
-    local = local_part(shell)
-    # Memory is pinned by pages: a page for each number, or for nothing, would be waste.
-    room = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned and local.numel() > 1)
-    return with_local_part(shell, room)
 
 
 class BackgroundWriter:

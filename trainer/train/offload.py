@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from trainer.train.distributed import local_part, with_local_part
-
-LEAST_FREE = 0.25
-"""Share of a host's memory that pinned memory leaves to others: what is pinned can be neither swapped nor moved."""
+from trainer.train.hostmemory import host_room
 
 
 class HostRoom:
@@ -67,7 +64,7 @@ class HostRoom:
     def _put(self, tensor: Tensor) -> Tensor:
         local = local_part(tensor)
         free = self._free[local.shape, local.stride(), local.dtype]
-        room = free.pop() if free else _new_room(local)
+        room = free.pop() if free else host_room(local, gpu=local.is_cuda)
         return with_local_part(tensor, room.copy_(local, non_blocking=True))
 
     @torch.no_grad()
@@ -102,25 +99,9 @@ def _is_sized(value: object) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def _new_room(local: Tensor) -> Tensor:
-    nbytes = local.numel() * local.element_size()
-    pinned = local.is_cuda and nbytes > 0 and _may_pin(nbytes)
-    return torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, pin_memory=pinned)
-
-
 def _settle(*, free: bool = False) -> None:
     """Wait for the copies; where asked, leave what they were made from to others."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         if free:
             torch.cuda.empty_cache()
-
-
-def _may_pin(nbytes: int) -> bool:
-    """Whether the host keeps enough other memory. False where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return False
-    kib = {name: int(value.split()[0]) for name, value in (line.split(":", 1) for line in lines)}
-    return kib.get("MemAvailable", 0) * 1024 - nbytes >= LEAST_FREE * kib["MemTotal"] * 1024
