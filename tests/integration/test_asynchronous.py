@@ -105,10 +105,10 @@ theirs is asked once.
 
 @pytest.fixture
 def judge() -> Iterator[HeldJudge]:
-    """Answers the evaluation before the first step, greedy and sampled; then once everything is asked that the
-    first two steps have.
+    """Answers the run's trial of it and the evaluation before the first step, greedy and sampled; then once everything
+    is asked that the first two steps have.
     """
-    with HeldJudge(2 * EVALUATED * QUESTIONS, 2 * TASKS * QUESTIONS) as held:
+    with HeldJudge(1 + 2 * EVALUATED * QUESTIONS, 2 * TASKS * QUESTIONS) as held:
         yield held
 
 
