@@ -40,11 +40,13 @@ FILES_ALONE = 3
 
 
 def show(name: str, process: subprocess.Popen[str], failed: list[str]) -> None:
-    """Pass on what a half prints, until it ends; its lines about tests that failed are kept."""
+    """Pass on what a half prints, until it ends; its summary's lines about tests that failed are kept."""
     assert process.stdout is not None
+    summary = False
     for line in process.stdout:
         print(f"[{name}] {line}", end="", flush=True)
-        if line.startswith(("FAILED ", "ERROR ")):
+        summary = summary or " short test summary info " in line  # before it, a test's own log may have such lines
+        if summary and line.startswith(("FAILED ", "ERROR ")):
             failed.append(line.rstrip())
 
 
