@@ -220,8 +220,9 @@ def agent(given: argparse.Namespace) -> dict[str, Any]:
 
 def forget(given: argparse.Namespace, url: str) -> None:
     """Empty the server's prefix cache: the warm-up asks what the first length asks, too."""
-    path = {"sglang": "/flush_cache?timeout=30", "vllm": "/reset_prefix_cache"}[given.engine]
-    httpx.post(f"{url}{path}", timeout=60, trust_env=False).raise_for_status()
+    from rollout import CACHES  # noqa: PLC0415 (of the script beside this one)
+
+    httpx.post(f"{url}{CACHES[given.engine]}", timeout=60, trust_env=False).raise_for_status()
 
 
 def lengths(given: argparse.Namespace, work: Path, served: dict[str, Any], url: str = "") -> dict[str, Any]:

@@ -264,6 +264,7 @@ def test_the_judges_model_is_verified() -> None:
     [
         ((500, {"message": "no attribute 'apply_chat_template'"}), "apply_chat_template.*look at its log"),
         ((400, {"message": "no chat template is set"}), "no chat template is set.*serve a model with a chat template"),
+        ((401, {"message": "no key"}), "asks for a key.*CLUSTERKIT_JUDGE_KEY"),
         (Drop(), "answers no chat"),
     ],
 )

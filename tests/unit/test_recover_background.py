@@ -64,6 +64,13 @@ def test_what_is_saved_is_the_moment_of_saving(dtype: torch.dtype, ahead: bool, 
     assert same(loaded, one)
 
 
+def test_no_room_is_made_before_there_is_anything_to_keep(tmp_path: Path) -> None:
+    """Asking DCP for the state of an optimizer that has none makes it, wherever the weights happen to rest."""
+    one = learner(grouped_query_lm(), small_config(), single_world())
+    RecoverStore(tmp_path).reserve(one)
+    assert not one.optimizer.state
+
+
 def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -> None:
     lm = grouped_query_lm()
     one, world = learner(lm, small_config()), single_world()

@@ -76,9 +76,10 @@ class RecoverStore(Slots):
 
     def reserve(self, learner: Learner) -> None:
         """Begin to make room in host memory for `save_in_background`, which else does it when it is first called, and
-        holds the training up for it. Collective; the same again changes nothing. The learner has made a step.
+        holds the training up for it. Collective; the same again changes nothing. Before the optimizer's first step,
+        which makes its state, there is nothing to go by, and nothing is done.
         """
-        if not self._copy.reserved:
+        if learner.optimizer.state and not self._copy.reserved:
             self._copy.reserve(_tensors(learner))
 
     def save_in_background(

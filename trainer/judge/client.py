@@ -170,8 +170,7 @@ class ChatClient:
             raise _LostError(f"its list of models is not JSON ({error})") from error
         if answer.status_code == OVERLOADED or answer.status_code >= 500:
             raise _LostError(f"status {answer.status_code}: {answer.text[:SHOWN]}")
-        if answer.status_code in (401, 403):
-            raise UserError(f"the judge at {url} asks for a key: put it into the variable {KEY_VARIABLE}")
+        require_key(answer, url)
         if answer.status_code >= 400:
             raise Unanswered(f"status {answer.status_code}: {answer.text[:SHOWN]}")
         try:
@@ -195,6 +194,12 @@ def headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def require_key(answer: httpx.Response, url: str) -> None:
+    """Raise UserError where a server did not answer for want of a key."""
+    if answer.status_code in (401, 403):
+        raise UserError(f"the judge at {url} asks for a key: put it into the variable {KEY_VARIABLE}")
+
+
 def served_models(listing: Any) -> list[str]:
     """Names in an answer of /v1/models. Raises ValueError for anything else."""
     try:
@@ -214,8 +219,7 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
     """
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=timeout, headers=headers(), trust_env=False)
-        if answer.status_code in (401, 403):
-            raise UserError(f"the judge at {url} asks for a key: put it into the variable {KEY_VARIABLE}")
+        require_key(answer, url)
         answer.raise_for_status()
         served = served_models(answer.json())
     except (httpx.HTTPError, ValueError) as error:
@@ -255,6 +259,7 @@ def verify_chat(url: str, model: str, timeout: float) -> None:
             f"the judge at {url} lists {model} and answers no chat ({type(error).__name__}: {error}): look at its log; "
             "judge.timeout_s is how long an answer may take"
         ) from error
+    require_key(answer, url)
     if answer.is_success or answer.status_code == OVERLOADED:
         return
     told = f"the judge at {url} serves {model}, and answers a chat with status {answer.status_code}"
