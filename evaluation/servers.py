@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from evaluation.delegating import Delegating
@@ -18,6 +19,8 @@ from trainer.errors import UserError
 from trainer.types import Completion, SamplingParams
 
 POLL_SECONDS = 0.2
+END_SECONDS = 5.0
+"""So long after its connections broke a process that was killed has ended at the latest."""
 
 
 class KeptServers(Delegating):
@@ -80,22 +83,31 @@ class KeptServers(Delegating):
         return any(not keeper.done() for keeper in self._keepers)
 
     async def _keep(self, options: ServerOptions, server: Server) -> None:
+        process: ServerProcess | None = self._running[options.name]
         for number in range(1, self.restarts + 1):
-            await _lost(server)
+            await _lost(server, process)
             say(f"{options.name} is lost: {server.problem}. It is started again ({number} of {self.restarts})")
             await self._running[options.name].stop()  # one that hangs still has its GPUs
+            process = None
             try:
                 fresh, self._running[options.name] = await launch(self.kind, options)
                 await self.served.join(fresh)
             except UserError as error:
                 server.problem = f"it did not start again: {error}"
                 continue
-            server = fresh
+            server, process = fresh, self._running[options.name]
             say(f"{options.name} answers again")
-        await _lost(server)
+        await _lost(server, process)
         say(f"{options.name} is lost: {server.problem}. It is given up")
 
 
-async def _lost(server: Server) -> None:
+async def _lost(server: Server, process: ServerProcess | None) -> None:
+    """Return once a server gets no requests any more; where its process ended as well, with how as its problem."""
     while not server.problem:
         await asyncio.sleep(POLL_SECONDS)
+    # A broken connection is often noticed first, and says less than the signal or the log's cause.
+    deadline = time.monotonic() + END_SECONDS
+    while process is not None and process.running and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    if process is not None and not process.running:
+        server.died(f"it {process.how_it_ended()}")

@@ -59,7 +59,21 @@ def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: P
 
 
 class Ended:
-    """Stands in for the process of a server: one that starts well and never again cannot be had from a real one."""
+    """Stands in for the process of a server: one that starts well and never again cannot be had from a real one.
+
+    looks: how often it still runs when somebody looks, as a process does whose connections broke while it was killed.
+    """
+
+    def __init__(self, looks: int = 3) -> None:
+        self.looks = looks
+
+    @property
+    def running(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+    def how_it_ended(self) -> str:
+        return "was ended by SIGKILL"
 
     async def stop(self) -> None:
         """It has ended."""
@@ -103,5 +117,7 @@ def test_a_server_that_does_not_start_again_is_given_up_after_so_many_tries(
         asyncio.run(run())
     assert len(tries) == 3
     said = capsys.readouterr().err
-    assert "It is started again (2 of 2)" in said
+    # Its broken connections were noticed before the end of its process, which says more.
+    assert "server-0 is lost: it was ended by SIGKILL. It is started again (1 of 2)" in said
+    assert "server-0 is lost: it did not start again: there is no memory for it. It is started again (2 of 2)" in said
     assert "It is given up" in said
