@@ -197,6 +197,9 @@ def serve(model: Path, faults: Faults, port: Connection) -> None:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Many(ThreadingHTTPServer):
+        request_queue_size = 256  # all requests of a step connect at once
+
+    server = Many(("127.0.0.1", 0), Handler)
     port.send(server.server_address[1])
     server.serve_forever()

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from trainer.engines.dialect import make_dialect
 from trainer.engines.launching import check_options
-from trainer.engines.options import ServerOptions, visible_devices
+from trainer.engines.options import MEMORY_SAVER, ServerOptions, visible_devices
 from trainer.errors import UserError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 9}
@@ -49,6 +50,15 @@ def test_what_cannot_start_is_said_before_anything_is_started(model: Path, tmp_p
     assert "is a BertForMaskedLM, which generates no text" in refused()
     (model / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
     assert "names no architecture" in refused()
+
+
+def test_a_health_check_does_not_run_the_model_where_its_memory_may_be_away(tmp_path: Path) -> None:
+    def environment(*flags: str) -> dict[str, str]:
+        return make_dialect("sglang").environment(ServerOptions(tmp_path, tmp_path / "log", gpus=(), flags=flags))
+
+    name = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
+    assert environment(MEMORY_SAVER)[name] == "false"
+    assert name not in environment("--attention-backend", "fa3")  # there it shows that the engine still works
 
 
 @pytest.mark.parametrize(

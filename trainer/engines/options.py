@@ -12,6 +12,9 @@ from typing import Any
 
 from trainer.errors import UserError
 
+MEMORY_SAVER = "--enable-memory-saver"
+"""SGLang's option for a server that can give its GPU memory away and take it back."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:

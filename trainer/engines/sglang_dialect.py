@@ -12,7 +12,7 @@ from typing import Any
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import LOAD_DEADLINE, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
-from trainer.engines.options import ServerOptions, visible_devices
+from trainer.engines.options import MEMORY_SAVER, ServerOptions, visible_devices
 from trainer.types import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,12 @@ class SGLangDialect:
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""
         # Weights that arrive over NCCL need both ends without CUMEM and NVLS; SGLang sets the same for itself.
-        nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-        return {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus), **nccl}
+        found = {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus)}
+        found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+        if MEMORY_SAVER in options.flags:
+            # /health generates a token: somebody's monitor would have it read memory that the trainer has just then.
+            found["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
+        return found
 
     def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
         """See Dialect."""

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.errors import UserError
-
-MEMORY_SAVER = ("--enable-memory-saver",)
-"""What an SGLang server needs to give its memory away and take it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def server_options(
         memory_fraction=config.rollout.gpu_memory_fraction,
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
-        flags=(*(MEMORY_SAVER if gives_memory_away(config) else ()), *c.flags),
+        flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
         start_seconds=c.start_seconds,
         python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
     )

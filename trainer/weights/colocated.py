@@ -21,14 +21,17 @@ from torch.multiprocessing import reductions
 
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.http import Server
+from trainer.engines.options import MEMORY_SAVER
 from trainer.errors import RunError, UserError
 from trainer.weights.buckets import Bucket
 from trainer.weights.folders import FolderPublisher, offer
 from trainer.weights.publisher import Outlet, PublishStats, measured
 from trainer.weights.source import WeightSource
 
-SERVER_FLAGS = ("--enable-memory-saver",)
+SERVER_FLAGS = (MEMORY_SAVER,)
 """What the server's command line needs beside the usual."""
+IDLE_SECONDS = 10.0
+"""For what is left on the GPU when the last answer is out."""
 # Where `rebuild_cuda_tensor` takes the device; SGLang reads a UUID there, since numbers differ between processes.
 _DEVICE_ARGUMENT = 6
 
@@ -143,6 +146,9 @@ class ColocatedPublisher:
                         "GPU is wanted for training: end the rollouts first"
                     )
                 await asyncio.sleep(0.01)
+            # SGLang ends itself where it is not idle to the last: with the last answer out, one more decoding step may
+            # still be on the GPU. This call waits for that.
+            await self._call(server, f"/flush_cache?timeout={IDLE_SECONDS:g}", {})
             await self._call(server, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
         except BaseException:
             await engine.resume()
