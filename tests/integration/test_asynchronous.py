@@ -78,10 +78,10 @@ class HeldJudge:
     async def _serve(self) -> None:
         enough = asyncio.Event()
 
-        async def handle(_: str, path: str, __: dict[str, Any]) -> Answer:
+        async def handle(_: str, path: str, body: dict[str, Any]) -> Answer:
             if path == "/v1/models":
                 return 200, {"data": [{"id": "judge"}]}
-            self.asked += 1
+            self.asked += body["max_tokens"] > 1  # a run's trial of its judge asks for one token
             if self.asked > self.free:
                 self._began = self._began or time.monotonic()
                 if self.asked == self.free + self.wanted:
@@ -105,10 +105,8 @@ theirs is asked once.
 
 @pytest.fixture
 def judge() -> Iterator[HeldJudge]:
-    """Answers the run's trial of it and the evaluation before the first step, greedy and sampled; then once everything
-    is asked that the first two steps have.
-    """
-    with HeldJudge(1 + 2 * EVALUATED * QUESTIONS, 2 * TASKS * QUESTIONS) as held:
+    """Answers the evaluation before the first step, greedy and sampled; then once all is asked that two steps have."""
+    with HeldJudge(2 * EVALUATED * QUESTIONS, 2 * TASKS * QUESTIONS) as held:
         yield held
 
 

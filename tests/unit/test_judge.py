@@ -18,6 +18,7 @@ from trainer.judge.reader import RuleReader, Unanswered
 from trainer.judge.registry import judges_folder
 from trainer.judge.retrieval import Ranking
 from trainer.judge.served import ServedReader, make_served_reader, read_verdict, read_yes_no
+from trainer.judge.turns import ORDER
 from trainer.paths import user_name
 from trainer.serving import registry
 
@@ -233,6 +234,32 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
         assert most == 3
 
     asyncio.run(ask())
+
+
+def test_requests_of_older_groups_go_first_and_one_given_up_keeps_no_slot() -> None:
+    async def ask() -> list[str]:
+        held, sent = asyncio.Event(), list[str]()
+
+        async def slow(_: str, __: str, body: dict[str, Any]) -> tuple[int, Any]:
+            sent.append(body["messages"][0]["content"])
+            await held.wait()
+            return says("x")
+
+        async def of_group(one: ChatClient, order: int) -> None:
+            ORDER.set(order)
+            await one.chat([{"role": "user", "content": str(order)}])
+
+        async with HttpStub(slow) as server:
+            one = ChatClient(lambda: [server.url], "judge", 1, Patience(5.0, 5.0, 2.0))
+            jobs = {order: asyncio.create_task(of_group(one, order)) for order in (9, 7, 8, 6)}
+            while not sent:
+                await asyncio.sleep(0.01)
+            jobs.pop(6).cancel()
+            held.set()
+            await asyncio.gather(*jobs.values())
+        return sent
+
+    assert asyncio.run(ask()) == ["9", "7", "8"]
 
 
 def judged_config(tmp_path: Path, *settings: str) -> Any:

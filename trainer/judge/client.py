@@ -21,6 +21,7 @@ import httpx
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache, request_key
 from trainer.judge.reader import Unanswered
+from trainer.judge.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ class ChatClient:
     """Servers of one model.
 
     urls: of the servers; asked again while all of them are gone, so that servers at new addresses are found. model:
-    name as the servers have it. concurrency: most requests under way. cache: answers that are known already.
+    name as the servers have it. concurrency: most requests under way (`Turns` says who is next). cache: answers that
+    are known already.
     """
 
     urls: Callable[[], Sequence[str]]
@@ -57,7 +59,7 @@ class ChatClient:
     counters: Counter[str] = field(default_factory=Counter)
     _loop: asyncio.AbstractEventLoop | None = None
     _http: httpx.AsyncClient | None = None
-    _slots: asyncio.Semaphore | None = None
+    _slots: Turns | None = None
     _asked: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     _turn: int = 0
     _answered: float = 0.0
@@ -103,7 +105,7 @@ class ChatClient:
         if self._loop is loop:
             return
         self._loop, self._asked = loop, {}
-        self._slots = asyncio.Semaphore(self.concurrency)
+        self._slots = Turns(self.concurrency)
         limits = httpx.Limits(max_connections=self.concurrency + 4, max_keepalive_connections=self.concurrency)
         timeout = httpx.Timeout(self.patience.answer, connect=self.patience.connect, pool=None)
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers(), trust_env=False)

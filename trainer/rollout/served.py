@@ -19,6 +19,7 @@ from trainer.config import RunConfig
 from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine, ServedStats
 from trainer.errors import UserError
+from trainer.judge.turns import ORDER
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.buffer import Slot, WorkBuffer
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
@@ -229,6 +230,7 @@ class ServedSampler(Sampler):
 
     async def _work(self, served: Served, buffer: WorkBuffer, slot: Slot) -> None:
         """Sample one group to its end."""
+        ORDER.set(slot.order)
         try:
             task = await asyncio.to_thread(self.source.train, slot.number)
             self._ids[slot] = task.id
