@@ -25,6 +25,7 @@ from trainer.launch.ranks import RankedRun
 from trainer.launch.ray import RayRun
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
+from trainer.rewards import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
 from trainer.serving.wanted import first_training_gpu
 from trainer.sft.untrained import untrained_model
@@ -70,6 +71,8 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     try:
         if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
             check_run(config, resolve_model(config.model.path, config.cache_dir))
+        elif config.reward.name == "memalpha" and config.trainer.type != "sft":
+            make_reward(config)  # before minutes of warm-up: what is wrong with a judge shows now, too
         if not on_ray(config):
             require_gpus(config)
         folder = model_folder(config, monitor, stop)
