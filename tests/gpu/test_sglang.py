@@ -322,8 +322,15 @@ def test_a_judge_answers_in_words(served: Served, smollm2_path: Path, logs: Path
     ],
 )
 def test_a_server_that_cannot_start_says_why(
-    served: Served, smollm2_path: Path, logs: Path, changes: dict[str, Any], reason: str
+    served: Served,
+    smollm2_path: Path,
+    logs: Path,
+    changes: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "gpus" in changes:  # else it is refused here already: it is not among those that we may use
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     wanted = options(smollm2_path, logs / f"fails_{next(iter(changes))}.log", "failing", **changes)
     with pytest.raises(ServerStartError, match=reason) as caught:
         asyncio.run(launch("sglang", wanted))

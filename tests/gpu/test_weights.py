@@ -49,7 +49,7 @@ from trainer.weights.publisher import Outlet  # noqa: E402
 
 FLAGS = tuple(shlex.split(os.environ.get("CLUSTERKIT_SGLANG_FLAGS", "")))
 # Of log-probs, the server's against the trainer's own forward pass: rounding, and what other weights make of it.
-SAME, OTHER = 0.03, 0.1
+SAME, OTHER = 0.05, 0.1
 QUESTIONS = ["What is the capital of France?", "Name three rivers of Germany.", "Why is the sky blue?"]
 
 
