@@ -12,7 +12,8 @@ Tells every figure on stderr as it is measured, and prints one JSON object at th
   only); `tokens_ratio`: tokens/s of the stream while it sampled, over those of `bare`.
 * `hqa`: seconds per document token at each number of documents, of all questions together, by the memory agent, each
   number by an evaluation of its own, all of one running server whose prefix cache is emptied before each (the embedded
-  engine is loaded each time); `spread`: the largest over the smallest.
+  engine is loaded each time). --hqa-questions of the longest, and of shorter ones so many more as they are shorter, so
+  that no length is measured in a second or two; --at-a-time of them together. `spread`: the largest over the smallest.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=9)
     parser.add_argument("--new", type=int, default=512, help="longest response to a problem, in tokens")
     parser.add_argument("--documents", default="50,100,200,400,800,1600")
-    parser.add_argument("--hqa-questions", type=int, default=64)
+    parser.add_argument("--hqa-questions", type=int, default=1, help="of the longest; more of shorter documents")
+    parser.add_argument("--at-a-time", type=int, default=1, help="questions of hqa under way")
     parser.add_argument("--chunk", type=int, default=1000, help="agent.chunk_tokens of hqa")
     parser.add_argument("--memory", type=int, default=128, help="agent.max_memory_tokens of hqa")
     parser.add_argument("--final", type=int, default=32, help="agent.max_final_tokens of hqa")
@@ -208,8 +210,8 @@ async def hqa(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     if given.engine == "embedded":
         return lengths(given, work, {})
     async with running_server(given, work / "hqa.log") as url:
-        served = {"server": {"engine": given.engine, "url": url}}
-        warm = {"data_names": ["ruler_hqa@50"], "num_questions": given.hqa_questions, "agent": agent(given)}
+        served = {"server": {"engine": given.engine, "url": url, "concurrency": given.at_a_time}}
+        warm = {"data_names": ["ruler_hqa@50"], "num_questions": 8, "agent": agent(given)}
         await asyncio.to_thread(one, given, work / "hqa-warm", served | warm)
         return await asyncio.to_thread(lengths, given, work, served, url)
 
@@ -236,14 +238,17 @@ def lengths(given: argparse.Namespace, work: Path, served: dict[str, Any], url: 
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     found = {}
-    for count in map(int, given.documents.split(",")):
-        asked = {"data_names": [f"ruler_hqa@{count}"], "num_questions": given.hqa_questions, "agent": agent(given)}
+    counts = [int(word) for word in given.documents.split(",")]
+    for count in counts:
+        number = given.hqa_questions * max(counts) // count
+        asked = {"data_names": [f"ruler_hqa@{count}"], "num_questions": number, "agent": agent(given)}
         if url:
             forget(given, url)
         run = one(given, work / f"hqa-{count}", served | asked)
-        tasks = Finder(given.data_path, limit=given.hqa_questions).suite(f"ruler_hqa@{count}").load(tokens)
+        tasks = Finder(given.data_path, limit=number).suite(f"ruler_hqa@{count}").load(tokens)
         document = sum(tokens(task.context) for task in tasks)
         found[str(count)] = {
+            "questions": len(tasks),
             "sampling_s": run["sampling_s"],
             "document_tokens": document,
             "sampled_tokens": run["sampled_tokens"],

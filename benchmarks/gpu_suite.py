@@ -4,10 +4,10 @@
     python3 benchmarks/gpu_suite.py MODEL --data DATA --seconds 900 --cpu    # tries the scripts; figures mean nothing
 
 MODEL is SmolLM2-135M-Instruct's folder, DATA has `hotpotqa` and `math` (docs/evaluation.md). Runs the other scripts of
-this folder, and trainings, each with a time limit and GPUs of its own, as many side by side as there are GPUs for; what
-they print is passed on line by line under their names, and kept in --out. A part that no longer fits into the time, or
-needs more GPUs than there are, is skipped with a note. A part that fails does not keep the others from running. Ctrl-C
-ends them all in order.
+this folder, trainings, and the tests that need GPUs (`tests-…`), each with a time limit and GPUs of its own, as many
+side by side as there are GPUs for; what they print is passed on line by line under their names, and kept in --out. A
+part that no longer fits into the time, or needs more GPUs than there are, is skipped with a note. A part that fails
+does not keep the others from running. Ctrl-C ends them all in order.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ STOP = threading.Event()
 
 @dataclass(frozen=True)
 class Part:
-    """name: also of its file in --out. argv: a script of this folder, or `train`, and options; {seconds} is its limit,
-    {out} a folder of its own. least: seconds without which it shows nothing; most: more are not given to it. gpus: that
-    it needs.
+    """name: also of its file in --out. argv: a script of this folder, `train` or `pytest`, and options; {seconds} is
+    its limit, {out} a folder of its own. least: seconds without which it shows nothing; most: more are not given to it.
+    gpus: that it needs.
     """
 
     name: str
@@ -81,11 +81,11 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
     return [
+        Part("hqa", (*scores, "--parts", "hqa", "--chunk", "512", "--memory", "32", "--final", "16"), 300, 800),
         Part("judge", ("memalpha_judge.py", model, "--minutes", "12", "--keep", "{out}", *served), 300, 780),
-        Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),
-        Part("hqa", (*scores, "--parts", "hqa", "--hqa-questions", "24", "--memory", "64", "--final", "16"), 250, 600),
-        Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
+        Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),
+        Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),
         Part("keeping", ("training.py", *compiled, "--keeping"), 100, 400),
         Part("rounding", ("rounding.py", model), 30, 120),
         Part("memory-step", ("memory_step.py", model, *limit, *served, "--steps", "2"), 300, 600, 2),
@@ -94,6 +94,10 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
         Part("rollout-135M", ("rollout.py", model, "--shape", "135M", *limit, *served), 150, 300),
         Part("rollout-1.5B", ("rollout.py", model, "--shape", "1.5B", *limit, *served), 200, 400),
         Part("scaling-2", ("training.py", *compiled, "--gpus", "1", "2"), 120, 240, 2),
+        Part("tests-weights", ("pytest", "tests/gpu/test_weights.py", "-k", "same_gpu"), 120, 300),
+        Part("tests-sglang", ("pytest", "tests/gpu/test_sglang.py"), 240, 900),
+        Part("tests-training", ("pytest", "tests/gpu/test_training.py"), 150, 400, 2),
+        Part("tests-weights-2gpu", ("pytest", "tests/gpu/test_weights.py", "-k", "not same_gpu"), 150, 400, 2),
         Part("scaling-4", ("training.py", *compiled, "--gpus", "1", "4"), 120, 240, 4),
     ]  # fmt: skip
 
@@ -101,8 +105,12 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
 def run(part: Part, seconds: float, out: Path, gpus: list[str]) -> str:
     """Run one part on these GPUs; how it ended, in words. All that it prints goes on, and into a file."""
     words = [w.replace("{seconds}", str(int(seconds))).replace("{out}", str(out / part.name)) for w in part.argv]
-    module = [sys.executable, "-m", "clusterkit.cli.main", *words]
-    argv = module if words[0] == "train" else [sys.executable, str(HERE / words[0]), *words[1:]]
+    if words[0] == "train":
+        argv = [sys.executable, "-m", "clusterkit.cli.main", *words]
+    elif words[0] == "pytest":
+        argv = [sys.executable, "-m", *words, "-m", "gpu", "-s", "-p", "no:cacheprovider"]
+    else:
+        argv = [sys.executable, str(HERE / words[0]), *words[1:]]
     (out / part.name).mkdir(exist_ok=True)
     environment = {
         **os.environ,
@@ -117,7 +125,7 @@ def run(part: Part, seconds: float, out: Path, gpus: list[str]) -> str:
             argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=out / part.name,
+            cwd=HERE.parent if words[0] == "pytest" else out / part.name,
             env=environment,
             start_new_session=True,
         )
@@ -211,6 +219,7 @@ def main() -> None:
     deadline = time.monotonic() + given.seconds
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("CLUSTERKIT_SGLANG_FLAGS", given.flags)  # of the tests
     model, data = str(Path(given.model).resolve()), str(Path(given.data).resolve())
     known = parts(model, data, given.flags, given.cpu)
     if unknown := set(given.only) - {part.name for part in known}:

@@ -1,13 +1,18 @@
 """How much of a step a judge costs: complete training steps with a reader and judge on a server of its own.
 
-    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--minutes 15] [--engine sglang|vllm] [--device cuda|cpu]
+    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--staleness 0 1] [--gpus 1] [--minutes 15]
+    python3 benchmarks/memalpha_judge.py MODEL --device cpu --engine vllm --steps 2
 
-On a GPU the agent is MODEL (SmolLM2-135M-Instruct, say) on a server that takes turns with the trainer on GPU 0, and the
-judge is MODEL on a server beside them (`--staleness N`: the trainer has a second GPU); on a CPU the agent is the tiny
-model and MODEL is the judge alone. Texts are generated. Prints one JSON object a step as it ends and one at the end:
-the time split of all steps, and the judge's share: seconds in which the trainer waited for nothing but scores
-(`judge_wait_s`), over the seconds of the steps; the limit that it is held against is 0.1. After `--minutes` it ends all
-the same, with the steps that there are.
+The agent is MODEL (SmolLM2-135M-Instruct, say) on a server that shares GPU 0 with the trainer (--gpus 2: the trainer
+has a second GPU), and the judge is MODEL on a server beside them, on GPU 0, too; on a CPU the agent is the tiny model
+and MODEL is the judge alone. Texts are generated. So small a model hardly ever calls a tool rightly; so the judge is
+asked as if the agent had kept every line of the text (4 questions and 9 verdicts a trajectory, each sent: no two are
+the same), and a coin is tossed on top of the rewards, so that every step trains on all that was sampled. One run for
+every --staleness: with 0 sampling, scoring and training take turns, with 1 the next step's trajectories are sampled and
+scored meanwhile. Printed, a JSON object a line: every step as it ends; for every run the time split of its steps and
+the judge's share: seconds in which the trainer waited for nothing but scores (`judge_wait_s`), over the seconds of the
+steps; the limit that it is held against is 0.1. A run is ended after its share of `--minutes`, with the steps that
+there are.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +38,48 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from clusterkit.resolve import resolve
+from trainer.agents.memory import INSERT
+from trainer.config import RunConfig
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.paths import RunPaths, user_name
+from trainer.rewards import make_reward
 
 REPOSITORY = Path(__file__).parents[1]
 LIMIT = 0.1
+CONFIG = "CLUSTERKIT_JUDGE_COST"
+"""The run's configuration, for the reward: it is given its own section only."""
 PLACES = "Arnby Belk Corvale Dunmere Eskow Fallory Greth Holmsund Jarrow Kelmar Lindow Marsh".split()
 NAMES = "Ada Bo Cleo Dov Edda Finn Gwen Hal Ida Jon Kit Lena Mo Nils Olga Pia".split()
+
+
+class JudgedCoin:
+    """Mem-alpha's reward, asked of the judge as of an agent that keeps every line that it reads, plus a coin's toss."""
+
+    def __init__(self, _config: Any) -> None:
+        config = RunConfig.model_validate(yaml.safe_load(Path(os.environ[CONFIG]).read_text()))
+        plain = config.reward.model_copy(update={"name": "memalpha"})
+        self._inner: Any = make_reward(config.model_copy(update={"reward": plain}))
+        self._coin, self._number = random.Random(0), count()
+
+    async def score(self, task: Any, trajectory: Any) -> float:
+        memory, number = trajectory.details["memory"], next(self._number)
+        for turn in trajectory.details["turns"]:
+            for line in turn["chunk"].splitlines():
+                # No two are the same, as no two agents write the same: the judge is asked the same thing only once.
+                content = f"Note {number}: {line}"
+                memory["semantic"][f"kept_{len(memory['semantic'])}"] = content
+                turn["calls"].append({"tool": INSERT, "ok": True, "store": "semantic", "content": content})
+        value: float = await self._inner.score(task, trajectory)
+        rewards = trajectory.turn_rewards
+        if rewards is None:  # none of its questions could be answered
+            return value
+        luck = float(self._coin.random() < 0.5)
+        trajectory.turn_rewards = replace(rewards, outcome=rewards.outcome + luck)
+        return value + luck
+
+    def counts(self) -> dict[str, float]:
+        counted: dict[str, float] = self._inner.counts()
+        return counted
 
 
 def write_texts(path: Path, count: int = 64) -> None:
@@ -56,10 +98,12 @@ def write_texts(path: Path, count: int = 64) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def settings(arguments: argparse.Namespace, root: Path) -> tuple[str, list[str]]:
-    """Preset and overrides of the run."""
+def settings(arguments: argparse.Namespace, root: Path, staleness: int, urls: list[str]) -> tuple[str, list[str]]:
+    """Preset and overrides of a run. urls: of the judge."""
     common = [
         *(f"fileroot={root / 'runs'}", f"train.total_steps={arguments.steps}", "experiment_name=judge-cost"),
+        *(f"trial_name=staleness-{staleness}", f"judge.url={','.join(urls)}"),
+        *("reward.name=memalpha_judge:JudgedCoin", f"code_dir={Path(__file__).resolve().parent}"),
         *(f"judge.model={Path(arguments.model).name}", "judge.reader=server", "judge.cache=false"),
         *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=64", "monitor.tensorboard=false"),
         *("eval.every_steps=0", "eval.num_tasks=2", "eval.final_chunks=[]", "eval.blank_memory=false"),
@@ -68,17 +112,13 @@ def settings(arguments: argparse.Namespace, root: Path) -> tuple[str, list[str]]
         small = ("rollout.batch_size=2", "rollout.group_size=2", "warmup.gate=0", "warmup.steps=20")
         return "memalpha-tiny", [*common, *small]
     write_texts(root / "texts.jsonl")
-    ahead = arguments.staleness > 0
-    layout = (
-        ("n_gpus_per_node=2", "allocation_mode=sglang:d1+fsdp:d1")
-        if ahead
-        else ("n_gpus_per_node=1", "allocation_mode=sglang:d1|fsdp:d1")
-    )
+    together = "|" if arguments.gpus == 1 else "+"
+    layout = (f"n_gpus_per_node={arguments.gpus}", f"allocation_mode=sglang:d1{together}fsdp:d1")
     return "memalpha-4B", [
         *common,
         *(f"model.path={arguments.model}", f"task.path={root / 'texts.jsonl'}", *layout),
         # SGLang takes its fraction of the whole GPU less what others have: 0.2 is the judge's.
-        *("rollout.gpu_memory_fraction=0.45", f"rollout.max_staleness={arguments.staleness}"),
+        *("rollout.gpu_memory_fraction=0.45", f"rollout.max_staleness={staleness}"),
         *("model.context_window=8192", "agent.context_tokens=6144", "agent.chunk_tokens=1024"),
         *("agent.max_memory_tokens=256", "agent.tool_format=json", "train.max_tokens_per_mb=16384"),
         *("rollout.batch_size=8", "rollout.group_size=8"),
@@ -86,8 +126,10 @@ def settings(arguments: argparse.Namespace, root: Path) -> tuple[str, list[str]]
     ]
 
 
-def start_judge(arguments: argparse.Namespace, root: Path, deadline: float) -> subprocess.Popen[bytes]:
-    """The judge's servers, registered for the run."""
+def start_judge(
+    arguments: argparse.Namespace, root: Path, deadline: float
+) -> tuple[subprocess.Popen[bytes], list[str]]:
+    """The judge's process and the addresses of its servers."""
     command = [
         sys.executable,
         "-m",
@@ -97,22 +139,23 @@ def start_judge(arguments: argparse.Namespace, root: Path, deadline: float) -> s
         "--fileroot",
         str(root / "runs"),
     ]
-    command += ["--user", user_name(), "--experiment", "judge-cost", "--trial", "run1", "--engine", arguments.engine]
+    command += ["--user", user_name(), "--experiment", "judge-cost", "--trial", "judge", "--engine", arguments.engine]
     flags = arguments.flags
     if arguments.device == "cuda":
         command += ["--gpus", "0,"]
         flags += " --mem-fraction-static 0.2" if arguments.engine == "sglang" else " --gpu-memory-utilization 0.2"
     command += [f"--flags={flags}"] if flags.strip() else []
     judge = subprocess.Popen(command, cwd=REPOSITORY)
-    folder = judges_folder(root / "runs", user_name(), "judge-cost", "run1")
-    while not judge_urls(folder):
+    folder = judges_folder(root / "runs", user_name(), "judge-cost", "judge")
+    began = time.monotonic()
+    while not (urls := judge_urls(folder)):
         if judge.poll() is not None or time.monotonic() > deadline:
             judge.terminate()
             logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in folder.glob("*.log"))
             raise SystemExit(f"the judge did not start\n{logs}")
         time.sleep(0.2)
-    say({"judge": judge_urls(folder)})
-    return judge
+    say({"judge": urls, "start_s": round(time.monotonic() - began, 1)})
+    return judge, urls
 
 
 def say(what: dict[str, Any]) -> None:
@@ -125,7 +168,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=15.0, help="end after so long, with the steps that there are")
-    parser.add_argument("--staleness", type=int, default=0, help="rollout.max_staleness; above 0 on two GPUs")
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1], help="rollout.max_staleness of each run")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: one of them for the trainer alone")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--keep", type=Path, help="folder for the run's files, which stay; else they are removed")
@@ -134,19 +178,34 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         root = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root.mkdir(parents=True, exist_ok=True)
-        preset, overrides = settings(arguments, root)
-        config = resolve(preset, None, overrides).config
-        file = root / "config.yaml"
-        file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
         deadline = time.monotonic() + 60 * arguments.minutes
-        judge = start_judge(arguments, root, deadline)
+        judge, urls = start_judge(arguments, root, deadline)
+        waiting = [0] if arguments.device == "cpu" else list(dict.fromkeys(arguments.staleness))
+        failed = []
         try:
-            trainer = subprocess.Popen([sys.executable, "-m", "trainer", str(file)], cwd=REPOSITORY, env=os.environ)
-            steps = follow(trainer, RunPaths.of(config).logs / "metrics.jsonl", deadline)
+            while waiting:
+                now, left = time.monotonic(), len(waiting)
+                try:
+                    train(arguments, root, waiting.pop(0), urls, now + (deadline - now) / left)
+                except SystemExit as error:  # the other run may show something
+                    failed.append(str(error))
         finally:
             judge.send_signal(signal.SIGTERM)
             judge.wait(timeout=120)
-    report(steps)
+    if failed:
+        raise SystemExit("; ".join(failed))
+
+
+def train(arguments: argparse.Namespace, root: Path, staleness: int, urls: list[str], deadline: float) -> None:
+    """One run of the trainer, and what it showed."""
+    preset, overrides = settings(arguments, root, staleness, urls)
+    config = resolve(preset, None, overrides).config
+    file = root / f"staleness-{staleness}.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    trainer = subprocess.Popen(
+        [sys.executable, "-m", "trainer", str(file)], cwd=REPOSITORY, env={**os.environ, CONFIG: str(file)}
+    )
+    report(follow(trainer, RunPaths.of(config).logs / "metrics.jsonl", deadline), staleness)
 
 
 def follow(trainer: subprocess.Popen[bytes], path: Path, deadline: float) -> list[dict[str, Any]]:
@@ -183,7 +242,7 @@ def follow(trainer: subprocess.Popen[bytes], path: Path, deadline: float) -> lis
         time.sleep(0.5)
 
 
-def report(steps: list[dict[str, Any]]) -> None:
+def report(steps: list[dict[str, Any]], staleness: int) -> None:
     """The time split and the judge's share; the first step, which compiles and connects, is left out."""
     if not steps:
         raise SystemExit("no step was finished")
@@ -195,8 +254,9 @@ def report(steps: list[dict[str, Any]]) -> None:
             split[name] = split.get(name, 0.0) + value
     alone = sum(step["stats"].get("judge_wait_s", 0.0) for step in counted)
     shares = {name: round(value / seconds, 4) for name, value in split.items()}
-    result = {"steps": len(counted), "seconds": round(seconds, 2), "time_split": shares}
-    say({**result, "judge_share": round(alone / seconds, 4), "limit": LIMIT})
+    result = {"staleness": staleness, "steps": len(counted), "seconds": round(seconds, 2), "time_split": shares}
+    each = [step["stats"].get("judge_wait_s", 0.0) / step["step_time_s"] for step in counted]
+    say({**result, "judge_share": round(alone / seconds, 4), "largest_of_a_step": round(max(each), 4), "limit": LIMIT})
 
 
 if __name__ == "__main__":

@@ -108,7 +108,11 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, staleness: 
         "code_dir": str(ROOT / "benchmarks"),
         "n_gpus_per_node": gpus,
         "allocation_mode": allocation,
-        "servers": {"engine": arguments.engine, "flags": shlex.split(arguments.flags), "shutdown_on_exit": False},
+        "servers": {
+            "engine": arguments.engine,
+            "flags": shlex.split(arguments.flags),
+            "shutdown_on_exit": arguments.colocated,
+        },
         "model": {"path": str(model), "dtype": "bfloat16"},
         "task": {
             "name": "needles",
