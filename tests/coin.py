@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from vllmflags import FLAGS
+
 FOLDER = Path(__file__).parent
 """Where a run finds `reward.name=coin:Coin`."""
 
@@ -15,7 +17,7 @@ SETTINGS: dict[str, Any] = {
     "warmup": {"recall_steps": 0, "steps": 0},
     "reward": {"name": "coin:Coin"},
     "code_dir": str(FOLDER),
-    "servers": {"engine": "vllm", "flags": ["--dtype", "float32", "--enforce-eager"], "shutdown_on_exit": False},
+    "servers": {"engine": "vllm", "flags": [*FLAGS], "shutdown_on_exit": False},
     "rollout": {"max_staleness": 1, "batch_size": 4, "group_size": 2},
     "eval": {"every_steps": 0},
     "train": {"learning_rate": 1e-3, "threads": 1},

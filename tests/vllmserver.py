@@ -14,6 +14,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.realparts import require
+from tests.vllmflags import FLAGS
 from trainer.engines.http import Server
 from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions
@@ -35,7 +36,7 @@ def vllm_python() -> str:
 
 def vllm_options(model: Path, log: Path, **changes: Any) -> ServerOptions:
     """Options of a server on the CPU in float32 that starts fast. `flags` are added to those."""
-    flags = ("--dtype", "float32", "--enforce-eager", *changes.pop("flags", ()))
+    flags = (*FLAGS, *changes.pop("flags", ()))
     # Several threads that wait for each other on busy cores are far slower than one.
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **changes.pop("env", {})}
     return ServerOptions(model, log, gpus=(), python=vllm_python(), flags=flags, env=env, start_seconds=600, **changes)

@@ -13,6 +13,7 @@ import coin
 import pytest
 from httpstub import Answer, HttpStub
 from runs import ENVIRONMENT, Trial, command
+from vllmflags import FLAGS
 from vllmserver import vllm_python
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,7 +36,7 @@ def test_an_evaluation_holds_up_training_no_longer_than_it_takes(tmp_path: Path)
             "servers.shutdown_on_exit": True,
             "train.total_steps": 5,
             "eval": {"every_steps": 2, "num_tasks": 192},
-            "servers.flags": ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"],
+            "servers.flags": [*FLAGS, "--max-num-seqs", "16"],
         }
     )
     steps = train(trial)

@@ -16,6 +16,7 @@ from runs import ENVIRONMENT, REPOSITORY, wait_for
 
 from evaluation.config import EvalConfig
 from tests.realparts import CORES
+from tests.vllmflags import FLAGS
 from tests.vllmserver import vllm_python
 
 
@@ -92,7 +93,7 @@ def test_gsm8k_on_a_server_that_dies_killed_and_resumed(tmp_path: Path, shared_d
             "server": {
                 "engine": "vllm",
                 "python": vllm_python(),
-                "flags": ["--dtype", "float32", "--enforce-eager"],
+                "flags": [*FLAGS],
                 "concurrency": 4,
                 "context_length": 1024,
             },

@@ -22,7 +22,7 @@ from trainer.engines.process import ServerProcess, free_port
 
 pytestmark = [pytest.mark.data, pytest.mark.timeout(1500)]
 
-FLAGS = ("--max-num-seqs", "8")
+EIGHT_AT_ONCE = ("--max-num-seqs", "8")
 
 
 class Serving:
@@ -37,7 +37,7 @@ class Serving:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        changes: dict[str, Any] = {"port": self.port, "flags": FLAGS, "context_length": 2048}
+        changes: dict[str, Any] = {"port": self.port, "flags": EIGHT_AT_ONCE, "context_length": 2048}
         _, self.process = asyncio.run(start_vllm(self.model, self.folder / "vllm.log", **changes))
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, command
+from vllmflags import FLAGS
 from vllmserver import vllm_python
 
 from trainer.judge.registry import judge_urls, judges_folder
@@ -25,7 +26,7 @@ from trainer.paths import user_name
 pytestmark = pytest.mark.timeout(1800)
 
 START_S = 900.0
-FAST = "--dtype float32 --enforce-eager --max-model-len 2048 --max-num-seqs 16"
+FAST = " ".join((*FLAGS, "--max-model-len", "2048", "--max-num-seqs", "16"))
 SETTINGS = {
     "experiment_name": "judged",
     "task": {"name": "facts", "train_size": 8, "min_chunks": 2, "max_chunks": 2, "num_questions": 2, "num_keys": 16},

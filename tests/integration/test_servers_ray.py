@@ -17,6 +17,7 @@ import psutil
 import pytest
 from raycluster import FOLDER, end_processes_of, own_ports
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
+from vllmflags import FLAGS
 from vllmserver import START_SECONDS, random_qwen2, vllm_python
 
 from tests.realparts import require
@@ -155,7 +156,7 @@ def test_judge_servers_are_placed_once_registered_and_ended(tmp_path: Path, envi
 
     def judges(action: str, **changes: str) -> subprocess.CompletedProcess[str]:
         options = {"fileroot": tmp_path, "user": "me", "experiment": "judged", "trial": "run1"}
-        options |= {"model": tmp_path / "judge", "engine": "vllm", "flags": "--dtype float32 --enforce-eager"} | changes
+        options |= {"model": tmp_path / "judge", "engine": "vllm", "flags": " ".join(FLAGS)} | changes
         argv = [sys.executable, "-m", "trainer.launch.ray_judges", action, *(f"--{k}={v}" for k, v in options.items())]
         return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=environment)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import coin
 from runs import ENVIRONMENT, REPOSITORY, Trial
+from vllmflags import FLAGS
 from vllmserver import vllm_python
 
 PARITY = """
@@ -41,7 +42,7 @@ def batch(self, number):
 ServedSampler.batch = batch
 sys.exit(main())
 """
-FLAGS = ["--dtype", "float32", "--enforce-eager", "--no-enable-prefix-caching"]
+NO_CACHE = [*FLAGS, "--no-enable-prefix-caching"]
 
 
 def test_staleness_0_is_the_synchronous_loop_bit_for_bit(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_staleness_0_is_the_synchronous_loop_bit_for_bit(tmp_path: Path) -> None
         **coin.SETTINGS,
         "reward": {"name": "parity:Parity"},
         "code_dir": str(tmp_path),
-        "servers": {"engine": "vllm", "flags": FLAGS, "python": vllm_python()},
+        "servers": {"engine": "vllm", "flags": NO_CACHE, "python": vllm_python()},
         "rollout": {"max_staleness": 0, "max_running": 1, "batch_size": 4, "group_size": 4},
         "train.total_steps": 3,
     }

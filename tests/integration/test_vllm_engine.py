@@ -79,7 +79,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folders = [base / "v0", base / "v1"]
     for model, folder in zip(models, folders, strict=True):
         model.save_pretrained(folder)
-    server, process = asyncio.run(start_vllm(folders[0], base / "vllm.log", name="one"))
+    own_process = ("--distributed-executor-backend", "mp")  # vLLM's default
+    server, process = asyncio.run(start_vllm(folders[0], base / "vllm.log", name="one", flags=own_process))
     pool = ServerPool(make_dialect("vllm").health_path)
     yield Served(server, process, pool, models, folders)
     family = psutil.Process(process.pid).children(recursive=True) if process.running else []
