@@ -19,6 +19,8 @@ _GROUP = "Hosts"
 _SPELLINGS = {"--train-param": "--preset", "--private-key-files": "--private-key-file"}
 _SEVERAL = {"--hostnames", "--limit", "--exclude"}
 """Options after which several words may stand, as argparse's nargs='+' allows."""
+_VERBATIM = {"--flags"}
+"""Options whose value is options of another program, spelled as that wants them."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def expand_arguments(argv: list[str]) -> list[str]:
     for index, word in enumerate(argv):
         if word == "--":
             return words + argv[index:]
-        if re.match(r"--?[A-Za-z]", word) and not _is_value(words, several):
+        if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", word, re.DOTALL) and not _is_value(words, several):
             name, equals, value = word.partition("=")
             name = name.replace("_", "-")
             name = _SPELLINGS.get(name, name)
@@ -241,5 +243,8 @@ def _matching(cluster: Cluster, pattern: str, option: str) -> set[str]:
 
 
 def _is_value(words: list[str], several: str) -> bool:
-    """The word after `--hostnames` is its value whatever it looks like; a host name with a '-' is then refused."""
-    return bool(several) and words[-1] == several
+    """The word after `--hostnames` is its value whatever it looks like (a host name with a '-' is then refused); so is
+    that after `--flags`.
+    """
+    last = words[-1] if words else ""
+    return last in _VERBATIM or (last != "" and last == several)

@@ -61,6 +61,7 @@ def names(selection: Selection) -> list[str]:
         ("setup --train_param 1.5B_n4", "setup --preset 1.5B_n4"),
         ("check --limit n1 n2 --exclude n3 n4", "check --limit n1 --limit n2 --exclude n3 --exclude n4"),
         ("train --preset tiny loss.kl_weight=0.1", "train --preset tiny loss.kl_weight=0.1"),
+        ("serve judge --flags --trust_remote_code", "serve judge --flags --trust_remote_code"),
         ("setup --hostnames --bad", "setup --hostnames --bad"),
         ("setup --hostnames", "setup --hostnames"),
         ("", ""),
@@ -68,6 +69,13 @@ def names(selection: Selection) -> list[str]:
 )
 def test_spellings(typed: str, expanded: str) -> None:
     assert expand_arguments(typed.split()) == expanded.split()
+
+
+@pytest.mark.parametrize("option", [["--flags", ""], ["--flags="]])
+def test_options_of_another_program_are_passed_on_as_they_are(option: list[str]) -> None:
+    flags = "--chat-template /models/my_judge.jinja --hf_overrides={} --load_format auto"
+    words = ["serve", "judge", *option[:-1], option[-1] + flags, "--max_model_len", "8"]
+    assert expand_arguments(words) == [*words[:-2], "--max-model-len", "8"]
 
 
 def test_line_of_the_old_script() -> None:
