@@ -164,6 +164,7 @@ def test_it_never_outlives_the_trainer_or_the_guard(tmp_path: Path, killed: str)
     ("line", "advice"),
     [
         ("ModuleNotFoundError: No module named 'sglang'", "SGLang is not installed"),
+        ("ModuleNotFoundError: No module named 'vllm.v1.no-such'", "this version has no such module"),
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
             "lower the server's memory fraction",

@@ -6,8 +6,10 @@ import re
 
 # What a log says, and what to do about it. The first that matches wins; more special ones stand first.
 _KNOWN: tuple[tuple[str, str], ...] = (
-    (r"No module named '?sglang", "SGLang is not installed in this Python: install it beside the trainer"),
-    (r"No module named '?vllm", "vLLM is not installed in this Python: pip install vllm"),
+    (r"No module named '?sglang\b(?!\.)", "SGLang is not installed in this Python: install it beside the trainer"),
+    (r"No module named '?vllm\b(?!\.)", "vLLM is not installed in this Python: pip install vllm"),
+    (r"No module named '?(sglang|vllm)\.",
+     "this version has no such module: check what the server's options name, or use a version that was tried"),
     (r"No module named '?([\w.]+)", "a Python package of the server is missing: install it beside the server"),
     (r"CUDA driver version is insufficient|driver on your system is too old",
      "the NVIDIA driver is older than the CUDA of this torch: update the driver, or install a torch for its CUDA"),
