@@ -106,7 +106,7 @@ def expand_arguments(argv: list[str]) -> list[str]:
     for index, word in enumerate(argv):
         if word == "--":
             return words + argv[index:]
-        if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", word, re.DOTALL) and not _is_value(words, several):
+        if re.fullmatch(r"--?[A-Za-z][^\s=]*(=.*)?", word, re.DOTALL) and not _is_value(words, several):
             name, equals, value = word.partition("=")
             name = name.replace("_", "-")
             name = _SPELLINGS.get(name, name)
