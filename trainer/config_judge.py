@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config_parts import Section
 
@@ -44,3 +44,9 @@ class JudgeConfig(Section):
             if not one.startswith(("http://", "https://")) or "@" in one:
                 raise ValueError(f"url {one!r} is no address such as http://10.0.0.5:30000 (and a key goes elsewhere)")
         return url
+
+    @model_validator(mode="after")
+    def _somebody_asks_the_server(self) -> JudgeConfig:
+        if self.url and self.reader == "rules":
+            raise ValueError("url names a server that judge.reader=rules never asks: set judge.reader=server as well")
+        return self

@@ -336,6 +336,11 @@ def test_an_address_that_is_none_is_refused() -> None:
         small_config("judge.url=gpu03:30000")
 
 
+def test_a_server_that_nobody_would_ask_is_refused() -> None:
+    with pytest.raises(UserError, match=r"judge\.reader=rules never asks: set judge\.reader=server"):
+        small_config("judge.reader=rules", "judge.url=http://gpu03:30000")
+
+
 def test_retrieval_takes_the_entries_with_the_questions_rare_words() -> None:
     entries = {f"sem_{i}": f"The river Number{i} is a river near a town" for i in range(100)}
     entries["sem_x"] = "ADA was born in Arnby, a town."
