@@ -7,7 +7,8 @@ MODEL is SmolLM2-135M-Instruct's folder, DATA has `hotpotqa` and `math` (docs/ev
 this folder, trainings, and the tests that need GPUs (`tests-…`), each with a time limit and GPUs of its own, as many
 side by side as there are GPUs for; what they print is passed on line by line under their names, and kept in --out. A
 part that no longer fits into the time, or needs more GPUs than there are, is skipped with a note. A part that fails
-does not keep the others from running. Ctrl-C ends them all in order.
+does not keep the others from running. Times that the host's other work would change are taken with nothing beside them.
+Ctrl-C ends them all in order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STOP = threading.Event()
 class Part:
     """name: also of its file in --out. argv: a script of this folder, `train` or `pytest`, and options; {seconds} is
     its limit, {out} a folder of its own. least: seconds without which it shows nothing; most: more are not given to it.
-    gpus: that it needs.
+    gpus: that it needs. alone: nothing runs beside it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Part:
     least: float
     most: float
     gpus: int = 1
+    alone: bool = False
 
 
 def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
@@ -78,11 +80,12 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
     )
     hotpotqa = (*train, "--task", "hotpotqa", f"task.path={data}/hotpotqa", "train.total_steps=25")
     scores = ("evaluation.py", model, "--data-path", data, *served)
+    by_length = ("--parts", "hqa", "--chunk", "512", "--memory", "32", "--final", "16")
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
     return [
-        Part("hqa", (*scores, "--parts", "hqa", "--chunk", "512", "--memory", "32", "--final", "16"), 300, 800),
-        Part("judge", ("memalpha_judge.py", model, "--minutes", "12", "--keep", "{out}", *served), 300, 780),
+        Part("hqa", (*scores, *by_length), 300, 800, alone=True),
+        Part("judge", ("memalpha_judge.py", model, "--minutes", "11", "--keep", "{out}", *served), 300, 720),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
         Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),
         Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),
@@ -183,11 +186,12 @@ def run_all(waiting: list[Part], deadline: float, out: Path, gpus: list[str]) ->
         while waiting or running:
             for part in list(waiting):
                 left = deadline - time.monotonic() - GRACE_SECONDS
+                alone = any(other.alone for other, _ in running.values())
                 if part.gpus > everything:
                     tell(part, f"skipped: it needs {part.gpus} GPUs, and there are {everything}")
                 elif left < part.least or STOP.is_set():
                     tell(part, f"skipped: it needs {part.least:.0f} s, and {max(left, 0):.0f} s are left")
-                elif part.gpus > len(free) or (running and not part.gpus):
+                elif part.gpus > len(free) or (running and (part.alone or not part.gpus or alone)):
                     continue
                 else:
                     mine, free = free[: part.gpus], free[part.gpus :]
