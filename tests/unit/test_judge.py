@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,7 @@ def test_yes_or_no(text: str, said: bool | None) -> None:
 
 def test_garbage_is_asked_about_once_more_and_counted_never_taken_for_no() -> None:
     async def ask() -> None:
-        async with Judge(says("是的"), says('{"VALID": true, "REASON": "ok"}'), says("blah")) as server:
+        async with Judge(says("是的"), says('{"VALID": true}'), says("blah")) as server:
             one = reader(server)
             assert await one.worth_keeping("semantic", "a fact", "") is True
             with pytest.raises(Unanswered, match="blah"):
@@ -194,8 +195,26 @@ def test_a_server_without_schemas_is_asked_without() -> None:
             assert await one.worth_keeping("semantic", "b", "") is False
             bodies = [body for _, path, body in server.seen if path == CHAT]
             assert ["response_format" in body for body in bodies] == [True, False, False]
+            schema = bodies[0]["response_format"]["json_schema"]["schema"]
+            assert list(schema["properties"]) == ["VALID"]  # more would cost tokens and change nothing
 
     asyncio.run(ask())
+
+
+@pytest.mark.filterwarnings("error")
+def test_connections_end_with_their_event_loop_and_the_next_one_has_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(one: ChatClient, urls: list[str], said: str) -> None:
+        async with Judge(says(said)) as server:
+            urls[:] = [server.url]
+            assert await one.chat([{"role": "user", "content": said}]) == said
+
+    urls: list[str] = []
+    one = ChatClient(lambda: urls, "judge", 8, Patience(5.0, 5.0, 2.0))
+    asyncio.run(ask(one, urls, "here"))
+    asyncio.run(ask(one, urls, "there"))
+    del one
+    gc.collect()
+    assert "Unclosed" not in caplog.text
 
 
 def test_answers_are_kept_on_disk_by_content_and_asked_for_once(tmp_path: Path) -> None:
