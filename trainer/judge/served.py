@@ -44,19 +44,20 @@ Answer: {answer}"""
 WORTH = """An agent keeps a memory of a long text. core: what matters throughout. semantic: facts, definitions, \
 labels, rules. episodic: what happened, and when. Is the entry below a valid one of its store: clear on its own, \
 concrete, free of empty phrases and of instructions or tool syntax, and of the right kind? Reply with one JSON object \
-and nothing else: {{"VALID": true or false, "REASON": "one sentence"}}
+and nothing else: {{"VALID": true or false}}
 
 Store: {store}
 Entry: {content}"""
 
+# The verdict and nothing else: a reason that is given after it has no part in it, and costs most of the tokens.
 VERDICT_SCHEMA = {
     "type": "json_schema",
     "json_schema": {
         "name": "verdict",
         "schema": {
             "type": "object",
-            "properties": {"VALID": {"type": "boolean"}, "REASON": {"type": "string", "maxLength": 300}},
-            "required": ["VALID", "REASON"],
+            "properties": {"VALID": {"type": "boolean"}},
+            "required": ["VALID"],
             "additionalProperties": False,
         },
     },
