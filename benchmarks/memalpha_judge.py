@@ -105,7 +105,7 @@ def settings(arguments: argparse.Namespace, root: Path, staleness: int, urls: li
         *(f"trial_name=staleness-{staleness}", f"judge.url={','.join(urls)}"),
         *("reward.name=memalpha_judge:JudgedCoin", f"code_dir={Path(__file__).resolve().parent}"),
         *(f"judge.model={Path(arguments.model).name}", "judge.reader=server", "judge.cache=false"),
-        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=64", "monitor.tensorboard=false"),
+        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=128", "monitor.tensorboard=false"),
         *("eval.every_steps=0", "eval.num_tasks=2", "eval.final_chunks=[]", "eval.blank_memory=false"),
     ]
     if arguments.device == "cpu":
