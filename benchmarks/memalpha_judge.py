@@ -52,6 +52,24 @@ PLACES = "Arnby Belk Corvale Dunmere Eskow Fallory Greth Holmsund Jarrow Kelmar 
 NAMES = "Ada Bo Cleo Dov Edda Finn Gwen Hal Ida Jon Kit Lena Mo Nils Olga Pia".split()
 
 
+class Kept:
+    """What the judge is asked of one trajectory, while it reads."""
+
+    def __init__(self, inner: Any, number: int) -> None:
+        self.inner, self.number = inner, number
+        self.entries: list[str] = []
+
+    def turn_read(self, turn: dict[str, Any]) -> None:
+        for line in turn["chunk"].splitlines():
+            # No two are the same, as no two agents write the same: the judge is asked the same thing only once.
+            self.entries.append(f"Note {self.number}: {line}")
+            turn["calls"].append({"tool": INSERT, "ok": True, "store": "semantic", "content": self.entries[-1]})
+        self.inner.turn_read(turn)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 class JudgedCoin:
     """Mem-alpha's reward, asked of the judge as of an agent that keeps every line that it reads, plus a coin's toss."""
 
@@ -61,14 +79,13 @@ class JudgedCoin:
         self._inner: Any = make_reward(config.model_copy(update={"reward": plain}))
         self._coin, self._number = random.Random(0), count()
 
+    def begin(self) -> Kept:
+        return Kept(self._inner.begin(), next(self._number))
+
     async def score(self, task: Any, trajectory: Any) -> float:
-        memory, number = trajectory.details["memory"], next(self._number)
-        for turn in trajectory.details["turns"]:
-            for line in turn["chunk"].splitlines():
-                # No two are the same, as no two agents write the same: the judge is asked the same thing only once.
-                content = f"Note {number}: {line}"
-                memory["semantic"][f"kept_{len(memory['semantic'])}"] = content
-                turn["calls"].append({"tool": INSERT, "ok": True, "store": "semantic", "content": content})
+        kept, memory = trajectory.begun, trajectory.details["memory"]
+        memory["semantic"] |= {f"kept_{number}": text for number, text in enumerate(kept.entries)}
+        trajectory.begun = kept.inner
         value: float = await self._inner.score(task, trajectory)
         rewards = trajectory.turn_rewards
         if rewards is None:  # none of its questions could be answered

@@ -110,7 +110,8 @@ class Trajectory:
     (empty_memory, truncated_memory, truncated_final, truncated_context ...). metrics: further numbers of the reward.
     error: why it failed; it then has reward 0 and no turns that are trained on. turn_rewards: where turns are rewarded
     apart; `reward` is then their mean. accuracy: what an evaluation counts where that is not the reward. details: what
-    the agent and the reward tell of it, as JSON knows it, for the record.
+    the agent and the reward tell of it, as JSON knows it, for the record. begun: what the reward's own `begin` returned
+    for it; None where there is no such method, and after scoring.
     """
 
     task_id: str
@@ -123,6 +124,7 @@ class Trajectory:
     turn_rewards: TurnRewards | None = None
     accuracy: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    begun: Any = None
 
 
 @dataclass(slots=True)

@@ -28,12 +28,14 @@ class RolloutOptions:
 
     temperature: 0 is greedy. seed_of_turn: turn number -> seed of its response. blank_memory: the ablation that resets
     the memory after every chunk. banned_final_ids: tokens that the final answer may not hold (forces an answer).
+    turn_read: told of every turn that has ended, as `details` is going to have it, by agents that keep such a record.
     """
 
     temperature: float
     seed_of_turn: Callable[[int], int]
     blank_memory: bool = False
     banned_final_ids: tuple[int, ...] = ()
+    turn_read: Callable[[dict[str, Any]], None] = lambda _turn: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ class MemAlpha:
                     "shrunk": prompt.shrunk,
                 }
             )
+            options.turn_read(told[-1])
         details = {"memory": memory.as_dict(), "turns": told}
         return Trajectory(prepared.task.id, turns, reward=0.0, counters=dict(counters), details=details)
 

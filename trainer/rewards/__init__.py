@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainer import custom
 from trainer.config import RunConfig
@@ -13,8 +13,24 @@ from trainer.rewards.qa import extract_answer, f1
 from trainer.types import Task, Trajectory
 
 
+class Begun(Protocol):
+    """What a reward does for one trajectory while its text is still read. Belongs to the trajectory's own task."""
+
+    def turn_read(self, turn: dict[str, Any]) -> None:
+        """A turn has ended: `turn` is its entry in the agent's details."""
+        ...
+
+    def close(self) -> None:
+        """The trajectory is scored, or given up: what still runs for it ends."""
+        ...
+
+
 class Reward(Protocol):
-    """What the rollout controller needs of a reward; one of the user's own is made from (RewardConfig)."""
+    """What the rollout controller needs of a reward; one of the user's own is made from (RewardConfig).
+
+    One that asks others may have `begin()`, too: it returns a `Begun` for a trajectory that starts, and finds it again
+    in `trajectory.begun`.
+    """
 
     def score(self, task: Task, trajectory: Trajectory) -> float | Awaitable[float]:
         """The trajectory's reward; `async def` where it has to wait for something."""

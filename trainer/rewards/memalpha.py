@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from trainer.agents.memory import DELETE
@@ -26,12 +27,49 @@ from trainer.types import Question, Task, Trajectory, TurnRewards
 
 log = logging.getLogger(__name__)
 
+Turn = dict[str, Any]
+"""A turn in the agent's details."""
+Quality = tuple[float, int]
+"""r4 of a turn, and how many of its entries nobody could judge."""
+
+
+class EarlyVerdicts:
+    """Verdicts on what the turns of one trajectory wrote, asked for while it reads on: at its end only those of the
+    last turns are missing. Where a turn was not told of, `of` asks then.
+    """
+
+    def __init__(self, quality: Callable[[Turn], Coroutine[Any, Any, Quality]]) -> None:
+        self._quality = quality
+        self._asked: dict[int, tuple[Turn, asyncio.Task[Quality]]] = {}
+
+    def turn_read(self, turn: Turn) -> None:
+        """As rewards.Begun."""
+        # The turn is kept, so that its id stays its own.
+        self._asked[id(turn)] = turn, asyncio.ensure_future(self._quality(turn))
+
+    def of(self, turn: Turn) -> asyncio.Task[Quality]:
+        """r4 of a turn, and how many of its entries nobody could judge."""
+        if id(turn) not in self._asked:
+            self.turn_read(turn)
+        return self._asked[id(turn)][1]
+
+    def close(self) -> None:
+        """As rewards.Begun."""
+        for _, task in self._asked.values():
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # that of a trajectory that was given up: nobody else looks at it
+        self._asked.clear()
+
 
 class MemAlphaReward:
     """Reward over the `details` that agents.memalpha leaves; fills in turn_rewards, metrics and accuracy (r1)."""
 
     def __init__(self, config: RewardConfig, reader: Reader) -> None:
         self.config, self.reader = config, reader
+
+    def begin(self) -> EarlyVerdicts:
+        """For a trajectory that starts."""
+        return EarlyVerdicts(self._turn_quality)
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
         """Mean reward of the turns. Raises RunError where no judge answers any more."""
@@ -40,7 +78,8 @@ class MemAlphaReward:
         questions = task.questions or (Question(task.question, task.answers),)
         source = str(task.meta.get("source", ""))
         answers = asyncio.gather(*(self._question(source, one, memory) for one in questions))
-        verdicts = asyncio.gather(*(self._turn_quality(turn) for turn in turns))
+        begun = trajectory.begun or self.begin()
+        verdicts = asyncio.gather(*map(begun.of, turns))
         try:
             answered, quality = await answers, await verdicts
         finally:
@@ -96,7 +135,7 @@ class MemAlphaReward:
             told["problem"] = str(problem)
         return told
 
-    async def _turn_quality(self, turn: dict[str, Any]) -> tuple[float, int]:
+    async def _turn_quality(self, turn: Turn) -> Quality:
         """r4 of a turn, and how many entries nobody could judge."""
         calls = turn["calls"]
         if not self.config.gamma or not calls:

@@ -12,7 +12,7 @@ import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.agents.base import AnyAgent
@@ -22,7 +22,7 @@ from trainer.agents.single_turn import SingleTurn
 from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import RunError, UserError
-from trainer.rewards import Boxed, Reward
+from trainer.rewards import Begun, Boxed, Reward
 from trainer.rollout.meter import ScoreMeter
 from trainer.seeding import derive_seed
 from trainer.types import Group, Task, Trajectory
@@ -144,7 +144,26 @@ class RolloutController:
                 raise RolloutInterruptedError
             return derive_seed(self.seed, plan.purpose, task.id, sample, turn)
 
+        begin = getattr(self.reward, "begin", None)
+        begun: Begun | None = begin() if callable(begin) else None
         options = RolloutOptions(plan.temperature, seed_of_turn, plan.blank_memory, plan.banned_final_ids)
+        if begun is not None:
+            options = replace(options, turn_read=begun.turn_read)
+        try:
+            return await self._read_and_scored(task, prepared, sample, options, begun, generated)
+        finally:
+            if begun is not None:
+                begun.close()
+
+    async def _read_and_scored(
+        self,
+        task: Task,
+        prepared: Any,
+        sample: int,
+        options: RolloutOptions,
+        begun: Begun | None,
+        generated: Callable[[], None],
+    ) -> Trajectory:
         try:
             with self.meter.generating():
                 trajectory = await self.agent.rollout(prepared, self.engine, options)
@@ -163,8 +182,10 @@ class RolloutController:
         finally:
             generated()
         self._check_window(trajectory)
+        trajectory.begun = begun
         with self.meter.scoring():
             trajectory.reward = await self._score(task, trajectory)
+        trajectory.begun = None
         return trajectory
 
     def _check_failures(self, done: Sequence[Trajectory]) -> None:
