@@ -55,6 +55,7 @@ def test_text_without_calls_has_none(text: str) -> None:
         ('<tool_call>{"arguments": {}}</tool_call>', "no name"),
         ('<tool_call>{"name": "memory_delete", "arguments": 7}</tool_call>', "no JSON object"),
         ("<tool_call>" + "[" * 100_000, "not JSON"),
+        ('<tool_call>{"name": "x", "arguments": {"a": ' + "[" * 900 + "]" * 900 + "}}</tool_call>", ""),
     ],
 )
 def test_a_call_that_cannot_be_read_is_answered_and_changes_nothing(text: str, problem: str) -> None:
@@ -65,6 +66,17 @@ def test_a_call_that_cannot_be_read_is_answered_and_changes_nothing(text: str, p
     assert problem in outcome.message
     assert not outcome.ok
     assert memory.texts() == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_half_a_surrogate_pair_which_json_can_spell_and_no_request_can_hold_is_not_kept(nested: bool) -> None:
+    arguments = {"memory_type": "semantic", "content": "bad \ud800 half, good \U0001f600"}
+    call = {"name": "new_memory_insert", "arguments": json.dumps(arguments) if nested else arguments}
+    memory = Memory()
+    (outcome,) = [memory.apply(one) for one in parse_calls(tagged(call))]
+
+    assert outcome.ok
+    assert memory.texts() == ["bad \ufffd half, good \U0001f600"]
 
 
 def test_calls_after_an_unreadable_one_are_carried_out() -> None:

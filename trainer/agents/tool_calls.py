@@ -17,6 +17,7 @@ _THINK, _THINK_END = "<think>", "</think>"
 MOST_UNREAD = 1000
 """Brackets that open no JSON, after which the rest of a response is text: each costs a look at all before it."""
 _BRACKET = re.compile(r"[{\[]")
+_HALF = re.compile("[\ud800-\udfff]")
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
 
 
@@ -103,7 +104,22 @@ def _decode(text: str, position: int) -> tuple[Any, int] | None:
     return value, end
 
 
+def _whole(value: Any) -> Any:
+    """Without halves of surrogate pairs: JSON can spell them, and no tokenizer, file or request can hold them."""
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {_whole(name): _whole(one) for name, one in value.items()}
+    return value
+
+
 def _call(value: Any) -> ToolCall:
+    try:
+        value = _whole(value)
+    except RecursionError:
+        return ToolCall(problem="the call is nested too deeply")
     if not isinstance(value, dict):
         return ToolCall(problem="the call is no JSON object")
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
@@ -111,7 +127,7 @@ def _call(value: Any) -> ToolCall:
         return ToolCall(problem="the call has no name")
     if isinstance(arguments, str):
         found = _decode(arguments, 0)
-        arguments = found[0] if found else None
+        return _call({"name": name, "arguments": found[0] if found and isinstance(found[0], dict) else None})
     if not isinstance(arguments, dict):
         return ToolCall(problem=f"the arguments of {name[:80]} are no JSON object")
     return ToolCall(name, arguments)
