@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from trainer.connections import JSON, open_session
 from trainer.engines.base import EngineError, EngineGoneError
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ WAIT_SECONDS = 0.2
 
 # Until the end of a server's process is noticed at the latest.
 NOTICE_SECONDS = 0.5
-_JSON = {"Content-Type": "application/json"}
 
 
 class ServerLostError(EngineError):
@@ -244,7 +244,7 @@ class ServerPool:
         session = await self._session()
         try:
             async with session.request(
-                method, server.url + path, data=data, headers=_JSON, timeout=timeout, allow_redirects=False
+                method, server.url + path, data=data, headers=JSON, timeout=timeout, allow_redirects=False
             ) as response:
                 status, content = response.status, await response.read()
         except aiohttp.ConnectionTimeoutError as error:
@@ -274,9 +274,7 @@ class ServerPool:
         loop = asyncio.get_running_loop()
         if found := self._sessions.get(loop):
             return found
-        # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
-        session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
+        session = open_session()
         ended = [self._sessions.pop(other) for other in list(self._sessions) if other.is_closed()]
         self._sessions[loop] = session
         for other in ended:

@@ -20,6 +20,7 @@ import aiohttp
 import httpx
 import orjson
 
+from trainer.connections import JSON, open_session
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache, request_key
 from trainer.judge.reader import Unanswered
@@ -109,17 +110,8 @@ class ChatClient:
             return
         self._loop, self._asked = loop, {}
         self._slots = Turns(self.concurrency)
-        # aiohttp, as for engines: httpx takes 3 ms of the trainer's process for a request, and the trainer waits for
-        # some hundred of them at the end of a step. Servers close idle connections after 5 s.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
         timeout = aiohttp.ClientTimeout(total=self.patience.answer, sock_connect=self.patience.connect)
-        self._http = aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            headers=headers() | {"Content-Type": "application/json"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
+        self._http = open_session(timeout=timeout, headers=headers() | JSON)
         self._closer = loop.create_task(_close_at_the_end(self._http))
 
     async def _send(self, request: dict[str, Any]) -> str:
@@ -178,6 +170,8 @@ class ChatClient:
                         f"{self.model}: start it with the same model, then the same command; the run goes on"
                     )
             status, content = await self._call("POST", f"{url}/v1/chat/completions", orjson.dumps(request))
+        except aiohttp.ConnectionTimeoutError as error:
+            raise _LostError(f"no connection within {self.patience.connect:g} s") from error
         except TimeoutError as error:
             raise _LostError(f"no answer within {self.patience.answer:g} s") from error
         except (aiohttp.ClientError, OSError) as error:

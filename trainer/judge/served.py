@@ -49,7 +49,7 @@ and nothing else: {{"VALID": true or false}}
 Store: {store}
 Entry: {content}"""
 
-# The verdict and nothing else: a reason that is given after it has no part in it, and costs most of the tokens.
+# The verdict and nothing else: a reason that is given after it has no part in it, and costs more tokens.
 VERDICT_SCHEMA = {
     "type": "json_schema",
     "json_schema": {
