@@ -28,6 +28,8 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from stand_in import length_in, serve_http
+
 from trainer.engines.dialect import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served import ServedEngine
@@ -49,30 +51,7 @@ def serve(new: int, pipe: Any) -> None:
     sampled = json.dumps({"output_ids": [12345 + n for n in range(new)], "meta_info": meta}).encode()
     other = b'{"version": "0.5.17", "weight_version": "0"}'
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(length_in(head))
-                payload = sampled if head.startswith(b"POST /generate") else other
-                if payload is sampled:
-                    await asyncio.sleep(SECONDS)
-                start = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-                writer.write(start.encode() + payload)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    async def main() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096, limit=1 << 22)
-        pipe.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    asyncio.run(main())
-
-
-def length_in(head: bytes) -> int:
-    _, found, rest = head.lower().partition(b"content-length:")
-    return int(rest.partition(b"\r\n")[0]) if found else 0
+    serve_http(pipe, lambda head: (SECONDS, sampled) if head.startswith(b"POST /generate") else (0.0, other))
 
 
 async def clients(port: int, prompts: list[list[int]], new: int, stack: AsyncExitStack) -> dict[str, Ask]:

@@ -29,13 +29,12 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine_client import length_in  # of the script beside this one
+from stand_in import length_in, serve_http
 
 from trainer.judge.client import ChatClient
 
 SECONDS = 0.2
 ANSWER = json.dumps({"choices": [{"message": {"role": "assistant", "content": '{"VALID": true}'}}]}).encode()
-HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(ANSWER)}\r\n\r\n".encode()
 CHAT = "/v1/chat/completions"
 Ask = Callable[[list[dict[str, str]]], Awaitable[object]]
 
@@ -43,21 +42,7 @@ Ask = Callable[[list[dict[str, str]]], Awaitable[object]]
 def serve(pipe: Any) -> None:
     """The stand-in judge; sends its port through the pipe."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                await reader.readexactly(length_in(await reader.readuntil(b"\r\n\r\n")))
-                await asyncio.sleep(SECONDS)
-                writer.write(HEAD + ANSWER)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    async def main() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096, limit=1 << 22)
-        pipe.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    asyncio.run(main())
+    serve_http(pipe, lambda _: (SECONDS, ANSWER))
 
 
 async def clients(port: int, concurrency: int, stack: AsyncExitStack) -> dict[str, Ask]:
