@@ -1,18 +1,19 @@
 """How much of a step a judge costs: complete training steps with a reader and judge on a server of its own.
 
     python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--staleness 0 1] [--gpus 1] [--minutes 15]
+        [--judges 1] [--set KEY=VALUE …]
     python3 benchmarks/memalpha_judge.py MODEL --device cpu --engine vllm --steps 2
 
 The agent is MODEL (SmolLM2-135M-Instruct, say) on a server that shares GPU 0 with the trainer (--gpus 2: the trainer
-has a second GPU), and the judge is MODEL on a server beside them, on GPU 0, too; on a CPU the agent is the tiny model
-and MODEL is the judge alone. Texts are generated. So small a model hardly ever calls a tool rightly; so the judge is
-asked as if the agent had kept every line of the text (4 questions and 9 verdicts a trajectory, each sent: no two are
-the same), and a coin is tossed on top of the rewards, so that every step trains on all that was sampled. One run for
-every --staleness: with 0 sampling, scoring and training take turns, with 1 the next step's trajectories are sampled and
-scored meanwhile. Printed, a JSON object a line: every step as it ends; for every run the time split of its steps and
-the judge's share: seconds in which the trainer waited for nothing but scores (`judge_wait_s`), over the seconds of the
-steps; the limit that it is held against is 0.1. A run is ended after its share of `--minutes`, with the steps that
-there are.
+has a second GPU), and the judge is MODEL on a server beside them (--judges: on several), on GPU 0, too; on a CPU the
+agent is the tiny model and MODEL is the judge alone. Texts are generated. So small a model hardly ever calls a tool
+rightly; so the judge is asked as if the agent had kept every line of the text (4 questions and 9 verdicts a trajectory,
+each sent: no two are the same), and a coin is tossed on top of the rewards, so that every step trains on all that was
+sampled. One run for every --staleness: with 0 sampling, scoring and training take turns, with 1 the next step's
+trajectories are sampled and scored meanwhile. Printed, a JSON object a line: every step as it ends; for every run the
+time split of its steps and the judge's share: seconds in which the trainer waited for nothing but scores
+(`judge_wait_s`), over the seconds of the steps; the limit that it is held against is 0.1. A run is ended after its
+share of `--minutes`, with the steps that there are.
 """
 
 from __future__ import annotations
@@ -159,13 +160,14 @@ def start_judge(
     command += ["--user", user_name(), "--experiment", "judge-cost", "--trial", "judge", "--engine", arguments.engine]
     flags = arguments.flags
     if arguments.device == "cuda":
-        command += ["--gpus", "0,"]
-        flags += " --mem-fraction-static 0.2" if arguments.engine == "sglang" else " --gpu-memory-utilization 0.2"
+        command += ["--gpus", "0," * arguments.judges]
+        share = 0.2 / arguments.judges
+        flags += f" --{'mem-fraction-static' if arguments.engine == 'sglang' else 'gpu-memory-utilization'} {share:g}"
     command += [f"--flags={flags}"] if flags.strip() else []
     judge = subprocess.Popen(command, cwd=REPOSITORY)
     folder = judges_folder(root / "runs", user_name(), "judge-cost", "judge")
     began = time.monotonic()
-    while not (urls := judge_urls(folder)):
+    while len(urls := judge_urls(folder)) < arguments.judges:
         if judge.poll() is not None or time.monotonic() > deadline:
             judge.terminate()
             logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in folder.glob("*.log"))
@@ -187,11 +189,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0, help="end after so long, with the steps that there are")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1], help="rollout.max_staleness of each run")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: one of them for the trainer alone")
+    parser.add_argument("--judges", type=int, default=1, help="servers of the judge, all on GPU 0 (cuda)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run's configuration")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--keep", type=Path, help="folder for the run's files, which stay; else they are removed")
     parser.add_argument("--flags", default="", help="options of the servers' own command line, agent's and judge's")
     arguments = parser.parse_args()
+    if arguments.device == "cpu" and arguments.judges > 1:
+        parser.error("--judges: several are for GPUs")
     with contextlib.ExitStack() as stack:
         root = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root.mkdir(parents=True, exist_ok=True)
@@ -216,7 +222,7 @@ def main() -> None:
 def train(arguments: argparse.Namespace, root: Path, staleness: int, urls: list[str], deadline: float) -> None:
     """One run of the trainer, and what it showed."""
     preset, overrides = settings(arguments, root, staleness, urls)
-    config = resolve(preset, None, overrides).config
+    config = resolve(preset, None, [*overrides, *arguments.set]).config
     file = root / f"staleness-{staleness}.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     trainer = subprocess.Popen(
