@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1], help="rollout.max_staleness of each run")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: one of them for the trainer alone")
     parser.add_argument("--judges", type=int, default=1, help="servers of the judge, all on GPU 0 (cuda)")
+    parser.add_argument("--urls", help="servers of the judge that run already, with commas; none are started")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run's configuration")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -202,7 +203,7 @@ def main() -> None:
         root = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + 60 * arguments.minutes
-        judge, urls = start_judge(arguments, root, deadline)
+        judge, urls = (None, arguments.urls.split(",")) if arguments.urls else start_judge(arguments, root, deadline)
         waiting = [0] if arguments.device == "cpu" else list(dict.fromkeys(arguments.staleness))
         failed = []
         try:
@@ -213,8 +214,9 @@ def main() -> None:
                 except SystemExit as error:  # the other run may show something
                     failed.append(str(error))
         finally:
-            judge.send_signal(signal.SIGTERM)
-            judge.wait(timeout=120)
+            if judge:
+                judge.send_signal(signal.SIGTERM)
+                judge.wait(timeout=120)
     if failed:
         raise SystemExit("; ".join(failed))
 

@@ -52,7 +52,7 @@ def status(
     if cluster is not None:
         _cluster_status(cluster, experiment, trial, as_json, watch)
         return
-    from clusterkit.diagnose.view import BAD  # noqa: PLC0415
+    from clusterkit.diagnose.model import BAD  # noqa: PLC0415
     from clusterkit.status import find_run, observe  # noqa: PLC0415
     from clusterkit.status_view import status_lines  # noqa: PLC0415
 

@@ -35,6 +35,9 @@ MOST_FAILED = 0.05
 STALE_FACTOR = 3.0
 STALE_SECONDS = 1800.0
 LOOPING_ATTEMPTS = 3
+MOST_JUDGE_SHARE = 0.1
+STALENESS_OF_THREE_STAGES = 2
+"""Steps ahead at which sampling, scoring and training each have a batch of their own."""
 
 LOWER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=0.3, why="smaller steps")
 HIGHER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=3.0, why="larger steps")
@@ -47,6 +50,12 @@ def check_numbers(history: History, context: Context) -> list[Finding]:
     """Every check that has something to say, the worst first."""
     findings = (check(history, context) for check in CHECKS)
     return [finding for finding in findings if finding is not None]
+
+
+def check_speed(history: History, context: Context) -> list[Finding]:
+    """What makes a run slower than it need be; no reason why one ended."""
+    finding = judge_wait(history, context)
+    return [] if finding is None else [finding]
 
 
 def nan_loss(history: History, context: Context) -> Finding | None:
@@ -279,6 +288,30 @@ def restart_loop(history: History, context: Context) -> Finding | None:  # noqa:
         "The same cause ends every attempt: starting it once more does not help before that is changed.",
         evidence=(Evidence(SOURCE, 0, f"resume_step {attempts[-1].get('resume_step')} in each of them"),),
         follows=True,
+    )
+
+
+def judge_wait(history: History, context: Context) -> Finding | None:
+    """The trainer waits for nothing but scores."""
+    shares = history.stat("judge_share")[-RECENT:]
+    if len(shares) < RECENT or fmean(shares) <= MOST_JUDGE_SHARE:
+        return None
+    rules = [Rule("double", key="judge.concurrency", most=512, why="servers answer many requests at a time")]
+    if context.config is not None and context.config.rollout.max_staleness < STALENESS_OF_THREE_STAGES:
+        staleness = Rule(
+            "to",
+            key="rollout.max_staleness",
+            to=STALENESS_OF_THREE_STAGES,
+            why="one batch is scored while the next is sampled and the last is learned from",
+        )
+        rules.insert(0, staleness)
+    return Finding(
+        "judge-wait",
+        f"The trainer waits for the judge, and for nothing else, in {fmean(shares):.0%} of its time",
+        "The judge answers more slowly than the policy is sampled and trained, or nothing goes on beside its answers.",
+        evidence=(_at(history.steps[-1], f"judge_share {fmean(shares):.3f} over {len(shares)} steps"),),
+        changes=propose(tuple(rules), context),
+        advice=("another judge server, of which there may be any number: clusterkit serve judge",),
     )
 
 

@@ -25,6 +25,9 @@ PHASE_NAMES = {
     CHECKPOINT: "while a checkpoint was written or read",
 }
 
+BAD = ("failed", "killed", "stalled")
+"""States of a run in which there is something to explain."""
+
 
 @dataclass(frozen=True)
 class Rule:

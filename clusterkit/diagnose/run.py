@@ -15,9 +15,9 @@ import yaml
 
 from clusterkit.diagnose.applied import read_applied
 from clusterkit.diagnose.changes import Context, propose
-from clusterkit.diagnose.checks import check_numbers
+from clusterkit.diagnose.checks import check_numbers, check_speed
 from clusterkit.diagnose.details import memory_details
-from clusterkit.diagnose.model import Change, Evidence, Finding, Hit
+from clusterkit.diagnose.model import BAD, Change, Evidence, Finding, Hit
 from clusterkit.diagnose.present import Present
 from clusterkit.diagnose.scan import Scan, scan_file
 from clusterkit.diagnose.signatures import SIGNATURES
@@ -110,6 +110,8 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
         phase, line = (last.last_phase, last.last_line) if last else ("", None)
         findings.append(stall(status.holder, status.silence, history.step_time(), phase, line))
     findings += check_numbers(history, context)
+    if not killed and status.state not in BAD:
+        findings += check_speed(history, context)
     sources = (*(scan.source for scan in scans), str(run.metrics))
     return Diagnosis(_in_order(findings), status.state, status.message, run, config, sources)
 

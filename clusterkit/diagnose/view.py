@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterkit.diagnose.model import PHASE_NAMES, Change, Evidence, Finding
+from clusterkit.diagnose.model import BAD, PHASE_NAMES, Change, Evidence, Finding
 from clusterkit.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
 from clusterkit.rundir import RunDirectory
 from clusterkit.status import Status
 
-BAD = ("failed", "killed", "stalled")
-"""States in which there is something to explain."""
 _TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.diagnose.view import BAD, findings_of
+from clusterkit.diagnose.model import BAD
+from clusterkit.diagnose.view import findings_of
 from clusterkit.dispatch.files import Facts, fetch_logs, listing, told
 from clusterkit.dispatch.follow import Copy
 from clusterkit.dispatch.head import Head

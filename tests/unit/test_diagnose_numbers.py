@@ -130,6 +130,35 @@ def test_trajectories_that_fail(tmp_path: Path) -> None:
     assert "25%" in _only(writer, "failed-trajectories").title
 
 
+def _waiting(share: float) -> Stats:
+    return lambda step: {**_learning(step), "judge_share": share}
+
+
+def test_a_judge_that_is_waited_for(tmp_path: Path) -> None:
+    in_turns = _steps(_writer(tmp_path / "a", "servers.engine=vllm"), 8, _waiting(0.3)).recover(8)
+    finding = _only(in_turns, "judge-wait")
+    assert "30%" in finding.title
+    assert [(change.key, change.new_trial) for change in finding.changes] == [
+        ("rollout.max_staleness", True),
+        ("judge.concurrency", False),
+    ]
+    assert finding.applicable is finding.changes[1]
+    settings = ("servers.engine=vllm", "rollout.max_staleness=3", "judge.concurrency=100")
+    ahead = _steps(_writer(tmp_path / "b", *settings), 8, _waiting(0.3)).recover(8)
+    only = _only(ahead, "judge-wait")
+    assert [(change.key, change.proposed) for change in only.changes] == [("judge.concurrency", 200)]
+
+
+def test_a_judge_that_is_hardly_waited_for_is_no_finding(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 8, _waiting(0.08)).recover(8).finish("interrupted", 1)
+    assert not _findings(writer)
+
+
+def test_a_slow_judge_explains_no_failure(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 8, _waiting(0.3)).recover(8).finish("failed", 1)
+    assert "judge-wait" not in _findings(writer)
+
+
 def test_recover_checkpoints_that_no_longer_come(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
     writer = _steps(writer, 10, _learning, seconds=400.0)
