@@ -20,7 +20,7 @@ class JudgeConfig(Section):
     registered for this experiment and trial. A key that it asks for is read from CLUSTERKIT_JUDGE_KEY only."""
     model: str = ""
     """Name (or its last part) of the model that the server must serve; empty: the one that it serves, if it is one."""
-    concurrency: Annotated[int, Field(ge=1)] = 18
+    concurrency: Annotated[int, Field(ge=1)] = 128
     """Most requests that one process of the run has under way."""
     timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds for one answer; then the request is sent again."""

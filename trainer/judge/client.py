@@ -56,7 +56,7 @@ class ChatClient:
 
     urls: Callable[[], Sequence[str]]
     model: str
-    concurrency: int = 18
+    concurrency: int = 128
     patience: Patience = field(default_factory=Patience)
     cache: AnswerCache | None = None
     counters: Counter[str] = field(default_factory=Counter)
