@@ -85,7 +85,7 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
     return [
         Part("hqa", (*scores, *by_length), 300, 800, alone=True),
-        Part("judge", ("memalpha_judge.py", model, "--minutes", "11", "--keep", "{out}", *served), 300, 720),
+        Part("judge", ("memalpha_judge.py", model, "--minutes", "13", "--keep", "{out}", *served), 300, 840),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
         Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),
         Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),

@@ -1,19 +1,19 @@
 """How much of a step a judge costs: complete training steps with a reader and judge on a server of its own.
 
-    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--staleness 0 1] [--gpus 1] [--minutes 15]
-        [--judges 1] [--set KEY=VALUE …]
+    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--staleness 0 2] [--gpus 1] [--judges 2] [--minutes 15]
+        [--urls URL,URL] [--set KEY=VALUE …]
     python3 benchmarks/memalpha_judge.py MODEL --device cpu --engine vllm --steps 2
 
 The agent is MODEL (SmolLM2-135M-Instruct, say) on a server that shares GPU 0 with the trainer (--gpus 2: the trainer
-has a second GPU), and the judge is MODEL on a server beside them (--judges: on several), on GPU 0, too; on a CPU the
-agent is the tiny model and MODEL is the judge alone. Texts are generated. So small a model hardly ever calls a tool
-rightly; so the judge is asked as if the agent had kept every line of the text (4 questions and 9 verdicts a trajectory,
-each sent: no two are the same), and a coin is tossed on top of the rewards, so that every step trains on all that was
-sampled. One run for every --staleness: with 0 sampling, scoring and training take turns, with 1 the next step's
-trajectories are sampled and scored meanwhile. Printed, a JSON object a line: every step as it ends; for every run the
-time split of its steps and the judge's share: seconds in which the trainer waited for nothing but scores
-(`judge_wait_s`), over the seconds of the steps; the limit that it is held against is 0.1. A run is ended after its
-share of `--minutes`, with the steps that there are.
+has a second GPU), and the judge is MODEL on two servers (--judges) beside them, on GPU 0, too; on a CPU the agent is
+the tiny model and MODEL is the judge alone. Texts are generated. So small a model hardly ever calls a tool rightly; so
+the judge is asked as if the agent had kept every line of the text (4 questions and 9 verdicts a trajectory, each sent:
+no two are the same), and a coin is tossed on top of the rewards, so that every step trains on all that was sampled. One
+run for every --staleness: with 0 sampling, scoring and training take turns, with 2 the trajectories of the next two
+steps are sampled and scored meanwhile. Printed, a JSON object a line: every step as it ends; for every run the time
+split of its steps and the judge's share: seconds in which the trainer waited for nothing but scores (`judge_wait_s`),
+over the seconds of the steps; the limit that it is held against is 0.1. A run is ended after its share of `--minutes`,
+with the steps that there are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -123,7 +124,7 @@ def settings(arguments: argparse.Namespace, root: Path, staleness: int, urls: li
         *(f"trial_name=staleness-{staleness}", f"judge.url={','.join(urls)}"),
         *("reward.name=memalpha_judge:JudgedCoin", f"code_dir={Path(__file__).resolve().parent}"),
         *(f"judge.model={Path(arguments.model).name}", "judge.reader=server", "judge.cache=false"),
-        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=128", "monitor.tensorboard=false"),
+        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=512", "monitor.tensorboard=false"),
         *("eval.every_steps=0", "eval.num_tasks=2", "eval.final_chunks=[]", "eval.blank_memory=false"),
     ]
     if arguments.device == "cpu":
@@ -144,37 +145,38 @@ def settings(arguments: argparse.Namespace, root: Path, staleness: int, urls: li
     ]
 
 
-def start_judge(
-    arguments: argparse.Namespace, root: Path, deadline: float
-) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """The judge's process and the addresses of its servers."""
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.judge.serve",
-        "--model",
-        arguments.model,
-        "--fileroot",
-        str(root / "runs"),
-    ]
-    command += ["--user", user_name(), "--experiment", "judge-cost", "--trial", "judge", "--engine", arguments.engine]
+@contextlib.contextmanager
+def start_judges(arguments: argparse.Namespace, root: Path, deadline: float) -> Iterator[list[str]]:
+    """Keep the judge's servers running; their addresses. One after the other: two that take their share of a GPU at the
+    same moment each see what the other has taken, and find nothing left.
+    """
+    command = [sys.executable, "-m", "trainer.judge.serve", "--model", arguments.model]
+    command += ["--fileroot", str(root / "runs"), "--user", user_name(), "--experiment", "judge-cost"]
+    command += ["--trial", "judge", "--engine", arguments.engine]
     flags = arguments.flags
     if arguments.device == "cuda":
-        command += ["--gpus", "0," * arguments.judges]
+        command += ["--gpus", "0,"]
         share = 0.2 / arguments.judges
         flags += f" --{'mem-fraction-static' if arguments.engine == 'sglang' else 'gpu-memory-utilization'} {share:g}"
     command += [f"--flags={flags}"] if flags.strip() else []
-    judge = subprocess.Popen(command, cwd=REPOSITORY)
     folder = judges_folder(root / "runs", user_name(), "judge-cost", "judge")
-    began = time.monotonic()
-    while len(urls := judge_urls(folder)) < arguments.judges:
-        if judge.poll() is not None or time.monotonic() > deadline:
-            judge.terminate()
-            logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in folder.glob("*.log"))
-            raise SystemExit(f"the judge did not start\n{logs}")
-        time.sleep(0.2)
-    say({"judge": urls, "start_s": round(time.monotonic() - began, 1)})
-    return judge, urls
+    judges: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(arguments.judges):
+            began = time.monotonic()
+            judges.append(subprocess.Popen(command, cwd=REPOSITORY))
+            while len(urls := judge_urls(folder)) <= number:
+                if judges[-1].poll() is not None or time.monotonic() > deadline:
+                    logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in folder.glob("*.log"))
+                    raise SystemExit(f"the judge did not start\n{logs}")
+                time.sleep(0.2)
+            say({"judge": urls, "start_s": round(time.monotonic() - began, 1)})
+        yield urls
+    finally:
+        for judge in judges:
+            judge.send_signal(signal.SIGTERM)
+        for judge in judges:
+            judge.wait(timeout=120)
 
 
 def say(what: dict[str, Any]) -> None:
@@ -187,9 +189,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=15.0, help="end after so long, with the steps that there are")
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1], help="rollout.max_staleness of each run")
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2], help="rollout.max_staleness of each run")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: one of them for the trainer alone")
-    parser.add_argument("--judges", type=int, default=1, help="servers of the judge, all on GPU 0 (cuda)")
+    parser.add_argument("--judges", type=int, help="servers of the judge, all on GPU 0 (2; on a CPU 1)")
     parser.add_argument("--urls", help="servers of the judge that run already, with commas; none are started")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run's configuration")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
@@ -197,26 +199,21 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the run's files, which stay; else they are removed")
     parser.add_argument("--flags", default="", help="options of the servers' own command line, agent's and judge's")
     arguments = parser.parse_args()
-    if arguments.device == "cpu" and arguments.judges > 1:
-        parser.error("--judges: several are for GPUs")
+    arguments.judges = arguments.judges or (2 if arguments.device == "cuda" else 1)
     with contextlib.ExitStack() as stack:
         root = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + 60 * arguments.minutes
-        judge, urls = (None, arguments.urls.split(",")) if arguments.urls else start_judge(arguments, root, deadline)
+        urls = arguments.urls.split(",") if arguments.urls else None
+        urls = urls or stack.enter_context(start_judges(arguments, root, deadline))
         waiting = [0] if arguments.device == "cpu" else list(dict.fromkeys(arguments.staleness))
         failed = []
-        try:
-            while waiting:
-                now, left = time.monotonic(), len(waiting)
-                try:
-                    train(arguments, root, waiting.pop(0), urls, now + (deadline - now) / left)
-                except SystemExit as error:  # the other run may show something
-                    failed.append(str(error))
-        finally:
-            if judge:
-                judge.send_signal(signal.SIGTERM)
-                judge.wait(timeout=120)
+        while waiting:
+            now, left = time.monotonic(), len(waiting)
+            try:
+                train(arguments, root, waiting.pop(0), urls, now + (deadline - now) / left)
+            except SystemExit as error:  # the other run may show something
+                failed.append(str(error))
     if failed:
         raise SystemExit("; ".join(failed))
 
