@@ -19,7 +19,7 @@ from trainer.judge.reader import RuleReader, Unanswered
 from trainer.judge.registry import judges_folder
 from trainer.judge.retrieval import Ranking
 from trainer.judge.served import ServedReader, make_served_reader, read_verdict, read_yes_no
-from trainer.judge.turns import ORDER
+from trainer.judge.turns import ORDER, Turns
 from trainer.paths import user_name
 from trainer.serving import registry
 
@@ -253,6 +253,63 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
         assert most == 3
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["answers late", "says that it has too many"])
+def test_a_judge_that_is_too_slow_is_asked_fewer_at_a_time_and_all_is_answered(
+    refuses: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server for two at a time, that works on what was given up, too: asked 48 at once it would never be done."""
+
+    async def ask() -> tuple[list[str], int]:
+        places, waiting = asyncio.Semaphore(2), 0
+
+        async def slow(method: str, path: str, body: dict[str, Any]) -> Answer:
+            nonlocal waiting
+            if path == MODELS:
+                return serves("judge")
+            if refuses and waiting >= 4:
+                return 503, {"message": "too many"}
+            waiting += 1
+            async with places:
+                await asyncio.sleep(0.06)
+            waiting -= 1
+            return says("yes")
+
+        async with HttpStub(slow) as server:
+            one = ChatClient(lambda: [server.url], "judge", 48, Patience(0.7, 60.0, 2.0))
+            questions = ([{"role": "user", "content": str(number)}] for number in range(96))
+            answers = await asyncio.gather(*map(one.chat, questions))
+            return list(answers), sum(path == CHAT for _, path, _ in server.seen)
+
+    answers, asked = asyncio.run(ask())
+    assert answers == ["yes"] * 96
+    assert asked < 3 * 96
+    assert "48 requests at a time are too many for the judge: 24 from now on" in caplog.text
+
+
+def test_slots_are_halved_once_for_requests_of_one_time_and_come_back_with_answers() -> None:
+    async def slots() -> None:
+        turns = Turns(8)
+        assert turns.narrow(began=1.0, now=2.0)
+        assert not turns.narrow(began=2.0, now=2.5), "it was sent while there were 8"
+        assert turns.allowed == 4
+        held = [asyncio.ensure_future(turns.__aenter__()) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert sum(one.done() for one in held) == 4
+        for _ in range(5):
+            turns.widen()
+        await asyncio.sleep(0)
+        assert sum(one.done() for one in held) == turns.allowed == 5
+        for _ in range(100):
+            turns.widen()
+        assert turns.allowed == 8
+        assert turns.narrow(began=3.0, now=4.0)
+        await turns.__aexit__()
+        await asyncio.sleep(0)
+        assert sum(one.done() for one in held) == 6, "six of four slots are taken: the next waits"
+
+    asyncio.run(slots())
 
 
 def test_requests_of_older_groups_go_first_and_one_given_up_keeps_no_slot() -> None:

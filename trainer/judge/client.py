@@ -1,8 +1,9 @@
 """Chat requests to OpenAI-compatible servers that need not live as long as the run.
 
 A request whose server is gone, slow or overloaded is sent again, to another server where there is one, until `wait_s`
-have passed since any server last answered: the run stands still meanwhile and says so, and goes on when one is back. A
-request that a server understands and refuses is that request's own failure.
+have passed since any server last answered: the run stands still meanwhile and says so, and goes on when one is back.
+Servers that are there and too slow are asked less at a time. A request that a server understands and refuses is that
+request's own failure.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ KEY_VARIABLE = "CLUSTERKIT_JUDGE_KEY"
 TELL_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 OVERLOADED = 429
+TOO_MUCH = (OVERLOADED, 503)
+"""Of a server that is there and has too many requests."""
 SHOWN = 300
 """Characters of a server's own words in a message."""
 
@@ -50,8 +53,8 @@ class ChatClient:
     """Servers of one model.
 
     urls: of the servers; asked again while all of them are gone, so that servers at new addresses are found. model:
-    name as the servers have it. concurrency: most requests under way (`Turns` says who is next). cache: answers that
-    are known already.
+    name as the servers have it. concurrency: most requests under way (`Turns` says who is next, and how many it is
+    while servers are slow). cache: answers that are known already.
     """
 
     urls: Callable[[], Sequence[str]]
@@ -116,25 +119,54 @@ class ChatClient:
 
     async def _send(self, request: dict[str, Any]) -> str:
         assert self._slots is not None
-        async with self._slots:
-            began, pause, lost = time.monotonic(), FIRST_PAUSE_S, False
-            while True:
-                problem = ""
-                for url in self._in_turn():
+        began, pause, lost = time.monotonic(), FIRST_PAUSE_S, False
+        while True:
+            async with self._slots:
+                while True:
                     try:
-                        answer = await self._ask(url, request, verify=lost)
+                        return await self._ask_each(request, verify=lost)
                     except _LostError as error:
-                        problem, lost = f"{url}: {error}", True
-                        self.counters["judge_retries"] += 1
-                        continue
-                    self._answered = time.monotonic()
-                    if self._told:
-                        log.warning("the judge answers again; the run goes on")
-                        self._told = 0.0
-                    return answer
-                self._tell(problem or "no server is registered", since=max(began, self._answered))
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                        lost, slow = True, error.slow
+                        self._tell(str(error), since=max(began, self._answered))
+                    if slow:
+                        break  # its slot may be one too many
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _ask_each(self, request: dict[str, Any], *, verify: bool) -> str:
+        """The answer of the first server that gives one. Raises _LostError for the last where none does."""
+        assert self._slots is not None
+        problem = _LostError("no server is registered")
+        for url in self._in_turn():
+            sent = time.monotonic()
+            try:
+                answer = await self._ask(url, request, verify=verify)
+            except _LostError as error:
+                problem, verify = _LostError(f"{url}: {error}", slow=error.slow), True
+                self.counters["judge_retries"] += 1
+                if error.slow:
+                    self._ask_fewer(sent)
+                continue
+            self._answered = time.monotonic()
+            self._slots.widen()
+            if self._told:
+                log.warning("the judge answers again; the run goes on")
+                self._told = 0.0
+            return answer
+        raise problem
+
+    def _ask_fewer(self, sent: float) -> None:
+        assert self._slots is not None
+        before = self._slots.allowed
+        if self._slots.narrow(sent, time.monotonic()):
+            log.warning(
+                "%d requests at a time are too many for the judge: %d from now on, and more as it answers "
+                "(judge.concurrency is the most, judge.timeout_s how long an answer may take)",
+                before,
+                self._slots.allowed,
+            )
 
     def _in_turn(self) -> list[str]:
         urls = list(self.urls())
@@ -173,14 +205,14 @@ class ChatClient:
         except aiohttp.ConnectionTimeoutError as error:
             raise _LostError(f"no connection within {self.patience.connect:g} s") from error
         except TimeoutError as error:
-            raise _LostError(f"no answer within {self.patience.answer:g} s") from error
+            raise _LostError(f"no answer within {self.patience.answer:g} s", slow=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _LostError(f"{type(error).__name__} {error}".strip()) from error
         except ValueError as error:
             raise _LostError(f"its list of models is not JSON ({error})") from error
         text = content.decode("utf-8", "replace")
         if status == OVERLOADED or status >= 500:
-            raise _LostError(f"status {status}: {text[:SHOWN]}")
+            raise _LostError(f"status {status}: {text[:SHOWN]}", slow=status in TOO_MUCH)
         require_key(status, url)
         if status >= 400:
             raise Unanswered(f"status {status}: {text[:SHOWN]}")
@@ -210,7 +242,11 @@ class UnreachableError(UserError):
 
 
 class _LostError(Exception):
-    """The server is gone, slow or overloaded: another try may succeed."""
+    """The server is gone, slow or overloaded: another try may succeed. slow: it is there, and has too much to do."""
+
+    def __init__(self, problem: str, *, slow: bool = False) -> None:
+        super().__init__(problem)
+        self.slow = slow
 
 
 def headers() -> dict[str, str]:
