@@ -288,6 +288,29 @@ def test_a_judge_that_is_too_slow_is_asked_fewer_at_a_time_and_all_is_answered(
     assert "48 requests at a time are too many for the judge: 24 from now on" in caplog.text
 
 
+def test_a_request_that_alone_takes_too_long_is_its_own_failure() -> None:
+    async def ask() -> None:
+        async def endless(method: str, path: str, body: dict[str, Any]) -> Answer:
+            if path == MODELS:
+                return serves("judge")
+            return Hang() if "endless" in body["messages"][0]["content"] else says('{"VALID": true}')
+
+        async with HttpStub(endless) as server:
+            one = ServedReader(ChatClient(lambda: [server.url], "judge", 8, Patience(0.3, 60.0, 2.0)), 20, 64, 0.7, 64)
+            waiting = asyncio.ensure_future(one.worth_keeping("semantic", "endless", ""))
+            number = 0
+            while not waiting.done():
+                number += 1
+                assert await one.worth_keeping("semantic", str(number), "")
+                await asyncio.sleep(0.02)
+            with pytest.raises(Unanswered, match="8 times, while others were answered"):
+                await waiting
+            assert one.counts()["judge_unanswered"] == 1
+            assert all("response_format" in body for _, path, body in server.seen if path == CHAT)
+
+    asyncio.run(ask())
+
+
 def test_slots_are_halved_once_for_requests_of_one_time_and_come_back_with_answers() -> None:
     async def slots() -> None:
         turns = Turns(8)

@@ -2,8 +2,8 @@
 
 A request whose server is gone, slow or overloaded is sent again, to another server where there is one, until `wait_s`
 have passed since any server last answered: the run stands still meanwhile and says so, and goes on when one is back.
-Servers that are there and too slow are asked less at a time. A request that a server understands and refuses is that
-request's own failure.
+Servers that are there and too slow are asked less at a time. A request that a server understands and refuses, or that
+it cannot answer in time again and again while it answers others, is that request's own failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import orjson
 from trainer.connections import JSON, open_session
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache, request_key
-from trainer.judge.reader import Unanswered
+from trainer.judge.reader import TooLate, Unanswered
 from trainer.judge.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 OVERLOADED = 429
 TOO_MUCH = (OVERLOADED, 503)
 """Of a server that is there and has too many requests."""
+MOST_LATE = 8
+"""Tries of a request that comes too late each time, while others are answered: as often as 128 slots can be halved, and
+once more."""
 SHOWN = 300
 """Characters of a server's own words in a message."""
 
@@ -76,7 +79,7 @@ class ChatClient:
         """The text of one answer; the same request under way or answered before is not sent twice.
 
         Raises:
-            Unanswered: the server refuses this request.
+            Unanswered: the server refuses this request. TooLate: it cannot answer it in time.
             RunError: no server has answered for `patience.wait` seconds, or they serve another model now.
 
         """
@@ -119,14 +122,18 @@ class ChatClient:
 
     async def _send(self, request: dict[str, Any]) -> str:
         assert self._slots is not None
-        began, pause, lost = time.monotonic(), FIRST_PAUSE_S, False
+        began, pause, lost, late = time.monotonic(), FIRST_PAUSE_S, False, 0
         while True:
             async with self._slots:
                 while True:
+                    sent = time.monotonic()
                     try:
                         return await self._ask_each(request, verify=lost)
                     except _LostError as error:
                         lost, slow = True, error.slow
+                        late += slow and self._answered > sent
+                        if late == MOST_LATE:
+                            raise TooLate(f"{error}, {late} times, while others were answered") from error
                         self._tell(str(error), since=max(began, self._answered))
                     if slow:
                         break  # its slot may be one too many

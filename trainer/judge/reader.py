@@ -12,6 +12,10 @@ class Unanswered(Exception):  # noqa: N818 (an outcome, not a mistake of ours)
     """A single request that cannot be answered (too long, refused, unreadable). It is counted, never scored."""
 
 
+class TooLate(Unanswered):
+    """No server could answer it in time, again and again: the request itself may be as right as any."""
+
+
 class Reader(Protocol):
     """Answers and judges. Every method may raise Unanswered, and RunError where nobody answers any more."""
 

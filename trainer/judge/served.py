@@ -14,7 +14,7 @@ from trainer.config import JudgeConfig, RunConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Patience, UnreachableError, verify_chat, verify_model
-from trainer.judge.reader import Unanswered
+from trainer.judge.reader import TooLate, Unanswered
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.judge.retrieval import ranking_of
 from trainer.paths import cache_folder, user_name
@@ -97,8 +97,8 @@ class ServedReader:
                 said = await self.client.chat(
                     messages, max_tokens=self.answer_tokens, temperature=self.answer_temperature, **_NO_THINKING
                 )
-            except Unanswered:
-                if not count:
+            except Unanswered as problem:
+                if not count or isinstance(problem, TooLate):
                     self.client.counters["judge_unanswered"] += 1
                     raise
                 count //= 2
@@ -129,7 +129,7 @@ class ServedReader:
         temperature: float,
         form: dict[str, Any],
     ) -> bool:
-        said = ""
+        said = why = ""
         for attempt in range(TRIES):
             extra = form if self._schema else {}
             # A second try that is the same request would be found in the cache.
@@ -138,8 +138,9 @@ class ServedReader:
                 said = await self.client.chat(
                     messages, max_tokens=tokens, temperature=temperature, **extra, **_NO_THINKING
                 )
-            except Unanswered:
-                if not extra:
+            except Unanswered as problem:
+                if not extra or isinstance(problem, TooLate):
+                    why = str(problem)
                     break
                 self._schema = False  # a server that knows no schemas is asked without
                 continue
@@ -147,7 +148,7 @@ class ServedReader:
                 return verdict
             self.client.counters["judge_unreadable"] += 1
         self.client.counters["judge_unanswered"] += 1
-        raise Unanswered(f"no verdict in {said[:100]!r}")
+        raise Unanswered(why or f"no verdict in {said[:100]!r}")
 
 
 def after_thinking(text: str) -> str:
