@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memalpha_judge import write_texts
 
+from trainer.errors import UserError
 from trainer.judge.client import ChatClient, verify_model
 from trainer.judge.served import ServedReader
 
@@ -76,7 +77,12 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
-    model = verify_model(given.urls[0], given.model)
+    if min(given.rounds, given.trajectories, *given.concurrency) < 1:
+        parser.error("--rounds, --trajectories and --concurrency are at least 1")
+    try:
+        model = verify_model(given.urls[0], given.model)
+    except UserError as error:
+        parser.error(str(error))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "texts.jsonl"
         write_texts(path, 8)
