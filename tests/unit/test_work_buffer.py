@@ -26,12 +26,13 @@ def finish(slot: Slot) -> None:
     window=st.integers(0, 9),
     seed=st.integers(0, 2**32),
     drop=st.floats(0, 0.4),
+    first_alone=st.booleans(),
 )
 def test_no_group_is_older_than_allowed_whatever_finishes_first(
-    batch: int, staleness: int, window: int, seed: int, drop: float
+    batch: int, staleness: int, window: int, seed: int, drop: float, first_alone: bool
 ) -> None:
     chance = random.Random(seed)
-    buffer = WorkBuffer(batch, staleness, window, count())
+    buffer = WorkBuffer(batch, staleness, window, count(), first_alone)
     version, consumed = 0, []
     for version in range(12):  # one step from each version
         buffer.admit(version)
@@ -41,9 +42,9 @@ def test_no_group_is_older_than_allowed_whatever_finishes_first(
             slot = chance.choice(running)
             if chance.random() < drop:
                 buffer.drop(slot)
-                buffer.admit(version)
             else:
                 finish(slot)
+            buffer.admit(version)
         ages = [version - slot.version for slot in slots]
         assert len(slots) == batch
         assert 0 <= min(ages) <= max(ages) <= staleness
@@ -84,6 +85,23 @@ def test_while_a_step_is_trained_all_of_the_next_is_generated(window: int) -> No
     buffer.trained()
     buffer.admit(1)
     assert numbers(buffer.take(1)) == list(range(10, 20))  # there is nothing to wait for
+
+
+def test_the_first_steps_groups_are_generated_before_those_after_them() -> None:
+    buffer = WorkBuffer(3, 2, 3, count(), first_alone=True)
+    slots = buffer.admit(0)
+    assert numbers(slots) == [0, 1, 2]
+    slots[1].generated = True
+    assert numbers(buffer.admit(0)) == [3]  # what it was generated with is free
+    buffer.drop(slots[0])
+    assert numbers(buffer.admit(0)) == [4]
+    finish(slots[1])
+    assert buffer.admit(0) == []
+    finish(slots[2])
+    assert numbers(buffer.admit(0)) == [5]
+    buffer.slots[-1].generated = True  # the third: a step's groups are generated, and all others may be
+    assert numbers(buffer.admit(0)) == [6, 7, 8, 9]
+    assert buffer.capacity == len(buffer.slots) == 9
 
 
 def test_a_slow_document_holds_up_only_its_window() -> None:

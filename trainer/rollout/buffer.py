@@ -12,6 +12,10 @@ them, are under way, and none beside them, which is synchronous training.
 The window is that of MiniMax's windowed FIFO: strictly the oldest first would let one slow document hold up everybody,
 any finished one first would learn from short documents before long ones. Of W groups that follow one another, the
 oldest among them, any may be taken.
+
+A run begins with nothing to train on. All that is allowed ahead, begun at once, would share the servers, and the judge
+of its scores, with the first step's groups and make the trainer wait for all of it together. So only a step's groups
+are being generated at a time until as many are generated.
 """
 
 from __future__ import annotations
@@ -43,11 +47,14 @@ class WorkBuffer:
 
     Args:
         batch: groups of a step. staleness: largest age in versions, η. window: W, see above; 0: three tenths of a
-            batch, 1 without staleness. numbers: of the tasks, in order, without end.
+            batch, 1 without staleness. numbers: of the tasks, in order, without end. first_alone: the first step's
+            groups are not held up by those after them, see above.
 
     """
 
-    def __init__(self, batch: int, staleness: int, window: int, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, batch: int, staleness: int, window: int, numbers: Iterator[int], first_alone: bool = False
+    ) -> None:
         wanted = window or max(1, int(WINDOW_SHARE * batch))
         self.batch, self.staleness = batch, staleness
         self.window = min(wanted, batch) if staleness else 1
@@ -57,6 +64,7 @@ class WorkBuffer:
         self._numbers = numbers
         self._in_training = 0
         self._admitted = 0
+        self._first_alone = first_alone
 
     @property
     def running(self) -> list[Slot]:
@@ -66,6 +74,12 @@ class WorkBuffer:
     def admit(self, version: int) -> list[Slot]:
         """Slots for new groups, as many as there is room for, each with the number of its task."""
         room = self.capacity - self._in_training - len(self.slots)
+        if self._first_alone:
+            generating = sum(slot.group is None and not slot.generated for slot in self.slots)
+            if len(self.slots) - generating >= self.batch:
+                self._first_alone = False
+            else:
+                room = min(room, self.batch - generating)
         numbers = enumerate(islice(self._numbers, max(room, 0)), self._admitted)
         fresh = [Slot(number, version, order) for order, number in numbers]
         self._admitted += len(fresh)

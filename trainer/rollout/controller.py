@@ -178,9 +178,9 @@ class RolloutController:
             log.warning("trajectory %s/%d failed: %s: %s", task.id, sample, type(error).__name__, error)
             if not isinstance(self.agent, MemAgent):
                 log.warning("%s", traceback.format_exc())
-            return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
-        finally:
             generated()
+            return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
+        generated()  # not where it was given up: nothing new may begin while a run ends
         self._check_window(trajectory)
         trajectory.begun = begun
         with self.meter.scoring():

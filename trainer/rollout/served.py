@@ -193,7 +193,7 @@ class ServedSampler(Sampler):
         """The next step's groups, and the numbers of the tasks that are done with."""
         if self._buffer is None:
             c = self.config.rollout
-            self._buffer = WorkBuffer(c.batch_size, c.max_staleness, c.window, self.cursor.numbers())
+            self._buffer = WorkBuffer(c.batch_size, c.max_staleness, c.window, self.cursor.numbers(), first_alone=True)
         buffer, waited = self._buffer, 0.0
         self._admit(served)
         while True:
@@ -235,7 +235,7 @@ class ServedSampler(Sampler):
             task = await asyncio.to_thread(self.source.train, slot.number)
             self._ids[slot] = task.id
             plan = self.plan(self.course.step_of(slot.number))
-            group = await served.controller.group(task, plan, lambda: self._generated(slot))
+            group = await served.controller.group(task, plan, lambda: self._generated(served, slot))
         except Exception as error:
             self._failure = error
         else:
@@ -249,8 +249,9 @@ class ServedSampler(Sampler):
             self._ids.pop(slot, None)
             self._changed.set()
 
-    def _generated(self, slot: Slot) -> None:
+    def _generated(self, served: Served, slot: Slot) -> None:
         slot.generated = True
+        self._admit(served)
         self._changed.set()
 
     def _tell_stall(self, buffer: WorkBuffer) -> None:
