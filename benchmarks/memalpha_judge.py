@@ -265,7 +265,7 @@ def follow(trainer: subprocess.Popen[bytes], path: Path, deadline: float) -> lis
 
 
 def report(steps: list[dict[str, Any]], staleness: int) -> None:
-    """The time split and the judge's share; the first step, which compiles and connects, is left out."""
+    """The time split and the judge's share; of the first step, which compiles and connects, the share alone."""
     if not steps:
         raise SystemExit("no step was finished")
     counted = steps[1:] or steps
@@ -275,10 +275,12 @@ def report(steps: list[dict[str, Any]], staleness: int) -> None:
         for name, value in step["timings"].items():
             split[name] = split.get(name, 0.0) + value
     alone = sum(step["stats"].get("judge_wait_s", 0.0) for step in counted)
-    shares = {name: round(value / seconds, 4) for name, value in split.items()}
-    result = {"staleness": staleness, "steps": len(counted), "seconds": round(seconds, 2), "time_split": shares}
-    each = [step["stats"].get("judge_wait_s", 0.0) / step["step_time_s"] for step in counted]
-    say({**result, "judge_share": round(alone / seconds, 4), "largest_of_a_step": round(max(each), 4), "limit": LIMIT})
+    parts = {name: round(value / seconds, 4) for name, value in split.items()}
+    result = {"staleness": staleness, "steps": len(counted), "seconds": round(seconds, 2), "time_split": parts}
+    each = [round(step["stats"].get("judge_wait_s", 0.0) / step["step_time_s"], 4) for step in steps]
+    most = max(each[len(steps) - len(counted) :])
+    shares = {"judge_share": round(alone / seconds, 4), "largest_of_a_step": most, "first_step": each[0]}
+    say({**result, **shares, "limit": LIMIT})
 
 
 if __name__ == "__main__":
