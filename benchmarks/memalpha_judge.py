@@ -1,6 +1,6 @@
 """How much of a step a judge costs: complete training steps with a reader and judge on a server of its own.
 
-    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--staleness 0 2] [--gpus 1] [--judges 2] [--minutes 15]
+    python3 benchmarks/memalpha_judge.py MODEL [--steps 20] [--staleness 0 4] [--gpus 1] [--judges 2] [--minutes 15]
         [--urls URL,URL] [--set KEY=VALUE …]
     python3 benchmarks/memalpha_judge.py MODEL --device cpu --engine vllm --steps 2
 
@@ -9,7 +9,7 @@ has a second GPU), and the judge is MODEL on two servers (--judges) beside them,
 the tiny model and MODEL is the judge alone. Texts are generated. So small a model hardly ever calls a tool rightly; so
 the judge is asked as if the agent had kept every line of the text (4 questions and 9 verdicts a trajectory, each sent:
 no two are the same), and a coin is tossed on top of the rewards, so that every step trains on all that was sampled. One
-run for every --staleness: with 0 sampling, scoring and training take turns, with 2 the trajectories of the next two
+run for every --staleness: with 0 sampling, scoring and training take turns, with 4 the trajectories of the next four
 steps are sampled and scored meanwhile. Printed, a JSON object a line: every step as it ends; for every run the time
 split of its steps and the judge's share: seconds in which the trainer waited for nothing but scores (`judge_wait_s`),
 over the seconds of the steps; the limit that it is held against is 0.1. A run is ended after its share of `--minutes`,
@@ -124,7 +124,7 @@ def settings(arguments: argparse.Namespace, root: Path, staleness: int, urls: li
         *(f"trial_name=staleness-{staleness}", f"judge.url={','.join(urls)}"),
         *("reward.name=memalpha_judge:JudgedCoin", f"code_dir={Path(__file__).resolve().parent}"),
         *(f"judge.model={Path(arguments.model).name}", "judge.reader=server", "judge.cache=false"),
-        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=512", "monitor.tensorboard=false"),
+        *("judge.answer_tokens=64", "judge.verdict_tokens=96", "judge.concurrency=256", "monitor.tensorboard=false"),
         *("eval.every_steps=0", "eval.num_tasks=2", "eval.final_chunks=[]", "eval.blank_memory=false"),
     ]
     if arguments.device == "cpu":
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=15.0, help="end after so long, with the steps that there are")
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2], help="rollout.max_staleness of each run")
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 4], help="rollout.max_staleness of each run")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="2: one of them for the trainer alone")
     parser.add_argument("--judges", type=int, help="servers of the judge, all on GPU 0 (2; on a CPU 1)")
     parser.add_argument("--urls", help="servers of the judge that run already, with commas; none are started")

@@ -36,7 +36,11 @@ STALE_FACTOR = 3.0
 STALE_SECONDS = 1800.0
 LOOPING_ATTEMPTS = 3
 MOST_JUDGE_SHARE = 0.1
-STALENESS_OF_THREE_STAGES = 2
+AHEAD = {
+    2: "one batch is scored while the next is sampled and the last is learned from",
+    4: "with more under way sampling keeps ahead: of a batch that comes late the scores are waited for, too",
+}
+"""Values of rollout.max_staleness that bear on a judge, and why."""
 """Steps ahead at which sampling, scoring and training each have a batch of their own."""
 
 LOWER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=0.3, why="smaller steps")
@@ -297,14 +301,10 @@ def judge_wait(history: History, context: Context) -> Finding | None:
     if len(shares) < RECENT or fmean(shares) <= MOST_JUDGE_SHARE:
         return None
     rules = [Rule("double", key="judge.concurrency", most=512, why="servers answer many requests at a time")]
-    if context.config is not None and context.config.rollout.max_staleness < STALENESS_OF_THREE_STAGES:
-        staleness = Rule(
-            "to",
-            key="rollout.max_staleness",
-            to=STALENESS_OF_THREE_STAGES,
-            why="one batch is scored while the next is sampled and the last is learned from",
-        )
-        rules.insert(0, staleness)
+    if context.config is not None:
+        now = context.config.rollout.max_staleness
+        more = [Rule("to", key="rollout.max_staleness", to=to, why=why) for to, why in AHEAD.items() if to > now]
+        rules = more[:1] + rules
     return Finding(
         "judge-wait",
         f"The trainer waits for the judge, and for nothing else, in {fmean(shares):.0%} of its time",

@@ -143,10 +143,14 @@ def test_a_judge_that_is_waited_for(tmp_path: Path) -> None:
         ("judge.concurrency", False),
     ]
     assert finding.applicable is finding.changes[1]
-    settings = ("servers.engine=vllm", "rollout.max_staleness=3", "judge.concurrency=100")
-    ahead = _steps(_writer(tmp_path / "b", *settings), 8, _waiting(0.3)).recover(8)
-    only = _only(ahead, "judge-wait")
-    assert [(change.key, change.proposed) for change in only.changes] == [("judge.concurrency", 200)]
+    assert [change.proposed for change in finding.changes] == [2, 256]
+
+
+@pytest.mark.parametrize(("staleness", "proposed"), [(2, [4]), (4, [])])
+def test_a_judge_that_is_waited_for_ahead_of_it(tmp_path: Path, staleness: int, proposed: list[int]) -> None:
+    settings = ("servers.engine=vllm", f"rollout.max_staleness={staleness}", "judge.concurrency=100")
+    ahead = _steps(_writer(tmp_path, *settings), 8, _waiting(0.3)).recover(8)
+    assert [change.proposed for change in _only(ahead, "judge-wait").changes] == [*proposed, 200]
 
 
 def test_a_judge_that_is_hardly_waited_for_is_no_finding(tmp_path: Path) -> None:
