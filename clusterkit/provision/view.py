@@ -108,7 +108,9 @@ def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
     if dry:
         lines.append("")
         for host in report.hosts.values():
-            lines += [f"{host.name}: would {change}" for change in host.changes] or [f"{host.name}: nothing to do"]
+            lines += [f"{host.name}: would {change}" for change in host.changes]
+            if not host.changes and host.failure is None:
+                lines.append(f"{host.name}: nothing to do")
     for host in report.failed:
         lines += ["", *failure_lines(host)]
     lines += ["", *report.notes]

@@ -62,6 +62,8 @@ class LogView:
             return str(told.get("message") or "")
         if self.state == "silent":
             return f"nothing new for {duration(self.silence)}; up to {duration(self.patience)} would be normal"
+        if self.state == "running" and not self.history.steps and self.history.last_time is None:
+            return "as it grew just now; nothing in it is known so far, neither of AReaL's nor of clusterkit's lines"
         return ""
 
     @property

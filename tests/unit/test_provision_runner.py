@@ -15,8 +15,9 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision import runner as runner_module
 from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.milestones import Milestones
-from clusterkit.provision.model import HostReport, State, StepFailedError
+from clusterkit.provision.model import HostReport, Report, State, StepFailedError
 from clusterkit.provision.runner import HostRunner
+from clusterkit.provision.view import summary
 from clusterkit.ssh.api import Session
 from clusterkit.steps.api import Action, Refused, Step, Wish
 
@@ -169,3 +170,11 @@ def test_those_who_wait_for_the_head_go_on_or_fail_with_it() -> None:
         return caught.value.step, caught.value.message
 
     assert asyncio.run(both()) == ("ray", "the head node head1 failed at image: no space left")
+
+
+def test_of_a_host_that_failed_a_dry_run_does_not_say_that_nothing_is_to_do() -> None:
+    failed, fine = HostReport("gone"), HostReport("fine")
+    failed.failure = StepFailedError("connect", "no route to it")
+    told = summary(Report({"gone": failed, "fine": fine}), ("connect",), dry=True).splitlines()
+    assert "fine: nothing to do" in told
+    assert not any(line.startswith("gone: ") for line in told)

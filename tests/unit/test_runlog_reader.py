@@ -182,6 +182,15 @@ def test_an_empty_log(tmp_path: Path) -> None:
     assert (view.state != "empty", view.history.global_step) == (True, 1)
 
 
+def test_a_file_that_is_no_log_is_not_said_to_be_a_run_without_a_word(tmp_path: Path) -> None:
+    file = tmp_path / "main.log"
+    file.write_bytes(bytes(range(256)) * 100)
+    assert "nothing in it is known" in read_log(file).message
+
+    file.write_text(v2_steps(1, 1))
+    assert "known" not in read_log(file).message
+
+
 @pytest.mark.parametrize("name", ["missing.log", "."])
 def test_what_is_no_log_is_said(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="name "):
