@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.files import LFS_MARK, refuse_pointer
 
 MODEL_ASSETS = ("smollm2-135m",)
 """Models that `clusterkit assets get` can fetch."""
@@ -17,7 +18,6 @@ MODEL_ASSETS = ("smollm2-135m",)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_LFS_MARK = b"version https://git-lfs.github.com/spec/"
 
 
 def cache_root(cache_dir: str = "") -> Path:
@@ -68,13 +68,8 @@ def check_model(folder: Path) -> None:
     for file in (config, *tokenizer, *_weights(folder)):
         if not file.is_file():
             raise UserError(f"{folder} is incomplete: {file.name} is missing: copy or download the checkpoint again")
-        with file.open("rb") as stream:
-            start = stream.read(len(_LFS_MARK))
-        if start == _LFS_MARK:
-            raise UserError(
-                f"{file} is a Git LFS pointer, not the file itself: run git lfs pull in the clone it came from"
-            )
-        if not start:
+        refuse_pointer(file)
+        if not file.stat().st_size:
             raise UserError(f"{file} is empty: copy or download the checkpoint again")
 
 
@@ -90,7 +85,7 @@ def _weights(folder: Path) -> list[Path]:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError):
             # A pointer is told apart from a damaged index by the caller's own check.
-            if index.read_bytes().startswith(_LFS_MARK):
+            if index.read_bytes().startswith(LFS_MARK):
                 return [index]
             raise UserError(f"{index} is damaged: copy or download the checkpoint again") from None
         return [index, *(folder / str(shard) for shard in sorted(shards))]

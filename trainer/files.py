@@ -7,6 +7,20 @@ import hashlib
 import os
 from pathlib import Path
 
+from trainer.errors import UserError
+
+LFS_MARK = b"version https://git-lfs.github.com/spec/"
+"""How the small file begins that git clone leaves in the place of a large one where Git LFS was missing."""
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise UserError where a file is a Git LFS pointer. OSError: it cannot be read."""
+    with path.open("rb") as stream:
+        if stream.read(len(LFS_MARK)) == LFS_MARK:
+            raise UserError(
+                f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in the clone it came from"
+            )
+
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` by `text`, durably."""

@@ -321,3 +321,21 @@ def test_a_damaged_parquet_file_is_said_to_be_one(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="damaged Parquet file"):
         read_items(path)
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
+def test_a_pointer_in_place_of_the_data_is_said_to_be_one(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+
+    with pytest.raises(UserError, match=r"is a Git LFS pointer.*git lfs pull"):
+        read_items(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"<html>"])
+def test_what_is_called_parquet_and_is_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.parquet"
+    path.write_bytes(content)
+
+    with pytest.raises(UserError, match="no Parquet file"):
+        read_items(path)

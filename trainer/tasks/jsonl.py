@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from trainer.errors import UserError
+from trainer.files import refuse_pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def kind(value: Any) -> str:
 
 
 def _open(path: Path) -> IO[bytes]:
+    refuse_pointer(path)
     with path.open("rb") as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     if path.suffix == ".gz" and not gzipped and path.stat().st_size:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
+from trainer.files import refuse_pointer
 from trainer.tasks.jsonl import Row, read_rows
 
 ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 _PARQUET = b"PAR1"
+_LINES = (b"{", b"\x1f\x8b")
+"""First bytes of JSON Lines, plain or gzipped, which are read whatever they are called."""
 _BATCH = 256
 
 
@@ -22,13 +25,16 @@ def read_table(path: Path) -> Iterator[Row]:
 
     """
     try:
+        refuse_pointer(path)
         with path.open("rb") as stream:
-            is_parquet = stream.read(4) == _PARQUET
+            start = stream.read(4)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return _parquet(path) if is_parquet else read_rows(path)
+    if path.suffix == ".parquet" and start != _PARQUET and not start.startswith(_LINES):
+        raise UserError(f"{path}: no Parquet file (it does not begin with PAR1): copy or download it again")
+    return _parquet(path) if start == _PARQUET else read_rows(path)
 
 
 def find_table(folder: Path, stem: str) -> Path | None:
