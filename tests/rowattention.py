@@ -11,33 +11,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.train import varlen
+from trainer.train.attention import causal_band
 
 
-def _rows(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float) -> Tensor:
+def _rows(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float, window: int | None) -> Tensor:
     edges = ends.tolist()
     pieces = []
     for start, end in itertools.pairwise(edges):
         q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        seen = causal_band(end - start, end - start, window, q.device)
+        out = F.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True)
         pieces.append(out[0].transpose(0, 1))
     return torch.cat(pieces)
 
 
 @torch.library.custom_op("clusterkit_tests::rows", mutates_args=())
-def rows(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float) -> Tensor:
+def rows(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float, window: int | None
+) -> Tensor:
     assert int(ends.diff().max()) <= longest
     assert int(ends[-1]) == len(query)
-    return _rows(query, key, value, ends, scale)
+    return _rows(query, key, value, ends, scale, window)
 
 
 @rows.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float) -> Tensor:
+def _(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float, window: int | None
+) -> Tensor:
     return torch.empty_like(query)
 
 
 @torch.library.custom_op("clusterkit_tests::rows_backward", mutates_args=())
 def rows_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = [torch.zeros_like(x) for x in (query, key, value)]
     times = query.shape[1] // key.shape[1]
@@ -45,7 +51,7 @@ def rows_backward(
     for start, end in itertools.pairwise(edges):
         q, k, v, g = (x[start:end].transpose(0, 1).double() for x in (query, key, value, grad))  # [heads, tokens, d]
         k, v = k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)
-        hidden = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
+        hidden = ~causal_band(end - start, end - start, window, q.device)
         weights = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf).softmax(-1)
         back = g @ v.transpose(1, 2)
         scores = weights * (back - (back * weights).sum(-1, keepdim=True)) * scale
@@ -57,18 +63,18 @@ def rows_backward(
 
 
 @rows_backward.register_fake
-def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float) -> Any:
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float, window: int | None) -> Any:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, ends, _, scale = inputs
+    query, key, value, ends, _, scale, window = inputs
     ctx.save_for_backward(query, key, value, ends)
-    ctx.scale = scale
+    ctx.scale, ctx.window = scale, window
 
 
 def _grads(ctx: Any, grad: Tensor) -> Any:
-    return *rows_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
+    return *rows_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.window), None, None, None, None
 
 
 torch.library.register_autograd("clusterkit_tests::rows", _grads, setup_context=_keep)
@@ -76,6 +82,6 @@ torch.library.register_autograd("clusterkit_tests::rows", _grads, setup_context=
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let training attend to packed rows through this stand-in."""
-    kernel = varlen.Flash("stand-in", rows, True)
+    kernel = varlen.Flash("stand-in", rows, True, True)
     monkeypatch.setattr(varlen, "usable", lambda *_: True)
     monkeypatch.setattr(varlen, "flash", lambda: kernel)

@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.train import attention
 from trainer.train.distributed import World, join_world, leave_world
+from trainer.train.parity import require_parity
 from trainer.types import Row
 
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
@@ -65,6 +66,7 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     rows = batches(lm)
     one = learner(lm, small_config(*SETTINGS), world)
     store = RecoverStore(folder)
+    parity = require_parity(one, 80, lm.config.vocab_size)  # and the steps stay those of one rank
     stats = [one.step(rows[0]).values]
     store.reserve(one)
     one.host.put_state(one.optimizer)
@@ -80,7 +82,8 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     assert slot is not None
     RecoverStore(folder).load(again, slot)
     again.step(rows[2])
-    return {"resumed": parameters(again), "stats": stats, "parameters": parameters(one), "lengths": lengths}
+    found = {"resumed": parameters(again), "stats": stats, "parameters": parameters(one), "lengths": lengths}
+    return found | {"parity": parity}
 
 
 def main(rank: int, size: int, folder: Path) -> None:

@@ -14,15 +14,17 @@ from trainer.agents.memalpha import MemAlpha
 from trainer.agents.template import encode
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
+from trainer.errors import UserError
 from trainer.evaluate import EvalResult, EvalSpec, evaluate
 from trainer.metrics import Monitor
 from trainer.rewards import make_reward, reward_counts
-from trainer.rollout.batch import TrainingBatch, make_batch
+from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.making import SamplerParts, embedded_sampler
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.schedule import Course
+from trainer.serving.wanted import gives_memory_away
 from trainer.stepped import RECENT_STEPS, Clock, SteppedRun, named
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
@@ -57,12 +59,15 @@ class TrainingRun(SteppedRun):
         origin = Origin(model_folder, config, world)
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
+        self.evaluates = self._holds_out()
         window = context_window(origin.lm, config.model)
         if isinstance(agent, MemAgent):
             check_window(agent, window)
             check_budget(agent, config.train.max_tokens_per_mb)
         if isinstance(agent, MemAlpha):
             agent.check_window(window)
+        room = min(window, config.train.max_tokens_per_mb)
+        self.longest_row = min(agent.longest_conversation() or room, room)
         self.reward = make_reward(config)
         self.course = Course.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None
@@ -72,7 +77,7 @@ class TrainingRun(SteppedRun):
         self.learner = Learner(origin.lm, config, world, steps, origin.weights)
         parts = SamplerParts(
             config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
-            window=min(window, config.train.max_tokens_per_mb),
+            window=room,
         )  # fmt: skip
         self.sampler: Sampler
         if config.engine == "embedded":
@@ -90,9 +95,11 @@ class TrainingRun(SteppedRun):
             self._recover()
             self.sampler.begin(self.state.next_task, self.state.taken)
             self._announce()
-            if self.state.global_step == 0:
+            if not gives_memory_away(self.config):  # else there is room only once the server has given its memory
+                self._check_logprobs()
+            if self.state.global_step == 0 and self.evaluates:
                 self._evaluate_before()
-            if self.state.eval_due:
+            if self.state.eval_due and self.evaluates:
                 self._evaluate_heldout(self.state.global_step)
                 self.state = replace(self.state, eval_due=False)
             while self.state.global_step < self.course.total_steps:
@@ -143,13 +150,23 @@ class TrainingRun(SteppedRun):
         batch = make_batch(groups, self.config, number)
         rows = [row for minibatch in batch.minibatches for row in minibatch]
         later = [row for minibatch in batch.minibatches[1:] for row in minibatch]
-        if later and self.config.recomputes_old:  # the first minibatch takes them from its own forward pass
-            for row, values in zip(later, self.learner.logprobs(later), strict=True):
-                row.old_logprobs = values
+        left_out = 0
+        if self.config.recomputes_old:
+            # The first minibatch takes them from its own forward pass, unless its weights depend on them.
+            before = rows if self.config.weighs_kept else later
+            if before:
+                for row, values in zip(before, self.learner.logprobs(before), strict=True):
+                    row.old_logprobs = values
+            if self.config.weighs_kept:
+                left_out = leave_out_rejected(batch, self.config)
+                rows = [row for minibatch in batch.minibatches for row in minibatch]
         if rows and self.reference is not None:
             for row, values in zip(rows, self.learner.logprobs(rows, self.reference), strict=True):
                 row.ref_logprobs = values
-        return batch, self._optimize(batch.minibatches, number)
+        stats = self._optimize(batch.minibatches, number)
+        if left_out:
+            stats.values["masked_tokens"] = stats.values.get("masked_tokens", 0.0) + left_out
+        return batch, stats
 
     def _look_and_keep(
         self, number: int, groups: list[Group], batch: TrainingBatch, stats: StepStats, began: float
@@ -176,15 +193,33 @@ class TrainingRun(SteppedRun):
 
     def _finish(self) -> None:
         """Closing table, summary and the end of the log."""
-        results = {line: self._measure(line, "after") for line in closing.lines(self.config)}
+        lines = closing.lines(self.config) if self.evaluates else []
+        results = {line: self._measure(line, "after") for line in lines}
         self._close(
-            num_tasks=next(iter(results.values())).num_tasks,
+            num_tasks=max((result.num_tasks for result in results.values()), default=0),
             trained_chunks=closing.trained_chunks(self.config),
             chance=getattr(self.source, "chance", None),
             table=closing.table(self.paths.logs, results),
         )
 
     # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _holds_out(self) -> bool:
+        """Whether there is anything to evaluate on. Raises UserError where that is asked for and there is nothing."""
+        split, every = self.config.eval.split, self.config.eval.every_steps
+        assert split != "train"  # RunConfig allows it only where nothing is learned
+        if self.source.num_heldout(split):
+            return True
+        if every:
+            raise UserError(
+                f"eval.every_steps={every}, and no task is held out for eval.split={split}: hold some out (a larger "
+                "task.eval_fraction, a test file, or the other split), or set eval.every_steps=0"
+            )
+        self.monitor.info(
+            f"No task is held out for eval.split={split}, so nothing is evaluated before and after the training: score "
+            "checkpoints with clusterkit eval, or hold a share out with task.eval_fraction."
+        )
+        return False
 
     def _evaluate_before(self) -> None:
         results = {line: self._measure(line, "before") for line in closing.lines(self.config)}

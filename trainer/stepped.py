@@ -31,6 +31,7 @@ from trainer.schedule import LONG_WAIT_S, Course, recover_due, save_due, seconds
 from trainer.train.distributed import World
 from trainer.train.flops import Work, peak_flops
 from trainer.train.learner import Learner, StepStats
+from trainer.train.parity import require_parity
 from trainer.types import Row
 
 RECENT_STEPS = 20
@@ -76,6 +77,7 @@ class SteppedRun(ABC):
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
         self.skipped_in_row = 0
+        self.longest_row = 0  # tokens of the longest row that is planned; 0: nothing is compared
         wanted = config.checkpoint.async_recover
         self.in_background = world.device.type == "cuda" if wanted is None else wanted
         self.checkpoint_seconds = 0.0  # that checkpoints held the training up since the last step's record
@@ -101,8 +103,10 @@ class SteppedRun(ABC):
 
         Raises:
             RunError: the gradient was not finite for train.max_skipped_steps optimizer steps in a row.
+            UserError: as `_check_logprobs`.
 
         """
+        self._check_logprobs()
         results = []
         for position, minibatch in enumerate(minibatches):
             # Weights have moved after the first optimizer step: from there on the step is finished, never given up.
@@ -122,6 +126,18 @@ class SteppedRun(ABC):
         work = sum((r.work for r in results), Work())
         speed = work.numbers(self.world.size, peak_flops(self.world.device))
         return StepStats(merged | speed | {"skipped_steps": float(skipped)}, any(r.stepped for r in results), work)
+
+    def _check_logprobs(self) -> None:
+        """Compare the log-probs that are trained on with the model's own, once an attempt; collective.
+
+        Raises:
+            UserError: see `require_parity`.
+
+        """
+        if self.longest_row and self.config.train.max_logprob_gap != 0:
+            found = require_parity(self.learner, self.longest_row, len(self.tokenizer))
+            self.monitor.info(f"Log-probs are the model's own: {found}.")
+        self.longest_row = 0
 
     def _rest(self, weights: bool = True) -> None:
         """Leave the GPU to whoever generates on it, where the run says so."""

@@ -107,7 +107,7 @@ TRAJECTORY = torch.tensor([0, 0, 1, 2])
 
 
 def weigh(norm: str, limit: int = 0, tokens: Tensor = TOKENS, trajectory: Tensor = TRAJECTORY) -> list[float]:
-    return token_weights(tokens, trajectory, norm, limit).tolist()
+    return token_weights(tokens, trajectory, norm, 3, limit).tolist()
 
 
 def test_token_weights_by_hand() -> None:
@@ -135,5 +135,5 @@ def test_a_constant_weight_depends_on_no_response() -> None:
     short = weigh("constant", 20, torch.tensor([1, 1, 1, 1]))
 
     assert short == weigh("constant", 20)
-    with pytest.raises(ValueError, match="needs response_limit"):
+    with pytest.raises(ValueError, match="needs trajectories and response_limit"):
         weigh("constant", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from builders import grouped_query_lm, learner, sampled_rows, small_config, small_parts
+from families import KINDS, make
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.train.flops import ModelFlops, Work, peak_of
@@ -27,6 +28,19 @@ def test_the_formula_is_what_the_matrix_products_of_a_step_add_up_to(model: str)
     attention = work.flops - products
     heads, size = lm.config.num_attention_heads, lm.config.hidden_size // lm.config.num_attention_heads
     assert attention == 6 * lm.config.num_hidden_layers * heads * size * length**2
+
+
+def test_attention_through_a_window_counts_the_keys_that_it_sees() -> None:
+    flops = ModelFlops.of(make(*KINDS["qwen2_window"]))  # one layer without a window, two with 8 keys
+    assert flops.windows == ((None, 1), (8, 2))
+
+    def seen(length: int, window: int) -> int:
+        return sum(min(position + 1, window) for position in range(length))
+
+    for length in (3, 8, 50):
+        twice = 2 * (seen(length, length) + 2 * seen(length, 8)) / 3
+        assert flops.squares([length]) == pytest.approx(twice, abs=length)  # the diagonal is counted by halves
+    assert flops.squares([3, 50]) == flops.squares([3]) + flops.squares([50])
 
 
 def test_the_sizes_of_a_known_model() -> None:

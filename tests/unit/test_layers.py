@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import families
 import pytest
 import rowattention
 import torch
 from builders import gradients, grouped_query_lm, learner, relative_difference, sampled_rows, small_config, small_parts
 
-from trainer.train import layers
+from trainer.train import attention, layers
 from trainer.train.attention import PackedLayout
 from trainer.types import Row
 
@@ -31,6 +32,19 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.utils.counters.clear()
     yield torch._dynamo.utils.counters
     torch._dynamo.reset()
+
+
+def test_compiled_layers_look_through_their_own_windows(compiled: Any) -> None:
+    lm = families.make(*families.KINDS["gemma3"])
+    attention.register()
+    lm.config._attn_implementation = attention.IMPLEMENTATION
+    expected, _ = gradients(learner(lm, small_config(*FREE)), rows_of(lm))
+
+    found, _ = gradients(learner(lm, small_config(*FREE, "train.compile=true")), rows_of(lm))
+
+    assert relative_difference(found, expected) <= 1e-5
+    assert not compiled["graph_break"]
+    assert 2 <= compiled["stats"]["unique_graphs"] <= 4  # one for each window
 
 
 def rows_of(lm: Any) -> list[Row]:

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from builders import small_config
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer.algorithms.advantages import gigpo_advantages
-from trainer.config import RewardConfig
+from trainer.config import AlgorithmConfig, RewardConfig
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.batch import make_batch
+from trainer.rollout.credit import has_signal
 from trainer.rollout.meter import ScoreMeter
 from trainer.types import Completion, Group, Question, Task, Trajectory, Turn, TurnRewards
 
@@ -130,6 +133,52 @@ def test_gigpo_adds_the_trajectorys_part_and_that_of_turns_of_the_same_number() 
     assert found == pytest.approx([0.5 - 0.25, 0.5 - 0.5, -0.5 + 0.25, -0.5 + 0.5])
 
 
+@pytest.mark.parametrize("how", ["grpo", "gigpo"])
+def test_a_group_whose_turns_differ_is_learned_from_though_its_trajectories_tie(how: str) -> None:
+    """Turn rewards (1, 0) and (0, 1): equal means, and turn advantages of both signs."""
+    tie = Group(task(), [rewarded(0.0, 1.0, 0.0), rewarded(0.0, 0.0, 1.0)])
+    config = small_config("rollout.batch_size=1", "algorithm.advantage=mean", f"algorithm.turn_advantage={how}")
+
+    batch = make_batch([tie], config, step=1)
+
+    assert {t.reward for t in tie.trajectories} == {0.5}
+    assert any(row.advantage for row in batch.minibatches[0])
+    assert batch.stats["zero_variance_groups"] == 0
+    assert has_signal(tie, config.algorithm)
+
+
+@pytest.mark.parametrize("how", ["grpo", "gigpo"])
+def test_a_group_whose_turns_are_all_alike_is_not(how: str) -> None:
+    same = Group(task(), [rewarded(0.5, 1.0, 1.0), rewarded(0.5, 1.0, 1.0)])
+    config = small_config("rollout.batch_size=1", f"algorithm.turn_advantage={how}")
+
+    batch = make_batch([same], config, step=1)
+
+    assert not any(row.advantage for row in batch.minibatches[0])
+    assert batch.stats["zero_variance_groups"] == 1
+    assert not has_signal(same, config.algorithm)
+
+
+def test_gigpos_signal_is_that_of_the_advantages_it_gives() -> None:
+    """Totals differ between turns of other numbers only, which gigpo does not compare."""
+    group = Group(task(), [rewarded(0.0, 1.0, 0.0), rewarded(0.0, 1.0, 0.0)])
+
+    assert has_signal(group, AlgorithmConfig(turn_advantage="grpo"))
+    assert not has_signal(group, AlgorithmConfig(turn_advantage="gigpo"))
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_a_group_has_a_signal_exactly_where_a_row_has_an_advantage(parts: list[list[float]]) -> None:
+    plain = small_config("rollout.batch_size=1")
+    for how in ("grpo", "gigpo"):
+        config = plain.model_copy(update={"algorithm": AlgorithmConfig(advantage="mean", turn_advantage=how)})
+        group = Group(task(), [rewarded(*values) for values in parts])
+
+        rows = make_batch([group], config, step=1).minibatches[0]
+
+        assert has_signal(group, config.algorithm) == any(row.advantage != 0 for row in rows)
+
+
 def test_gigpo_with_turns_of_unequal_number_and_a_weight() -> None:
     found = gigpo_advantages(
         torch.tensor([3.0, 1.0]),
@@ -150,6 +199,20 @@ def test_the_normalised_form_divides_by_the_deviation_over_all_turns() -> None:
 
     # Squares .75^2 + 3 * .25^2 = .75, over 3: deviation .5.
     assert found == pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-5)
+
+
+def test_every_turn_that_is_rewarded_apart_can_lose_by_its_length() -> None:
+    group = Group(task(), [rewarded(1.0, 1.0, 0.0), rewarded(0.0, 1.0, 1.0)])
+    limit = small_config().agent.max_memory_tokens
+    long = group.trajectories[0].turns[1].completion
+    long.token_ids[:], long.logprobs[:] = [3] * limit, [-0.1] * limit
+    settings = ("algorithm.overlong_tokens=1", "algorithm.overlong_penalty=0.5", "algorithm.advantage=mean")
+
+    batch = make_batch([group], small_config("rollout.batch_size=1", *settings), step=1)
+
+    # Totals 2, 1 - 0.5, 1, 1: their mean is 1.125.
+    assert [row.advantage for row in batch.minibatches[0]] == pytest.approx([0.875, -0.625, -0.125, -0.125])
+    assert batch.stats["overlong_penalty"] == pytest.approx(-0.25 / 2)
 
 
 def test_controls_permute_or_turn_round_the_rewards_of_turns() -> None:

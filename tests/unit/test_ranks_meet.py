@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -52,3 +53,13 @@ def test_a_rank_0_that_cannot_be_reached() -> None:
     port = free_port()
     (message,) = said([1], 2, f"tcp://127.0.0.1:{port}", 1.0)
     assert f"rank 1 of 2 on {HERE} could not reach rank 0 at 127.0.0.1:{port} within 1 s" in message
+
+
+def test_the_store_listens_on_its_own_address_alone() -> None:
+    port = free_port()
+    store = meet(0, 1, f"tcp://127.0.0.1:{port}", timedelta(seconds=5))
+    store.set("key", "value")
+
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)

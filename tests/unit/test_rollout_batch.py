@@ -59,12 +59,28 @@ def test_weights_sum_to_one_in_every_minibatch(norm: str) -> None:
     assert [sorted({row.trajectory for row in rows}) for rows in batch.minibatches] == [[*range(8)], [*range(8, 16)]]
 
 
-def test_constant_weights_depend_on_the_limits_only() -> None:
-    longest = max(len(t.turns) for group in GROUPS for t in group.trajectories) - 1
-    agent = PARTS.config.agent
-    limit = longest * agent.max_memory_tokens + agent.max_final_tokens
+def test_constant_weights_are_the_same_for_short_and_long_documents() -> None:
+    short = copy.deepcopy(GROUPS)
+    for one in (t for group in short for t in group.trajectories):
+        del one.turns[:-1]  # no update at all
+    agent, task = PARTS.config.agent, PARTS.config.task
+    limit = task.max_chunks * agent.max_memory_tokens + agent.max_final_tokens
 
-    assert {row.weight for row in batch_rows(None, "algorithm.name=dr_grpo")} == {1 / (16 * limit)}
+    found = [{row.weight for row in batch_rows(groups, "algorithm.name=dr_grpo")} for groups in (GROUPS, short)]
+
+    assert found == [{1 / (16 * limit)}] * 2
+
+
+def test_the_constant_can_be_set_and_counts_answers_that_were_left_out() -> None:
+    settings = ("algorithm.loss_norm=constant", "algorithm.response_limit=50", "algorithm.drop_truncated_final=true")
+    finals = copy.deepcopy(GROUPS)
+    for one in (t for group in finals for t in group.trajectories):
+        del one.turns[:-1]
+
+    rows = batch_rows(finals, *settings)
+
+    assert len(rows) < 16
+    assert {row.weight for row in rows} == {1 / (16 * 50)}
 
 
 def test_truncated_answers_can_be_left_out_of_the_rows_but_not_of_the_mean() -> None:
@@ -76,6 +92,43 @@ def test_truncated_answers_can_be_left_out_of_the_rows_but_not_of_the_mean() -> 
     by_trajectory = {row.trajectory: row.advantage for row in everything}
     assert all(row.advantage == by_trajectory[row.trajectory] for row in kept)
     assert sum(row.weight * len(row.response_ids) for row in kept) == pytest.approx(1)
+
+
+OVERLONG = ("algorithm.overlong_tokens=3", "algorithm.overlong_penalty=0.5")
+
+
+def test_a_long_answer_loses_reward_and_a_long_memory_does_not() -> None:
+    """Limits 3 (memory) and 4 (answer): an answer of 2 tokens loses a sixth, one of 4 a half."""
+    answers = [[len(t.turns[-1].completion.token_ids) for t in group.trajectories] for group in GROUPS]
+    lost = [[0.5 * (length - 1) / 3 for length in group] for group in answers]
+    shaped = [[r - x for r, x in zip(*pair, strict=True)] for pair in zip(rewards(GROUPS), lost, strict=True)]
+
+    batch = make_batch(GROUPS, small_config(*OVERLONG), step=1)
+
+    assert {length for group in answers for length in group} >= {1, 2, 4}
+    assert batch.advantages == pytest.approx([r - sum(group) / 4 for group in shaped for r in group])
+    assert batch.stats["overlong_penalty"] == pytest.approx(-sum(map(sum, lost)) / 16)
+    assert batch.stats["final_reward"] == pytest.approx(sum(map(sum, shaped)) / 16)
+    # What is reported as the task's reward knows nothing of it.
+    assert batch.stats["task_reward"] == pytest.approx(sum(map(sum, rewards(GROUPS))) / 16)
+
+
+def test_the_punishment_is_scaled_as_the_reward_of_problems_is() -> None:
+    config = small_config(*OVERLONG)
+    reward = config.reward.model_copy(update={"name": "math"})
+    scaled = config.model_copy(update={"reward": reward, "task": config.task.model_copy(update={"reward_scale": 5.0})})
+
+    plain, five = (make_batch(GROUPS, c, step=1).stats["overlong_penalty"] for c in (config, scaled))
+
+    assert plain < 0
+    assert five == pytest.approx(5 * plain)
+
+
+def test_without_it_no_length_counts_and_nothing_is_told() -> None:
+    plain = make_batch(GROUPS, small_config(), step=1)
+
+    assert "overlong_penalty" not in plain.stats
+    assert plain.advantages == make_batch(GROUPS, small_config("algorithm.overlong_tokens=0"), step=1).advantages
 
 
 def test_controls_change_rewards_as_they_say() -> None:

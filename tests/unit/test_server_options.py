@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from trainer.engines.dialect import make_dialect
 from trainer.engines.launching import check_options
-from trainer.engines.options import MEMORY_SAVER, ServerOptions, visible_devices
+from trainer.engines.options import MEMORY_SAVER, ServerOptions, check_window, visible_devices
 from trainer.errors import UserError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 9}
@@ -50,6 +50,38 @@ def test_what_cannot_start_is_said_before_anything_is_started(model: Path, tmp_p
     assert "is a BertForMaskedLM, which generates no text" in refused()
     (model / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
     assert "names no architecture" in refused()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "ignored"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 4096}, True),
+        ("MistralForCausalLM", {"sliding_window": None}, False),
+        ("Qwen2ForCausalLM", {"sliding_window": 4096, "use_sliding_window": False}, False),
+        ("Qwen3ForCausalLM", {"sliding_window": 4096, "use_sliding_window": True}, True),
+        ("Gemma3ForCausalLM", {"sliding_window": 512}, False),
+        ("LlamaForCausalLM", {}, False),
+    ],
+)
+def test_a_sliding_window_that_the_server_would_leave_out(
+    model: Path, tmp_path: Path, name: str, settings: dict[str, Any], ignored: bool
+) -> None:
+    config = {**CONFIG, "architectures": [name], "max_position_embeddings": 32768, **settings}
+    (model / "config.json").write_text(json.dumps(config))
+
+    def check(kind: Any, context: int) -> None:
+        check_window(kind, ServerOptions(model, tmp_path / "log", context_length=context))
+
+    check("vllm", 0)
+    check("sglang", 4096)
+    if ignored:
+        for context in (0, 4097):
+            with pytest.raises(UserError, match=r"SGLang attends to all of the past .* model\.context_window=4096"):
+                check("sglang", context)
+        with pytest.raises(UserError, match="a sliding window of 4,096 tokens"):
+            check_options("sglang", ServerOptions(model, tmp_path / "log", python="/bin/true"))
+    else:
+        check("sglang", 0)
 
 
 def test_a_health_check_does_not_run_the_model_where_its_memory_may_be_away(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ def token_weights(
     response_tokens: Tensor,
     trajectory_of_turn: Tensor,
     norm: Literal["token", "trajectory_mean", "constant"],
+    trajectories: int = 0,
     response_limit: int = 0,
 ) -> Tensor:
     """Weight of each turn's tokens in the loss of one optimizer step.
@@ -26,7 +27,8 @@ def token_weights(
         norm: "token": 1 / all tokens (DAPO, arXiv 2503.14476). "trajectory_mean": every trajectory that has tokens
             weighs the same, so that long documents do not dominate. "constant": 1 / (trajectories · response_limit)
             (Dr. GRPO, arXiv 2503.20783), independent of what was sampled.
-        response_limit: for "constant": the most response tokens a trajectory may have.
+        trajectories: for "constant": how many were sampled, those without tokens here included.
+        response_limit: for "constant": the most response tokens a trajectory may have, the same in every step.
 
     Returns:
         [turns] float64.
@@ -40,6 +42,6 @@ def token_weights(
     present = max(int((per_trajectory > 0).sum()), 1)
     if norm == "trajectory_mean":
         return 1.0 / (present * per_trajectory.clamp(min=1.0)[trajectory_of_turn])
-    if response_limit < 1:
-        raise ValueError("norm 'constant' needs response_limit, the most response tokens of a trajectory")
-    return torch.full_like(tokens, 1.0 / (present * response_limit))
+    if response_limit < 1 or trajectories < 1:
+        raise ValueError("norm 'constant' needs trajectories and response_limit, the most response tokens of each")
+    return torch.full_like(tokens, 1.0 / (trajectories * response_limit))

@@ -10,6 +10,15 @@ import torch
 from torch import Tensor
 
 KL_CLAMP = 10.0
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are kept within ± this before exp, as verl does: exp(100) is infinite in float32, and an infinite ratio
+whose loss a clip cuts off has a gradient of infinity times zero, which is NaN.
+"""
+
+
+def ratio_of(logp: Tensor, other_logp: Tensor) -> Tensor:
+    """exp(logp - other_logp), always finite for finite log-probs; beyond the bound the gradient is 0."""
+    return (logp - other_logp).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def sequence_mean(values: Tensor, sequence: Tensor) -> Tensor:
@@ -35,7 +44,7 @@ def ppo_clip(
         (loss [tokens], clipped [tokens] bool: the gradient is cut off there).
 
     """
-    ratio = (logp - old_logp).exp()
+    ratio = ratio_of(logp, old_logp)
     unclipped = -advantage * ratio
     clipped = -advantage * ratio.clamp(1 - low, 1 + high)
     loss = torch.maximum(unclipped, clipped)
@@ -55,7 +64,7 @@ def gspo(
 
     The value is the response's ratio at every token, the gradient flows through each token's own log-prob.
     """
-    ratio = sequence_mean(logp - old_logp, sequence).detach().exp()
+    ratio = ratio_of(sequence_mean(logp - old_logp, sequence).detach(), torch.zeros_like(logp))
     token_ratio = ratio * (logp - logp.detach()).exp()
     unclipped = -advantage * token_ratio
     clipped = -advantage * token_ratio.clamp(1 - low, 1 + high)
@@ -66,7 +75,7 @@ def cispo(logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, high: f
     """CISPO (MiniMax-M1, arXiv 2506.13585): REINFORCE with a clipped, detached importance weight; no token loses its
     gradient.
     """
-    ratio = (logp - old_logp).exp().detach()
+    ratio = ratio_of(logp.detach(), old_logp)
     weight = ratio.clamp(1 - low, 1 + high)
     return -advantage * weight * logp, weight != ratio
 

@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.algorithms.losses import sequence_mean
+from trainer.algorithms.losses import ratio_of, sequence_mean
 
 
 def tis_weights(old_logp: Tensor, behave_logp: Tensor, cap: float) -> Tensor:
     """min(cap, exp(old_logp - behave_logp)) per token, without gradient. [tokens] -> [tokens]. cap 0: all ones."""
     if cap <= 0:
         return torch.ones_like(old_logp)
-    return (old_logp - behave_logp).detach().exp().clamp(max=cap)
+    return ratio_of(old_logp.detach(), behave_logp).clamp(max=cap)
 
 
 def sequence_keep(
@@ -37,10 +37,11 @@ def sequence_keep(
     if rule == "none" or not len(sequence):
         return torch.ones_like(old_logp, dtype=torch.bool)
     log_ratio = (old_logp - behave_logp).detach()
+    # Compared as it is: an infinite ratio is outside like any other, and so is one that is no number.
     if rule == "geometric":
         ratio = sequence_mean(log_ratio, sequence).exp()
         return (ratio >= low) & (ratio <= high)
     ratio = log_ratio.exp()
-    outside = ((ratio < low) | (ratio > high)).to(torch.float64)
+    outside = (~((ratio >= low) & (ratio <= high))).to(torch.float64)
     count = torch.zeros(int(sequence.max()) + 1, dtype=torch.float64, device=outside.device)
     return count.index_add_(0, sequence, outside)[sequence] == 0

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from trainer.train.families import capped
 from trainer.types import Completion, FinishReason, SamplingParams
 
 # Prompts share a block while padding stays under this share of it.
@@ -187,7 +188,7 @@ class EmbeddedEngine:
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-            logits = self.model.lm_head(hidden[:, -1]).float()
+            logits = self._logits(hidden)
             positions = positions + 1
         completions = sampler.completions(self._version)
         self.stats.sampled_tokens += sum(len(c.token_ids) for c in completions)
@@ -205,7 +206,7 @@ class EmbeddedEngine:
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         # A padding token sees itself, else its softmax would be over nothing and NaN.
         mask = (causal & valid[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
-        cache = DynamicCache(config=self.model.config)
+        cache = DynamicCache()  # all keys are kept: attention itself looks through a layer's sliding window
         hidden = self.model.model(
             input_ids=ids,
             attention_mask=mask[:, None],
@@ -213,7 +214,11 @@ class EmbeddedEngine:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        return cache, valid, self.model.lm_head(hidden[:, -1]).float()
+        return cache, valid, self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of the next token, [rows, vocabulary] float32, from hidden states [rows, tokens, width]."""
+        return capped(self.model.lm_head(hidden[:, -1]).float(), self.model.config)
 
 
 class GenerationCancelledError(Exception):

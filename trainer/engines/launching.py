@@ -8,7 +8,7 @@ import sys
 
 from trainer.engines.dialect import Dialect, Kind, make_dialect
 from trainer.engines.http import Server
-from trainer.engines.options import ServerOptions, check_model
+from trainer.engines.options import ServerOptions, check_model, check_window
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
 from trainer.errors import UserError
 
@@ -56,6 +56,7 @@ def check_options(kind: Kind, options: ServerOptions) -> None:
     dialect = make_dialect(kind)
     _check_python(dialect, options)
     check_model(options)
+    check_window(kind, options)
     if kind == "sglang" and not options.gpus:
         raise UserError(f"{options.name} was given no GPU, and SGLang needs one: name one, or use vLLM on the CPU")
 

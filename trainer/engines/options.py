@@ -16,6 +16,10 @@ MEMORY_SAVER = "--enable-memory-saver"
 """SGLang's option for a server that can give its GPU memory away and take it back."""
 
 
+WINDOW_IS_ASKED_FOR = ("Qwen2", "Qwen3", "SmolLM3")
+"""Classes that have a sliding window only where use_sliding_window says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """What one server runs with, of either kind.
@@ -94,6 +98,29 @@ def check_model(options: ServerOptions) -> None:
     if len(set(options.gpus)) != size:
         raise UserError(f"{options.name} needs its GPUs each named once; it was given {list(options.gpus)}")
     check_heads(config, size)
+
+
+def check_window(kind: str, options: ServerOptions) -> None:
+    """See that a server looks through the model's sliding window, as the trainer and transformers do.
+
+    SGLang (0.5.17) does so for Gemma alone; the other classes attend to all of the past there. vLLM does, or refuses to
+    start. A window that no conversation can pass changes nothing.
+
+    Raises:
+        UserError: the server would generate from another distribution than the model's.
+
+    """
+    model = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
+    name, window = str((model.get("architectures") or [""])[0]), int(model.get("sliding_window") or 0)
+    windowed = model.get("use_sliding_window") if name.startswith(WINDOW_IS_ASKED_FOR) else name.startswith("Mistral")
+    longest = options.context_length or int(model.get("max_position_embeddings") or 0) or 1 << 30
+    if kind == "sglang" and not options.chats and window and windowed and longest > window:
+        raise UserError(
+            f"{options.model} has a sliding window of {window:,} tokens, and SGLang attends to all of the past in a "
+            f"{name}: beyond the window it would generate from another distribution than the model's. Keep prompt and "
+            f"response within it (a run's model.context_window={window}), or let vLLM generate (--engine vllm in "
+            "evaluations)"
+        )
 
 
 def check_heads(model: Mapping[str, Any], gpus: int) -> None:

@@ -9,9 +9,17 @@ import torch
 
 from trainer.algorithms.advantages import group_advantages, zero_variance_groups
 from trainer.algorithms.aggregation import token_weights
+from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
-from trainer.config import AgentConfig, RunConfig
-from trainer.rollout.credit import control_rewards, rewarded_turns, shared_by_turns, trajectory_means
+from trainer.config import AlgorithmConfig, RunConfig
+from trainer.rollout.credit import (
+    control_rewards,
+    overlong_penalties,
+    rewarded_turns,
+    shared_by_turns,
+    trajectory_means,
+    turn_index,
+)
 from trainer.types import Group, Row, Trajectory
 
 COUNTERS = ("empty_memory", "truncated_memory", "truncated_final", "truncated_context")
@@ -28,12 +36,6 @@ class TrainingBatch:
     stats: dict[str, float]
 
 
-def response_limit(c: AgentConfig, trajectories: list[Trajectory]) -> int:
-    """Most response tokens that any of these trajectories could have had."""
-    most_updates = max((sum(t.kind == "update" for t in one.turns) for one in trajectories), default=0)
-    return most_updates * c.max_memory_tokens + c.max_final_tokens
-
-
 def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBatch:
     """Rows for the optimizer steps of one training step.
 
@@ -44,28 +46,39 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
     trajectories = [t for group in groups for t in group.trajectories]
     ok = [i for i, t in enumerate(trajectories) if t.error is None]
     group_of = [g for g, group in enumerate(groups) for _ in group.trajectories]
-    rewards = control_rewards([t.reward for t in trajectories], config.control.rewards, config.seed, "shuffle", step)
+    cost = [overlong_penalties(t, config) for t in trajectories]
+    # Where turns are rewarded apart `reward` is their mean.
+    lost = [sum(c) / len(c) if t.turn_rewards and c else sum(c) for t, c in zip(trajectories, cost, strict=True)]
+    shaped = [t.reward + less for t, less in zip(trajectories, lost, strict=True)]
+    rewards = control_rewards(shaped, config.control.rewards, config.seed, "shuffle", step)
     numbers = torch.tensor([group_of[i] for i in ok], dtype=torch.long)
     advantages = torch.zeros(len(trajectories), dtype=torch.float64)
+    signal, of_group = advantages[ok], numbers
     if ok and all(trajectories[i].turn_rewards for i in ok):
-        per_turn = rewarded_turns([trajectories[i] for i in ok], numbers, config, step)
-        advantages[ok] = trajectory_means([trajectories[i] for i in ok], per_turn)
+        scored = [trajectories[i] for i in ok]
+        per_turn = rewarded_turns(scored, numbers, config, step)
+        advantages[ok] = trajectory_means(scored, per_turn)
+        # Turns whose advantages add up to nothing are learned from all the same.
+        signal, of_group = per_turn, numbers[turn_index(scored)]
     else:
         if ok:
             values = group_advantages(torch.tensor([rewards[i] for i in ok]), numbers, algorithm.advantage)
             advantages[ok] = 0.0 if config.control.zero_advantages else values
+            signal = advantages[ok]
         per_turn = shared_by_turns(trajectories, advantages, config)
     flat = turn_rows(trajectories, per_turn, config)
     per_batch = len(groups) // config.train.minibatches
-    limit = response_limit(config.agent, trajectories)
     minibatches = []
     for number in range(config.train.minibatches):
         first, last = number * per_batch, (number + 1) * per_batch
         rows = [row for row in flat if first <= group_of[row.trajectory] < last]
-        set_weights(rows, algorithm.loss_norm, limit)
+        sampled = sum(first <= group_of[i] < last for i in ok)
+        set_weights(rows, algorithm.loss_norm, sampled, config.response_limit)
         minibatches.append(rows)
     stats = rollout_stats(trajectories, rewards, advantages, flat)
-    stats["zero_variance_groups"] = float(zero_variance_groups(advantages[ok], numbers)) if ok else float(len(groups))
+    stats["zero_variance_groups"] = float(zero_variance_groups(signal, of_group)) if ok else float(len(groups))
+    if any(map(config.overlong_buffer, (config.agent.max_final_tokens, config.agent.max_memory_tokens))):
+        stats["overlong_penalty"] = sum(lost) / max(len(lost), 1)
     return TrainingBatch(minibatches, advantages.tolist(), stats)
 
 
@@ -83,15 +96,40 @@ def turn_rows(trajectories: list[Trajectory], per_turn: torch.Tensor, config: Ru
     return rows
 
 
-def set_weights(rows: list[Row], norm: str, limit: int) -> None:
-    """Give every row its tokens' weight in the loss of one optimizer step."""
+def leave_out_rejected(batch: TrainingBatch, config: RunConfig) -> int:
+    """Take the rows that sequence_mask rejects out of the batch and weigh the others anew; tokens that were left out.
+
+    All rows have old log-probs.
+    """
+    a, norm = config.algorithm, resolve(config.algorithm).loss_norm
+    left_out = 0
+    for number, rows in enumerate(batch.minibatches):
+        kept = [row for row in rows if not _is_rejected(row, a)]
+        left_out += sum(len(row.response_ids) for row in rows) - sum(len(row.response_ids) for row in kept)
+        if norm != "constant":  # which depends on no row
+            set_weights(kept, norm)
+        batch.minibatches[number] = kept
+    return left_out
+
+
+def _is_rejected(row: Row, a: AlgorithmConfig) -> bool:
+    old, behave = torch.tensor(row.old_logprobs), torch.tensor(row.behave_logprobs)
+    sequence = torch.zeros(len(old), dtype=torch.long)
+    return not bool(sequence_keep(old, behave, sequence, a.sequence_mask, a.mask_low, a.mask_high).all())
+
+
+def set_weights(rows: list[Row], norm: str, trajectories: int = 0, limit: int = 0) -> None:
+    """Give every row its tokens' weight in the loss of one optimizer step.
+
+    trajectories: that were sampled for it, those included of which no row is left. limit: response tokens of each.
+    """
     if not rows:
         return
     # Trajectory numbers are counted from 0 within the step, without gaps that would count as trajectories.
     order = {number: i for i, number in enumerate(sorted({row.trajectory for row in rows}))}
     tokens = torch.tensor([len(row.response_ids) for row in rows])
     index = torch.tensor([order[row.trajectory] for row in rows])
-    for row, weight in zip(rows, token_weights(tokens, index, norm, limit).tolist(), strict=True):  # type: ignore[arg-type]
+    for row, weight in zip(rows, token_weights(tokens, index, norm, trajectories, limit).tolist(), strict=True):  # type: ignore[arg-type]
         row.weight = weight
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.advantages import gigpo_advantages, group_advantages, turn_advantages
-from trainer.algorithms.table import resolve
-from trainer.config import RunConfig
+from trainer.algorithms.table import overlong_penalty, resolve
+from trainer.config import AlgorithmConfig, RunConfig
 from trainer.seeding import derive_seed
-from trainer.types import Trajectory
+from trainer.types import Group, Trajectory, TurnRewards
 
 
 def control_rewards(rewards: list[float], control: str, *seed_parts: str | int) -> list[float]:
@@ -25,9 +25,26 @@ def control_rewards(rewards: list[float], control: str, *seed_parts: str | int) 
     return rewards
 
 
+def overlong_penalties(trajectory: Trajectory, config: RunConfig) -> list[float]:
+    """What each turn's reward loses by its length, 0 or less.
+
+    Only a response that is rewarded can lose: the last one, or every turn where turns are rewarded apart.
+    """
+    a = config.algorithm
+    factor = a.overlong_penalty * (config.task.reward_scale if config.reward.name == "math" else 1.0)
+    found = [0.0] * len(trajectory.turns)
+    for number, turn in enumerate(trajectory.turns):
+        if trajectory.turn_rewards is None and number < len(trajectory.turns) - 1:
+            continue
+        limit = config.agent.max_final_tokens if turn.kind == "final" else config.agent.max_memory_tokens
+        length = len(turn.completion.token_ids)
+        found[number] = factor * overlong_penalty(length, limit, config.overlong_buffer(limit))
+    return found
+
+
 def shared_by_turns(trajectories: list[Trajectory], advantages: Tensor, config: RunConfig) -> Tensor:
     """Advantage of every turn, [turns], from that of its trajectory, [trajectories]."""
-    return turn_advantages(advantages, _trajectory_of_turn(trajectories), config.algorithm.credit)
+    return turn_advantages(advantages, turn_index(trajectories), config.algorithm.credit)
 
 
 def rewarded_turns(trajectories: list[Trajectory], groups: Tensor, config: RunConfig, step: int) -> Tensor:
@@ -37,9 +54,8 @@ def rewarded_turns(trajectories: list[Trajectory], groups: Tensor, config: RunCo
     or turns round the rewards of the whole batch's turns (gigpo: its outcomes and its turns' parts, each by itself).
     """
     algorithm, control = config.algorithm, config.control
-    norm = resolve(algorithm).advantage
-    index = _trajectory_of_turn(trajectories)
-    rewards = [t.turn_rewards for t in trajectories if t.turn_rewards is not None]
+    index = turn_index(trajectories)
+    rewards = [_shortened(t, config) for t in trajectories if t.turn_rewards is not None]
     if control.zero_advantages:
         return torch.zeros(len(index), dtype=torch.float64)
 
@@ -48,20 +64,62 @@ def rewarded_turns(trajectories: list[Trajectory], groups: Tensor, config: RunCo
             control_rewards(values, control.rewards, config.seed, "shuffle", part, step), dtype=torch.float64
         )
 
-    if algorithm.turn_advantage == "gigpo":
-        outcomes = controlled([one.outcome for one in rewards], "outcome")
-        own = controlled([value for one in rewards for value in one.turns], "turns")
-        return gigpo_advantages(outcomes, own, index, groups, norm, algorithm.gigpo_discount, algorithm.gigpo_weight)
+    outcomes = controlled([one.outcome for one in rewards], "outcome")
+    own = controlled([value for one in rewards for value in one.turns], "turns")
     totals = controlled([value for one in rewards for value in one.totals], "totals")
+    return _own_advantages(algorithm, outcomes, own, totals, index, groups)
+
+
+def _shortened(trajectory: Trajectory, config: RunConfig) -> TurnRewards:
+    """The turns' rewards less what their lengths cost."""
+    rewards = trajectory.turn_rewards
+    assert rewards is not None
+    cost = overlong_penalties(trajectory, config)
+    return TurnRewards(rewards.outcome, [own + lost for own, lost in zip(rewards.turns, cost, strict=True)])
+
+
+def has_signal(group: Group, algorithm: AlgorithmConfig) -> bool:
+    """Whether any advantage of the group is other than 0, so that something can be learned from it.
+
+    Where turns are rewarded apart their own advantages count: trajectories of the same mean reward may differ in them.
+    What lengths cost does not count: DAPO looks at right and wrong.
+    """
+    ok = [t for t in group.trajectories if t.error is None]
+    rewards = [t.turn_rewards for t in ok if t.turn_rewards is not None]
+    if not rewards or len(rewards) < len(ok):
+        return len({t.reward for t in ok}) > 1
+
+    def tensor(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64)
+
+    found = _own_advantages(
+        algorithm,
+        tensor([one.outcome for one in rewards]),
+        tensor([value for one in rewards for value in one.turns]),
+        tensor([value for one in rewards for value in one.totals]),
+        turn_index(ok),
+        torch.zeros(len(ok), dtype=torch.long),
+    )
+    return bool((found != 0).any())
+
+
+def _own_advantages(
+    algorithm: AlgorithmConfig, outcomes: Tensor, own: Tensor, totals: Tensor, index: Tensor, groups: Tensor
+) -> Tensor:
+    """Advantage of every turn, [turns], from outcomes [trajectories], the turns' own parts and totals, both [turns]."""
+    norm = resolve(algorithm).advantage
+    if algorithm.turn_advantage == "gigpo":
+        return gigpo_advantages(outcomes, own, index, groups, norm, algorithm.gigpo_discount, algorithm.gigpo_weight)
     return group_advantages(totals, groups[index], norm)
 
 
 def trajectory_means(trajectories: list[Trajectory], per_turn: Tensor) -> Tensor:
     """Mean advantage of the turns of every trajectory, [trajectories]; 0 for one without turns."""
-    index = _trajectory_of_turn(trajectories)
+    index = turn_index(trajectories)
     sums = torch.zeros(len(trajectories), dtype=torch.float64).index_add_(0, index, per_turn.double())
     return sums / torch.bincount(index, minlength=len(trajectories)).clamp(min=1)
 
 
-def _trajectory_of_turn(trajectories: list[Trajectory]) -> Tensor:
+def turn_index(trajectories: list[Trajectory]) -> Tensor:
+    """Number of the trajectory that each turn belongs to, [turns] int64."""
     return torch.tensor([i for i, t in enumerate(trajectories) for _ in t.turns], dtype=torch.long)

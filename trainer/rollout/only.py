@@ -44,7 +44,7 @@ from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
-from trainer.train.model import context_window, load_lm, load_tokenizer, stop_token_ids
+from trainer.train.model import context_window, describe, load_lm, load_tokenizer, stop_token_ids
 from trainer.types import Group, Task
 
 PROGRESS, TABLE = "progress.json", "table.csv"
@@ -121,7 +121,9 @@ class RolloutRun:
         self.folder = self.paths.logs / "rollouts"
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
-        lm = load_lm(model_folder, config.model).to(world.device)
+        embedded = config.engine == "embedded"
+        # Servers compute log-probs themselves: any class of model will do, and its weights are theirs.
+        lm = load_lm(model_folder, config.model).to(world.device) if embedded else describe(model_folder)
         agent, window = make_agent(config, self.tokenizer), context_window(lm, config.model)
         if isinstance(agent, MemAgent):
             check_window(agent, window)
@@ -133,7 +135,7 @@ class RolloutRun:
         ids = stop_token_ids(lm, self.tokenizer)
         parts = SamplerParts(config, world, self.source, course, agent, make_reward(config), ids, stop_here, window)
         self.sampler: Sampler
-        if config.engine == "embedded":
+        if embedded:
             self.sampler = embedded_sampler(parts, lm.eval(), PolicyModel(lm))
         else:
             from trainer.serving.sampling import served_sampler  # noqa: PLC0415 (an HTTP client, only with servers)

@@ -16,6 +16,7 @@ from trainer.config import RunConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.rollout.buffer import Cursor
 from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.rollout.credit import has_signal
 from trainer.schedule import Course
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
@@ -66,7 +67,7 @@ class Sampler(ABC):
     def stats(self) -> dict[str, float]:
         """Numbers about sampling since the last call, for the step's record."""
         dropped, self._dropped = self._dropped, 0
-        numbers = {"refilled_groups": float(dropped)} if self.config.rollout.refill else {}
+        numbers = {"refilled_groups": float(dropped)} if self.config.refills else {}
         return numbers | ({} if self._score_wait is None else {"judge_wait_s": self._score_wait})
 
     def close(self) -> None:  # noqa: B027 (most have nothing to give up)
@@ -107,7 +108,7 @@ class EmbeddedSampler(Sampler):
         return shared_groups(self.controller, self.world, tasks, plan)
 
     def batch(self, number: int) -> list[Group]:
-        """See Sampler; with `rollout.refill`, in rounds until enough groups have rewards that differ."""
+        """See Sampler; with dynamic sampling in rounds, until enough groups have something to learn from."""
         c, numbers, plan = self.config.rollout, self.cursor.numbers(), self.plan(number)
         self.controller.meter.take()  # of an evaluation before
         kept: list[Group] = []
@@ -117,11 +118,11 @@ class EmbeddedSampler(Sampler):
             fresh = list(islice(numbers, c.batch_size - len(kept)))
             asked += fresh
             found = self.groups([self.source.train(i) for i in fresh], plan)
-            if not c.refill:
+            if not self.config.refills:
                 kept = found
                 break
-            kept += [group for group in found if is_telling(group)]
-            spare += [group for group in found if not is_telling(group)]
+            for group in found:
+                (kept if has_signal(group, self.config.algorithm) else spare).append(group)
             if len(asked) >= c.max_refill * c.batch_size:
                 break
         waited = self.controller.meter.take()
@@ -145,9 +146,3 @@ def shared_groups(
     size = world.size
     shares = world.gather(controller.run(tasks[world.rank :: size], plan))
     return [shares[i % size][i // size] for i in range(len(tasks))]
-
-
-def is_telling(group: Group) -> bool:
-    """Whether the group's rewards differ, so that something can be learned from it."""
-    rewards = {t.reward for t in group.trajectories if t.error is None}
-    return len(rewards) > 1

@@ -23,8 +23,9 @@ from trainer.judge.turns import ORDER
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.buffer import Slot, WorkBuffer
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
+from trainer.rollout.credit import has_signal
 from trainer.rollout.roofline import DecodeRoofline
-from trainer.rollout.sampler import Sampler, is_telling
+from trainer.rollout.sampler import Sampler
 from trainer.schedule import Course
 from trainer.serving.fleet import Fleet
 from trainer.serving.wanted import gpus_per_server
@@ -240,7 +241,8 @@ class ServedSampler(Sampler):
             self._failure = error
         else:
             c = self.config.rollout
-            if c.refill and not is_telling(group) and len(buffer.dropped) < (c.max_refill - 1) * c.batch_size:
+            again = self.config.refills and len(buffer.dropped) < (c.max_refill - 1) * c.batch_size
+            if again and not has_signal(group, self.config.algorithm):
                 buffer.drop(slot)
                 self._admit(served)
             else:

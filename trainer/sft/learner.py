@@ -29,12 +29,15 @@ class SftLearner(Learner):
 
     def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         logp, entropy = self._forward(batch, self.policy)
-        loss = -(batch.weights * logp).sum()
+        # A stand-in row of weight 0 keeps ranks in step and must not show in the loss or the statistics.
+        real = batch.weights > 0
+        loss = -(batch.weights * torch.where(real, logp, 0.0)).sum()
         with torch.no_grad():
-            # A stand-in row of weight 0 keeps ranks in step and must not show in the statistics.
-            real = (batch.weights > 0).double()
-            likely = (logp > -0.6931).double()
-            sums = [loss.double(), (entropy.double() * real).sum(), (likely * real).sum(), real.sum()]
+            likely = real & (logp > -0.6931)
+            sums = [
+                loss.double(), torch.where(real, entropy.double(), 0.0).sum(), likely.double().sum(),
+                real.double().sum(),
+            ]  # fmt: skip
             part = torch.stack(sums)
         return loss, part, torch.zeros_like(part[0])
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from trainer.train.model import context_window, load_tokenizer
 from trainer.types import Row
 
 BEFORE = "before.json"
+LONG_TEXTS = 64
 
 
 class SftRun(SteppedRun):
@@ -64,6 +66,9 @@ class SftRun(SteppedRun):
         e = self.examples
         self.monitor.info(f"{e.path}: {len(e.train)} examples to learn from, {len(e.heldout)} held out.")
         try:
+            if self.state.global_step < self.course.total_steps:
+                self.longest_row = self._longest_row()
+                self._check_logprobs()
             if self.state.global_step == 0:
                 before = self._measure("before")
                 if self.world.is_main:
@@ -129,10 +134,16 @@ class SftRun(SteppedRun):
         minibatches, left_out = [], 0
         for first in range(0, len(examples), per_batch):
             rows, dropped = self._rows(examples[first : first + per_batch])
-            set_weights(rows, "token", 0)
+            set_weights(rows, "token")
             minibatches.append(rows)
             left_out += dropped
         return minibatches, left_out
+
+    def _longest_row(self) -> int:
+        """Tokens of the longest row of any step, by the longest texts: to tokenise all of them takes too long."""
+        texts = nlargest(LONG_TEXTS, self.examples.train, lambda e: sum(len(text) for _, text in e.messages))
+        rows = [row for number, example in enumerate(texts) for row in self.encoder.rows(example, number)]
+        return min(max((row.num_tokens for row in rows), default=0) or self.longest, self.longest)
 
     def _rows(self, examples: Sequence[Example]) -> tuple[list[Row], int]:
         rows = [row for number, example in enumerate(examples) for row in self.encoder.rows(example, number)]

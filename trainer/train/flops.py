@@ -4,16 +4,21 @@
 
 P_body: matrix parameters of the layers (no embedding, no norm, no bias); T: tokens computed. P_head: of the output
 layer, which runs on the T_loss loss positions only. The last term is causal attention: QKᵀ and PV are 2·len²·d_head a
-head each, half of it is masked; forward and backward are three times that. Recomputed activations do not count (that
+head each, half of it is masked; forward and backward are three times that. A layer with a sliding window W has
+2·len·W - W² in place of len² for rows over W. Recomputed activations do not count (that
 would be HFU), nor do the optimizer and the elementwise operations. MFU = FLOPs / seconds / ranks / peak of one GPU.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from trainer.train.families import windows
 
 # Dense bfloat16 tensor-core FLOP/s by the data sheets, by a part of torch.cuda.get_device_name(); the first that is
 # found counts.
@@ -41,11 +46,15 @@ PEAK_BF16: tuple[tuple[str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """Sizes that the FLOPs of a model depend on. body, head: parameters. attention: layers · heads · head size."""
+    """Sizes that the FLOPs of a model depend on. body, head: parameters. attention: layers · heads · head size.
+
+    windows: how many layers have which sliding window, in tokens; None: none.
+    """
 
     body: int
     head: int
     attention: int
+    windows: tuple[tuple[int | None, int], ...] = ((None, 1),)
 
     @classmethod
     def of(cls, lm: Any) -> ModelFlops:
@@ -53,13 +62,24 @@ class ModelFlops:
         c = lm.config
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         body = sum(p.numel() for p in lm.model.layers.parameters() if p.ndim == 2)
-        return cls(body, lm.lm_head.weight.numel(), c.num_hidden_layers * c.num_attention_heads * size)
+        counts = tuple(Counter(windows(c)).items())
+        return cls(body, lm.lm_head.weight.numel(), c.num_hidden_layers * c.num_attention_heads * size, counts)
 
-    def forward(self, tokens: int, loss_tokens: int, squares: int) -> float:
-        """FLOPs of a forward pass over rows of Σ length = `tokens`, Σ length² = `squares`."""
+    def squares(self, lengths: Iterable[int]) -> float:
+        """Σ length² of rows, or what a sliding window leaves of it; a mean over the layers."""
+        layers = sum(count for _, count in self.windows)
+        total = 0
+        for length in lengths:
+            for window, count in self.windows:
+                narrow = min(length, window or length)
+                total += count * (2 * length * narrow - narrow * narrow)
+        return total / layers
+
+    def forward(self, tokens: int, loss_tokens: int, squares: float) -> float:
+        """FLOPs of a forward pass over rows of Σ length = `tokens`, `squares` (see there)."""
         return 2.0 * (self.body * tokens + self.head * loss_tokens + self.attention * squares)
 
-    def training(self, tokens: int, loss_tokens: int, squares: int) -> float:
+    def training(self, tokens: int, loss_tokens: int, squares: float) -> float:
         """FLOPs of forward and backward pass; the module's formula."""
         return 3.0 * self.forward(tokens, loss_tokens, squares)
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.losses import k3_kl
-from trainer.algorithms.mismatch import sequence_keep, tis_weights
+from trainer.algorithms.losses import k3_kl, ratio_of
+from trainer.algorithms.objective import objective
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.errors import RunError
@@ -177,7 +177,7 @@ class Learner:
         sums = torch.zeros(len(self.SUMS), dtype=torch.float64, device=device)
         # Largest |ratio - 1|, and the host's count of what was computed: tokens, loss positions, Σ length².
         worst = torch.zeros((), dtype=torch.float64, device=device)
-        work = [0, 0, 0]
+        work = [0.0, 0.0, 0.0]
         with self._memory("a training step"):
             for number, members in enumerate(plan):
                 # Sharded layers hold sums of gradients that only a whole step takes away again.
@@ -191,7 +191,7 @@ class Learner:
                 (loss * self.world.data_size).backward()
                 sums += part
                 worst = torch.maximum(worst, deviation)
-                counts = (batch.layout.num_tokens, len(batch.targets), batch.layout.squares)
+                counts = (batch.layout.num_tokens, len(batch.targets), self.flops.squares(batch.layout.lengths))
                 work = [total + count for total, count in zip(work, counts, strict=True)]
             norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip)
             finite = bool(torch.isfinite(norm))
@@ -204,7 +204,7 @@ class Learner:
         total = dict(zip(self.SUMS, totals, strict=False))
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         deviation, peak = self.world.max(torch.stack([worst, worst.new_tensor(peak)])).tolist()
-        tokens, loss_tokens, squares = map(int, totals[len(self.SUMS) :])
+        tokens, loss_tokens = map(int, totals[len(self.SUMS) : -1])
         return StepStats(
             self._means(total)
             | {
@@ -215,7 +215,7 @@ class Learner:
                 "trained_rows": float(len(active)),
             },
             finite,
-            Work(time.perf_counter() - began, tokens, self.flops.training(tokens, loss_tokens, squares), int(peak)),
+            Work(time.perf_counter() - began, tokens, self.flops.training(tokens, loss_tokens, totals[-1]), int(peak)),
         )
 
     def _rate(self) -> float:
@@ -259,38 +259,31 @@ class Learner:
         """Weighted loss of one micro-batch (scalar), its sums [len(self.SUMS)] and largest |ratio - 1|, both float64
         on the device.
         """
-        a = self.config.algorithm
         logp, entropy = self._forward(batch, self.policy)
         behave = batch.behave_logprobs
         old = batch.old_logprobs
         if self.config.recomputes_old:
             old = torch.where(batch.lacks_old, logp.detach(), old)
-        policy_loss, clipped = self.algorithm.policy_loss(logp, old, batch.advantages, batch.sequence)
-        keep = sequence_keep(old, behave, batch.sequence, a.sequence_mask, a.mask_low, a.mask_high)
-        token_loss = policy_loss * tis_weights(old, behave, a.tis_cap) * keep
-        kl = k3_kl(logp, batch.ref_logprobs) if a.kl_coef > 0 else torch.zeros_like(logp)
-        loss = (batch.weights * (token_loss + a.kl_coef * kl)).sum()
+        found = objective(
+            self.algorithm, self.config.algorithm, logp, old, behave, batch.ref_logprobs, batch.advantages,
+            batch.weights, batch.sequence,
+        )  # fmt: skip
         with torch.no_grad():
             # A stand-in row of weight 0 keeps ranks in step and must not show in the statistics.
-            real = (batch.weights > 0).double()
+            real = batch.weights > 0
             log_ratio = (logp - old).double()
+            ratio = ratio_of(logp.double(), old.double())
             own = old if self.config.recomputes_old else logp
             mismatch, gap = k3_kl(own, behave).double(), (own - behave).abs()
-            part = torch.stack(
-                [
-                    loss.detach().double(),
-                    *(
-                        (value.double() * real).sum()
-                        for value in (
-                            kl, clipped, log_ratio.exp(), -log_ratio, entropy, batch.advantages, mismatch, gap,
-                            keep,
-                        )
-                    ),
-                    real.sum(),
-                ]
+            numbers = (
+                found.kl, found.clipped, ratio, -log_ratio, entropy, batch.advantages, mismatch, gap, found.kept,
+                real,
             )  # fmt: skip
-            deviation = ((log_ratio.exp() - 1).abs() * real).max()
-        return loss, part, deviation
+            part = torch.stack(
+                [found.loss.detach().double(), *(torch.where(real, value.double(), 0.0).sum() for value in numbers)]
+            )
+            deviation = torch.where(real, (ratio - 1).abs(), 0.0).max()
+        return found.loss, part, deviation
 
     def _means(self, total: dict[str, float]) -> dict[str, float]:
         tokens = max(total["tokens"], 1.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.train.families import capped
 from trainer.train.packing import PackedBatch
 
 
@@ -36,18 +37,22 @@ class _WideScores(torch.autograd.Function):
         return grad @ weight, grad.t() @ hidden
 
 
-def _scores(hidden: Tensor, head: Any) -> Tensor:
+def _scores(hidden: Tensor, lm: Any) -> Tensor:
+    """Logits in float32 [tokens, vocabulary] of hidden states [tokens, width]."""
+    head = lm.lm_head
     if head.weight.dtype == torch.float32:
-        return head(hidden).float()
-    return _WideScores.apply(hidden, head.weight)
+        return capped(head(hidden).float(), lm.config)
+    return capped(_WideScores.apply(hidden, head.weight), lm.config)
 
 
-def _chunk_logprobs(hidden: Tensor, head: Any, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits = _scores(hidden, head) / temperature
+def _chunk_logprobs(hidden: Tensor, lm: Any, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logits = _scores(hidden, lm) / temperature
     normaliser = logits.logsumexp(-1)
     logp = logits.gather(-1, targets[:, None])[:, 0] - normaliser
     with torch.no_grad():
-        entropy = normaliser - (logits.softmax(-1) * logits).sum(-1)
+        # A score of -inf (a token that the model forbids) has probability 0 and no part in the entropy.
+        finite = logits.clamp(min=torch.finfo(logits.dtype).min)
+        entropy = normaliser - (logits.softmax(-1) * finite).sum(-1)
     return logp, entropy
 
 
@@ -77,22 +82,42 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.lm = lm
 
-    def forward(self, batch: PackedBatch, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
-        """See `token_logprobs`."""
+    def forward(self, batch: PackedBatch, temperature: float, chunk: int, own: bool = False) -> tuple[Tensor, Tensor]:
+        """See `token_logprobs`. own: by the model's own forward pass and attention, of a batch of one row; all its
+        logits exist at once.
+        """
+        if own:
+            return self._own(batch, temperature)
         first = self.lm.model.layers[0].self_attn
         hidden = self.lm.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            **batch.layout.arguments(self.lm.lm_head.weight.dtype, first.head_dim),
+            **batch.layout.arguments(self.lm.lm_head.weight.dtype, first.head_dim, self.lm.config),
         ).last_hidden_state[0]
         hidden = hidden[batch.loss_index]
         pieces = []
         for start in range(0, len(hidden), chunk):
-            piece = (hidden[start : start + chunk], self.lm.lm_head, batch.targets[start : start + chunk], temperature)
+            piece = (hidden[start : start + chunk], self.lm, batch.targets[start : start + chunk], temperature)
             if torch.is_grad_enabled() and len(hidden) > chunk:
                 pieces.append(checkpoint(_chunk_logprobs, *piece, use_reentrant=False))
             else:
                 pieces.append(_chunk_logprobs(*piece))
         logp, entropy = torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
         return logp[batch.expand], entropy[batch.expand]
+
+    def _own(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        config = self.lm.config
+        ours = config._attn_implementation
+        config._attn_implementation = "sdpa" if self.lm._supports_sdpa else "eager"
+        try:
+            found = self.lm(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.loss_index,
+            )
+        finally:
+            config._attn_implementation = ours
+        logp = torch.log_softmax(found.logits[0].float() / temperature, -1)
+        return logp.gather(-1, batch.targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)

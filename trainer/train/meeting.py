@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from urllib.parse import urlparse
 
@@ -32,12 +33,10 @@ def meet(rank: int, size: int, rendezvous: str, patience: timedelta) -> Store:
         else:
             assert where.hostname is not None
             assert where.port is not None
-            store = TCPStore(
-                where.hostname, where.port, size, rank == 0, patience, wait_for_workers=False, multi_tenant=True
-            )
+            store = _tcp_store(where.hostname, where.port, size, rank == 0, patience)
         store.set_timeout(patience)
         store.set(_key(rank), os.uname().nodename)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RunError(
             f"rank {rank} of {size} on {os.uname().nodename} could not reach rank 0 at {where.netloc} {within}: rank 0 "
             "has ended (its log says why), or a firewall or a wrong address is between their hosts (clusterkit check "
@@ -48,6 +47,23 @@ def meet(rank: int, size: int, rendezvous: str, patience: timedelta) -> Store:
     except RuntimeError as error:
         raise RunError(_absent(store, size, within)) from error
     return store
+
+
+def _tcp_store(host: str, port: int, size: int, is_server: bool, patience: timedelta) -> Store:
+    """A store that listens on this address alone; left to itself TCPStore listens on all of them, for everybody."""
+    listener = None
+    if is_server:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family).detach()
+    return TCPStore(
+        host,
+        port,
+        size,
+        is_server,
+        patience,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
 
 
 def _absent(store: Store, size: int, within: str) -> str:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from trainer.config import ModelConfig
 from trainer.errors import UserError
 from trainer.train import attention
+from trainer.train.families import check_family
 
 
 def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None) -> Any:
@@ -70,6 +72,19 @@ def empty_lm(folder: Path) -> Any:
     return prepare_lm(lm.eval())
 
 
+def describe(folder: Path) -> Any:
+    """What a checkpoint folder says of its model, of any class: `config` and `generation_config`.
+
+    Raises:
+        UserError: it says nothing that transformers can read.
+
+    """
+    with readable(folder):
+        return SimpleNamespace(
+            config=AutoConfig.from_pretrained(folder).get_text_config(), generation_config=_generation_config(folder)
+        )
+
+
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
     """Turn what transformers and safetensors say of a folder that they cannot load into words."""
@@ -81,13 +96,14 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def check_architecture(lm: Any, folder: Path) -> None:
-    """Raise UserError unless the model is one of decoder layers that can be trained here."""
+    """Raise UserError unless the model is one whose log-probs are computed here, and rightly."""
     names = lm.config.architectures or [type(lm).__name__]
     if not any("ForCausalLM" in name for name in names) or not hasattr(getattr(lm, "model", None), "layers"):
         raise UserError(
             f"model.path={folder} is a {names[0]}, and what is trained here is a causal language model "
             "of decoder layers (…ForCausalLM, such as Llama, Qwen2 or Qwen3): give the folder of one"
         )
+    check_family(lm, folder)
 
 
 def check_weights(folder: Path, missing: Collection[str], mismatched: Iterable[Sequence[Any]]) -> None:

@@ -1,8 +1,8 @@
 """Causal attention over rows laid end to end, by a flash kernel: no padding and no mask, on CUDA in 16-bit dtypes.
 
 The kernel is PyTorch's own (`torch.nn.attention.varlen`, 2.10 and later), else flash-attn's where that is installed.
-Which one it is, and whether it takes fewer key/value heads than query heads, is found out once, before anything is
-compiled: PyTorch says so only since 2.13, while its kernel could do it before.
+Which one it is, whether it takes fewer key/value heads than query heads, and whether it is right about a sliding window
+is found out once, before anything is compiled: PyTorch speaks of heads only since 2.13, of windows since 2.11.
 """
 
 from __future__ import annotations
@@ -20,27 +20,32 @@ HALF = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
 # Longest rows are told to the kernel as multiples of this, so that compiled code is not made anew for every length.
 LENGTH_STEP = 1024
+# Of the trial whether a kernel knows windows.
+WINDOW = 7
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, int | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Flash:
-    """A kernel over (query, key, value [tokens, heads, d], ends of rows [rows + 1] int32, longest row, scale).
+    """A kernel over (query, key, value [tokens, heads, d], ends of rows [rows + 1] int32, longest row, scale, window).
 
-    grouped: it takes fewer key/value heads than query heads.
+    grouped: it takes fewer key/value heads than query heads. windowed: it takes a sliding window.
     """
 
     name: str
     run: Kernel
     grouped: bool
+    windowed: bool
 
 
-def usable(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether rows on that device can be attended to by a flash kernel."""
+def usable(device: torch.device, dtype: torch.dtype, head_size: int, windowed: bool = False) -> bool:
+    """Whether rows on that device can be attended to by a flash kernel, through sliding windows where `windowed`."""
     if device.type != "cuda" or dtype not in HALF or head_size > LARGEST_HEAD or head_size % 8:
         return False
-    return flash() is not None
+    kernel = flash()
+    return kernel is not None and (kernel.windowed or not windowed)
 
 
 _FOUND: list[Flash] = []
@@ -52,17 +57,12 @@ def flash() -> Flash | None:
     """The kernel of this machine; None where there is none. Asked once before layers are compiled."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         return None
-    if (kernel := _torchs()) is not None:
-        return _keep(Flash("torch", kernel, _takes_groups(kernel)))
-    try:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found] # noqa: PLC0415 (optional)
-    except ImportError:
+    kernel, name = _torchs(), "torch"
+    if kernel is None:
+        kernel, name = _flash_attn(), "flash-attn"
+    if kernel is None:
         return None
-
-    def run(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None) -> Tensor:
-        return flash_attn_varlen_func(query, key, value, ends, ends, longest, longest, softmax_scale=scale, causal=True)
-
-    return _keep(Flash("flash-attn", run, True))
+    return _keep(Flash(name, kernel, _takes_groups(kernel), _takes_windows(kernel)))
 
 
 def _keep(kernel: Flash) -> Flash:
@@ -70,12 +70,21 @@ def _keep(kernel: Flash) -> Flash:
     return kernel
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: Tensor,
+    longest: int,
+    scale: float | None,
+    window: int | None = None,
+) -> Tensor:
     """Attention of every row over its own past. query: [tokens, heads, d]; key, value: [tokens, kv_heads, d].
 
     Args:
         ends: [rows + 1] int32, where rows begin and end, 0 first. longest: at least the tokens of the longest row.
         scale: of the scores; None: 1/√d.
+        window: keys that a query sees, itself among them; None: all of its past.
 
     Returns:
         [tokens, heads, d].
@@ -86,7 +95,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int
     times = query.shape[1] // key.shape[1]
     if times > 1 and not kernel.grouped:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    return kernel.run(query, key, value, ends, longest, scale)
+    return kernel.run(query, key, value, ends, longest, scale, window)
+
+
+def _left(window: int | None) -> int:
+    """What flash kernels call the left side of a window: keys before the query itself; -1 for all."""
+    return -1 if window is None else window - 1
 
 
 def _torchs() -> Kernel | None:
@@ -97,22 +111,69 @@ def _torchs() -> Kernel | None:
         return None
     known = inspect.signature(varlen_attn).parameters
     # 2.10 says `is_causal`; later versions speak of the window that a query sees to its left and right.
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known:
-        options["enable_gqa"] = True
-    scales = "scale" in known
+    windows, scales = "window_size" in known, "scale" in known
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
-    def run(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None) -> Tensor:
+    def run(
+        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None, window: int | None
+    ) -> Tensor:
+        if not windows and window is not None:
+            raise ValueError("this PyTorch's varlen_attn knows no sliding window")
+        if not scales and scale is not None and scale != query.shape[-1] ** -0.5:
+            raise ValueError("this PyTorch's varlen_attn knows no scale of the scores")
         more: dict[str, Any] = {"scale": scale} if scales else {}
+        more |= {"window_size": (_left(window), 0)} if windows else {"is_causal": True}
         return cast(Tensor, varlen_attn(query, key, value, ends, ends, longest, longest, **options, **more))
+
+    return run
+
+
+def _flash_attn() -> Kernel | None:
+    """flash-attn's kernel, where that package is installed."""
+    try:
+        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found] # noqa: PLC0415 (optional)
+    except ImportError:
+        return None
+
+    def run(
+        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None, window: int | None
+    ) -> Tensor:
+        return flash_attn_varlen_func(
+            query, key, value, ends, ends, longest, longest,
+            softmax_scale=scale, causal=True, window_size=(_left(window), 0 if window is not None else -1),
+        )  # fmt: skip
 
     return run
 
 
 def _takes_groups(kernel: Kernel) -> bool:
     """Whether the kernel's values and gradients with two key/value heads are those with the heads repeated."""
+
+    def repeated(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+        return kernel(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), ends, 64, None, None)
+
+    return _agree(lambda q, k, v, ends: kernel(q, k, v, ends, 64, None, None), repeated, kv_heads=2)
+
+
+def _takes_windows(kernel: Kernel) -> bool:
+    """Whether the kernel's values and gradients under a window are those of scores that are written out."""
+
+    def written_out(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+        place = torch.arange(len(query), device=query.device)
+        row = torch.bucketize(place, ends[1:], right=True)
+        back = place[:, None] - place
+        seen = (row[:, None] == row) & (back >= 0) & (back < WINDOW)
+        scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
+
+    return _agree(lambda q, k, v, ends: kernel(q, k, v, ends, 64, None, WINDOW), written_out, kv_heads=4)
+
+
+def _agree(one: Attention, other: Attention, kv_heads: int) -> bool:
+    """Whether two ways of attending to two rows of 33 and 63 tokens give the same values and gradients."""
     generator = torch.Generator("cuda").manual_seed(0)
-    shapes = ((96, 4, 64), (96, 2, 64), (96, 2, 64))
+    shapes = ((96, 4, 64), (96, kv_heads, 64), (96, kv_heads, 64))
     tensors = [
         torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16).requires_grad_()
         for shape in shapes
@@ -121,10 +182,9 @@ def _takes_groups(kernel: Kernel) -> bool:
     ends = torch.tensor([0, 33, 96], device="cuda", dtype=torch.int32)
     try:
         with torch.enable_grad():
-            short = kernel(query, key, value, ends, 64, None)
-            long = kernel(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), ends, 64, None)
-            grads = [torch.autograd.grad(out.float().square().sum(), tensors) for out in (short, long)]
+            first, second = (way(query, key, value, ends) for way in (one, other))
+            grads = [torch.autograd.grad(out.float().square().sum(), tensors) for out in (first, second)]
     except (RuntimeError, ValueError, TypeError):
         return False
-    pairs = [(short, long), *zip(*grads, strict=True)]
+    pairs = [(first, second), *zip(*grads, strict=True)]
     return all(torch.allclose(a.float(), b.float(), rtol=0.05, atol=0.05) for a, b in pairs)
