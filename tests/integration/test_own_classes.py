@@ -14,6 +14,8 @@ import pytest
 import zstandard
 from runs import ENVIRONMENT, REPOSITORY, Forks, NewTrial, Trial
 
+from clusterkit.closing import closing_lines
+
 DOCS = REPOSITORY / "docs" / "custom.md"
 FAST = [
     *("model.tiny.hidden_size=32", "model.tiny.num_layers=2", "model.tiny.intermediate_size=64"),
@@ -91,6 +93,34 @@ def test_a_reward_may_wait_and_gets_its_options(forks: Forks, new_trial: NewTria
     assert forks.run(trial) == 0, trial.said()
 
     assert [step["stats"]["task_reward"] for step in trial.records("step")] == [3.0, 3.0]
+
+
+UNTESTED = """
+from trainer.tasks.recall import Recall
+
+class Untested(Recall):
+    def num_heldout(self, split):
+        return 0
+"""
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_tasks_that_hold_nothing_out_are_trained_on_and_not_evaluated(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path, every: int
+) -> None:
+    trial = new_trial(**{"code_dir": own(tmp_path / "code", UNTESTED), "task": {"name": "mine:Untested"}})
+    trial.change(**{"train.total_steps": 1, "eval.every_steps": every})
+
+    code = forks.run(trial)
+
+    if every:
+        assert code == 2
+        assert "no task is held out for eval.split=test" in trial.said()
+        return
+    assert code == 0, trial.said()
+    assert (trial.records("eval"), trial.summary()["table"]) == ([], [])
+    assert "No task is held out for eval.split=test" in trial.log()
+    assert closing_lines(trial.summary())[0].startswith("nothing was held out")
 
 
 def test_other_options_are_other_settings(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:

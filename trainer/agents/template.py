@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.config import AgentConfig
 from trainer.errors import UserError
+from trainer.wording import NO_MEMORY
 
 INSTRUCTED = "use an instruction-tuned checkpoint"
 PLACEHOLDER = re.compile(r"\{(problem|memory|section)\}")
@@ -43,7 +44,7 @@ def memagent_wording(section_first: bool) -> Wording:
         "memory and put the answer in \\boxed{}.\n\n"
         "<problem>\n{problem}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\nYour answer:"
     )
-    return Wording(update, final, "No previous memory")
+    return Wording(update, final, NO_MEMORY)
 
 
 def words_wording(section_first: bool) -> Wording:
@@ -101,7 +102,7 @@ def make_prompts(tokenizer: Any, config: AgentConfig) -> Prompts:
         wording = words_wording(section_first)
         update, final = wording.update, wording.final
     else:
-        wording = memagent_wording(section_first)
+        wording = Wording(**config.wording) if config.wording else memagent_wording(section_first)
         lacks = "agent.template=memagent needs a tokenizer with a chat template and this one has none"
         update = user_prompt(tokenizer, wording.update, lacks, thinking=config.enable_thinking)
         final = user_prompt(tokenizer, wording.final, lacks, thinking=config.enable_thinking)
