@@ -122,6 +122,7 @@ def _going_on(text: str) -> tuple[str]:
 _NEVER = {"null": "0", "none": "0", "-1": "0"}
 """How others say that something is not done at intervals."""
 _DATA_SET = Renamed(("task.path", "task.dataset"), convert=_file_or_folder)
+_OVERLONG = Unneeded("algorithm.overlong_tokens above 0 turns it on, 0 off", ("true",))
 _MICRO_BATCH = Renamed(("train.max_tokens_per_mb",))
 _CHECKPOINTING = {"true": "full", "false": "none"}
 _EPOCHS = Renamed(("train.total_epochs",), beside={"train.total_steps": "0"})
@@ -201,6 +202,10 @@ _LEARNING: dict[str, Alias] = {  # AReaL of all versions: model, data, sampling,
     "actor.kl_ctl": Renamed(("algorithm.kl_coef",)),
     "ppo.eps_clip": Renamed(("algorithm.clip_low", "algorithm.clip_high")),
     "actor.eps_clip": Renamed(("algorithm.clip_low", "algorithm.clip_high")),
+    "actor.c_clip": Renamed(("algorithm.dual_clip",), {"null": "0"}),
+    "actor.overlong_reward_penalty": _OVERLONG,
+    "actor.overlong_tokens": Renamed(("algorithm.overlong_tokens",)),
+    "actor.overlong_penalty_factor": Renamed(("algorithm.overlong_penalty",)),
     "actor_train.mb_spec.max_tokens_per_mb": _MICRO_BATCH,
     "ref_inf.mb_spec.max_tokens_per_mb": _MICRO_BATCH,
     "actor.mb_spec.max_tokens_per_mb": _MICRO_BATCH,
@@ -237,6 +242,7 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     "recurrent.memory.config.max_final_response_length": Renamed(("agent.max_final_tokens",)),
     "algorithm.adv_estimator": Renamed(("algorithm.name",)),
     "algorithm.grpo_use_adv": Renamed(("algorithm.advantage",), {"false": "mean", "true": "mean_std"}),
+    "algorithm.filter_groups.enable": Renamed(("rollout.refill",)),
     "algorithm.kl_ctrl.kl_coef": Unneeded("the KL is a part of the loss, algorithm.kl_coef, not of the reward"),
     "data.train_files": _OWN_FILES,
     "data.val_files": _HELD_OUT,
@@ -249,6 +255,9 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     "data.context_key": Unneeded("every task knows its own files"),
     "data.max_prompt_length": _FROM_AGENT,
     "data.max_response_length": _FROM_AGENT,
+    "reward_model.overlong_buffer.enable": _OVERLONG,
+    "reward_model.overlong_buffer.len": Renamed(("algorithm.overlong_tokens",)),
+    "reward_model.overlong_buffer.penalty_factor": Renamed(("algorithm.overlong_penalty",)),
     "reward_model.reward_manager": Unneeded("an answer is scored in the process that sampled it"),
     "actor_rollout_ref.model.path": Renamed(("model.path",)),
     "actor_rollout_ref.model.use_remove_padding": Unneeded("rows are packed without padding", ("true",)),

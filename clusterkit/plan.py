@@ -6,18 +6,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.planning import timing
+from clusterkit.runlog.metrics import History
 from clusterkit.textplot import count, duration
-from clusterkit.trials import Course, Trial
-from trainer.config import RunConfig
+from clusterkit.trials import Course, Trial, run_directory
+from trainer.config import AgentConfig, RunConfig
 from trainer.judge.registry import judge_urls, judges_folder
+from trainer.tasks.size import evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
 """Tokens of the prompt's own wording, chat template included; rounded up."""
+CHAT_TOKENS = 60
+"""Of a chat template around a prompt."""
+TOKEN_CHARACTERS = 3
+"""Of a prompt's wording, fewer than English has."""
 QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30, "math": 120}
 """Of a task; of any other, the longest question that is allowed."""
 DOCUMENT_TOKENS = 150
 """Average tokens of a HotpotQA paragraph with its title."""
 LATE_CHECKPOINT_HOURS = 2.0
+
+
+def template_tokens(agent: AgentConfig) -> int:
+    """About as many tokens as the longer of the agent's two prompts has before anything is filled in."""
+    if not agent.wording:
+        return TEMPLATE_TOKENS[agent.template]
+    longest = max(len(agent.wording[name]) for name in ("update", "final"))
+    return CHAT_TOKENS + -(-longest // TOKEN_CHARACTERS)
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,7 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in one pass over the training tasks (hotpotqa may have fewer tasks than train_size)."""
+        """Whole batches in one pass over the training tasks (data that is not here may have fewer)."""
         return timing.steps_per_epoch(self.config)
 
     @property
@@ -64,7 +78,7 @@ class Plan:
         if config.task.name == "memalpha":
             return self.trajectories_per_step * agent.context_tokens
         chunk = config.recall_chunk_tokens if config.task.name in ("recall", "facts") else agent.chunk_tokens
-        fixed = TEMPLATE_TOKENS[agent.template] + self._question_tokens + agent.max_memory_tokens
+        fixed = template_tokens(agent) + self._question_tokens + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
         return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
 
@@ -114,6 +128,8 @@ class Plan:
             "resume_step": self.trial.resume_step,
             "busy": run.holder(),
             "steps": self.steps,
+            "ranks": self.config.ranks,
+            "gpus": self.config.gpus,
             "trajectories_per_step": self.trajectories_per_step,
             "tokens_per_step": self.tokens_per_step,
             "step_time_s": self.step_time,
@@ -131,9 +147,10 @@ class Plan:
         config, run = self.config, self.trial.run
         if config.trainer.type == "null":
             return self._rollout_lines()
-        bound = "at most " if config.task.name != "recall" and not config.train.total_steps else ""
+        bound = "" if config.train.total_steps or training_size(config).exact else "at most "
         rows = [
             ("run", self.course),
+            ("ranks", self._ranks()),
             ("steps", f"{bound}{self.steps}{self._whole_time()}"),
             ("one step", self._one_step()),
             ("warm-up", self._warmup()),
@@ -149,6 +166,21 @@ class Plan:
         ]
         rows += [("warning", warning) for warning in self.warnings]
         return [f"{label:<11} {text}" for label, text in rows]
+
+    def lines_elsewhere(self, place: str) -> list[str]:
+        """For people, of a run on other machines, whose folder is not looked into. place: where, such as a cluster."""
+        kept = [line for line in self.lines() if line.split(maxsplit=1)[0] not in ("run", "recover", "logs", "judge")]
+        experiment = self.config.experiment_name
+        return [f"{'run':<11} {experiment} {place}: a new trial, or the unfinished one of the same settings", *kept]
+
+    def _ranks(self) -> str:
+        """Processes that train, and the GPUs of both sides."""
+        config, wanted = self.config, self.config.allocation
+        if wanted is None:
+            return str(config.ranks)
+        sides = [f"{wanted.rollout_gpus} GPUs generate"] if wanted.rollout_gpus else []
+        sides += ["in turns on the same ones"] if wanted.colocated and sides else []
+        return ", ".join([f"{config.ranks} train on {config.n_nodes} x {config.n_gpus_per_node} GPUs", *sides])
 
     def _rollout_lines(self) -> list[str]:
         """Of a run that learns nothing."""
@@ -211,6 +243,8 @@ class Plan:
 
     def _evaluation(self) -> str:
         settings, lengths = self.config.eval, self.config.task.name == "recall"
+        if not evaluates(self.config):
+            return "none: every row is trained on (task.eval_fraction=0); clusterkit eval scores the checkpoints"
         often = f", every {settings.every_steps} steps" if settings.every_steps else ""
         table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
         return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
@@ -245,3 +279,8 @@ class Plan:
         if self.step_time is None:
             return ""
         return f", in about {duration(max(step - self.trial.resume_step, 0) * self.step_time)}"
+
+
+def elsewhere(config: RunConfig) -> Plan:
+    """The plan of a run on other machines; its trial is not known here."""
+    return Plan(config, Trial(run_directory(config, config.trial_name), Course.NEW, History()))

@@ -1,6 +1,7 @@
 """Presets: sizes and tasks from YAML files, resolved with overrides into one RunConfig, each value with its origin.
 
 Order, later wins: RunConfig defaults < the task's base < task < size < the size's section for that task < overrides.
+With another algorithm.name than theirs, what these files set over its row (`ROW_SETTINGS`) is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import Any
 import yaml
 
 from clusterkit.suggest import did_you_mean
+from trainer.config import AlgorithmConfig
 from trainer.errors import UserError
+
+ROW_SETTINGS = frozenset(
+    {
+        *(f"algorithm.{name}" for name in ("advantage", "loss_norm", "clip_low", "clip_high", "dual_clip", "kl_coef")),
+        "rollout.refill",
+    }
+)
+"""Settings that belong to an algorithm: a preset's hold for its own only, not for one that is chosen instead."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +41,15 @@ class TaskPreset:
 
 @dataclass(frozen=True)
 class Measured:
-    """What somebody measured with a preset. gpus: in all. steps, hours: until it had converged, where that is known."""
+    """What somebody measured with a preset.
+
+    gpus: in all. gpu: their kind, empty where it was not told. steps, hours: until it had converged, where known.
+    """
 
     gpus: int
     step_seconds: float
     source: str
+    gpu: str = ""
     steps: int | None = None
     hours: float | None = None
 
@@ -146,9 +160,18 @@ def collect(size: SizePreset, task: str, overrides: dict[str, Any] | None = None
     ]
     settings: dict[str, Setting] = {}
     for values, origin, notes in layers:
+        name = values.get("algorithm.name")
+        if origin == "override" and name is not None and name != _algorithm(settings):
+            # What a preset sets over its own algorithm's row would turn another one into something else.
+            settings = {key: setting for key, setting in settings.items() if key not in ROW_SETTINGS}
         for key, value in values.items():
             settings[key] = Setting(value, origin, notes.get(key, ""))
     return settings
+
+
+def _algorithm(settings: dict[str, Setting]) -> str:
+    given = settings.get("algorithm.name")
+    return str(AlgorithmConfig().name if given is None else given.value)
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clusterkit import presets
 from clusterkit.overrides import parse_overrides, to_config
@@ -55,6 +56,13 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
                 f"{key}={getattr(config, key)} becomes the name of a folder: begin it with a letter or digit"
             )
     return Resolved(_anchored(config), size, chosen, settings, tuple(overrides))
+
+
+def shown_values(config: RunConfig) -> dict[str, Any]:
+    """The settings for people to read: train.ranks is the number that trains, also where allocation_mode says it."""
+    values = config.model_dump()
+    values["train"]["ranks"] = config.ranks
+    return values
 
 
 def _anchored(config: RunConfig) -> RunConfig:

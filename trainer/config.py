@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from trainer.algorithms.table import resolve
 from trainer.allocation import Allocation
 from trainer.allocation import parse as parse_allocation
 from trainer.config_checks import CHECKS
@@ -46,18 +47,22 @@ class AlgorithmConfig(Section):
     """Advantages and loss."""
 
     name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
-    """Row of the algorithm table (trainer/algorithms/table.py). The fields below override the row where set."""
+    """Row of the algorithm table (trainer/algorithms/table.py; docs/algorithms.md). The fields below override the row
+    where set; with another name than the preset's, what the preset sets of them is left out."""
     advantage: Literal["mean", "mean_std"] | None = None
     """Reward minus group mean, or that divided by the group's standard deviation."""
     clip_low: Annotated[float, Field(ge=0)] | None = None
     """Lower clip range of the importance ratio, 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] | None = None
     """Upper clip range, 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Bound of ratio times negative advantage (Ye et al. 2020)."""
+    dual_clip: Annotated[float, Field(ge=0)] | None = None
+    """Bound of ratio times negative advantage (Ye et al. 2020), above 1; 0: off."""
     loss_norm: Literal["token", "trajectory_mean", "constant"] | None = None
     """token: one global mean over all response tokens. trajectory_mean: every trajectory weighs the same.
-    constant: divide by trajectories times the response limit (Dr. GRPO)."""
+    constant: divide by trajectories times response_limit (Dr. GRPO)."""
+    response_limit: Annotated[int, Field(ge=0)] = 0
+    """loss_norm=constant: response tokens of a trajectory that the loss is divided by, whatever was sampled. 0: the
+    most that the settings allow: chunks times agent.max_memory_tokens, plus agent.max_final_tokens."""
     credit: Literal["share", "split"] = "share"
     """share: every turn gets the trajectory's advantage. split: divided by the number of turns."""
     turn_advantage: Literal["grpo", "gigpo"] = "grpo"
@@ -77,13 +82,33 @@ class AlgorithmConfig(Section):
     tis_cap: Annotated[float, Field(ge=0)] = 2.0
     """Truncated importance sampling of trainer against engine (where old_logprobs are recomputed): cap; 0: off."""
     sequence_mask: Literal["none", "max", "geometric"] = "none"
-    """Leave out turns whose trainer/engine ratio leaves [mask_low, mask_high]: any token, or the geometric mean."""
+    """Leave out turns whose trainer/engine ratio leaves [mask_low, mask_high]: any token, or the geometric mean. Acts
+    where old log-probs are recomputed; neither the policy's loss nor the KL is taken of a turn that is left out."""
     mask_low: Annotated[float, Field(ge=0)] = 0.33
     """Lower bound of sequence_mask."""
     mask_high: Annotated[float, Field(gt=0)] = 3.0
     """Upper bound of sequence_mask."""
+    mask_denominator: Literal["all", "kept"] = "all"
+    """What the loss is divided by where sequence_mask leaves turns out. all: their tokens count, so that the others
+    weigh what they always do (AReaL). kept: only what is learned from counts (verl); the log-probs of the first of
+    train.minibatches are then computed before it, too."""
     drop_truncated_final: bool = False
     """Leave out final answers that hit max_final_tokens (they stay in the group's mean)."""
+    overlong_tokens: Annotated[int, Field(ge=0)] | None = None
+    """DAPO's soft overlong punishment: over the last so many tokens below its limit a rewarded response loses up to
+    overlong_penalty. 0: none. Empty: as the row says, for dapo a fifth of the limit. Rewarded are final answers; every
+    turn where turns are rewarded apart."""
+    overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
+    """Largest overlong punishment, before task.reward_scale (reward.name=math)."""
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _bounds_something(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value <= 1:
+            raise ValueError(
+                f"dual_clip {value} would cut off ratios of 1: choose more than 1, 3 for example, or 0, off"
+            )
+        return value
 
     @model_validator(mode="after")
     def _mask_holds_one(self) -> AlgorithmConfig:
@@ -156,6 +181,10 @@ class TrainConfig(Section):
     Triton."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Optimizer steps in a row whose gradient is not finite (they are skipped) before the run is given up; 0: never."""
+    max_logprob_gap: Annotated[float, Field(ge=0)] | None = None
+    """Largest mean difference, in nats, between the log-probs of one long row as they are trained on and by the model's
+    own forward pass; beyond it the run ends before its first step. Empty: 0.001 in float32, 0.2 in bfloat16; 0: not
+    compared."""
     offload: bool = False
     """Keep parameters and optimizer state in host memory while unused, 12 bytes per parameter of it: slower, for GPUs
     that also generate."""
@@ -281,7 +310,8 @@ class RunConfig(Section):
     """Where a new run starts: another run's recover folder (its weights, optimizer and step go on), or the folder of
     weights that model.path names. Written by `clusterkit train --recover-from`."""
     recover_retries: Annotated[int, Field(ge=0)] = 10
-    """Restarts of a dispatched run that died before it is given up."""
+    """Restarts in a row, without a new step, of a run that died before it is given up. On a cluster and Slurm after
+    any failure; on this machine after a crash, not after an error that asks for something. 0: none."""
     recover_after: Annotated[float, Field(ge=0)] = 10.0
     """Seconds before the first of these restarts; later ones wait longer."""
     model: ModelConfig = ModelConfig()
@@ -334,6 +364,38 @@ class RunConfig(Section):
         """Whether the trainer computes the log-probs that the policy's ratio starts from."""
         chosen = self.algorithm.old_logprobs
         return chosen == "recompute" or (chosen == "auto" and self.rollout.max_staleness > 0)
+
+    @property
+    def refills(self) -> bool:
+        """Whether groups of equal rewards are replaced (dynamic sampling)."""
+        return resolve(self.algorithm).dynamic_sampling if self.rollout.refill is None else self.rollout.refill
+
+    def overlong_buffer(self, limit: int) -> int:
+        """Last tokens of a response of at most `limit` over which its punishment for length grows; 0: none."""
+        given = self.algorithm.overlong_tokens
+        return round(resolve(self.algorithm).overlong_share * limit) if given is None else given
+
+    @property
+    def weighs_kept(self) -> bool:
+        """Whether what sequence_mask leaves out is taken out of the loss's denominator."""
+        a = self.algorithm
+        return self.recomputes_old and a.sequence_mask != "none" and a.mask_denominator == "kept"
+
+    @property
+    def response_limit(self) -> int:
+        """Most response tokens of a training trajectory: algorithm.response_limit, or what the settings allow; 0 where
+        they set no bound.
+        """
+        a, task = self.agent, self.task
+        if self.algorithm.response_limit or a.name == "single_turn":
+            return self.algorithm.response_limit or a.max_final_tokens
+        generated = task.max_chunks if task.name in ("recall", "facts", "needles") else 0
+        if a.name == "memalpha" and a.template != "words":
+            generated = 0  # a section that is longer than a chunk is read in several turns
+        chunks = min(filter(None, (a.max_chunks, generated)), default=0)
+        if not chunks or "agent.name" in self.custom:
+            return 0
+        return chunks * a.max_memory_tokens + (a.max_final_tokens if a.name == "memagent" else 0)
 
     @property
     def ranks(self) -> int:

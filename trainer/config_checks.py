@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer.algorithms.table import resolve
+
 if TYPE_CHECKING:
     from trainer.config import RunConfig
 
@@ -31,6 +33,24 @@ def check_type(c: RunConfig) -> None:
         raise ValueError("eval.split=train is for trainer.type=null: what is learned from is not held out")
     if kind == "grpo" and not c.rollout.temperature:
         raise ValueError("rollout.temperature=0 is for trainer.type=null: greedy trajectories are all the same")
+
+
+def check_heldout(c: RunConfig) -> None:
+    """Where nothing is held out, nothing held out is asked for."""
+    if c.task.eval_fraction or c.custom:
+        return
+    if c.task.name in ("hotpotqa", "sft"):
+        raise ValueError(f"task.eval_fraction=0: task.name={c.task.name} is always evaluated: hold out a share of it")
+    if c.task.name != "math" and not (c.task.name == "memalpha" and c.eval.split == "dev"):
+        return
+    kept = f"task.eval_fraction=0 keeps every row of task.name={c.task.name} for training"
+    if c.trainer.type == "null" and c.eval.split != "train":
+        raise ValueError(f"{kept}: set eval.split=train, or task.eval_fraction=0.2 for a held-out part")
+    if c.trainer.type == "grpo" and c.eval.every_steps:
+        raise ValueError(
+            f"eval.every_steps={c.eval.every_steps} measures held-out tasks, and {kept}: set task.eval_fraction=0.02 "
+            "to hold a part out, or eval.every_steps=0 and score checkpoints with clusterkit eval"
+        )
 
 
 def check_batch(c: RunConfig) -> None:
@@ -111,6 +131,28 @@ def check_window(c: RunConfig) -> None:
         raise ValueError(
             f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "
             f"lower {largest}, or another of these limits, by {total - window} or more"
+        )
+
+
+def check_loss(c: RunConfig) -> None:
+    """A loss that is divided by a constant has one."""
+    row = resolve(c.algorithm)
+    if c.trainer.type == "grpo" and row.loss_norm == "constant" and not c.response_limit:
+        why = "algorithm.loss_norm=constant" if c.algorithm.loss_norm else f"algorithm.name={c.algorithm.name}"
+        own = "agent.name" in c.custom or c.agent.name == "memalpha"
+        raise ValueError(
+            f"{why} divides the loss by the most response tokens that a trajectory may have, and no setting bounds "
+            "them: set algorithm.response_limit=TOKENS" + ("" if own else ", or agent.max_chunks")
+        )
+
+
+def check_overlong(c: RunConfig) -> None:
+    """The part of a response that is punished for its length is no longer than the response."""
+    name = "max_memory_tokens" if c.agent.name == "memalpha" else "max_final_tokens"
+    given, limit = c.algorithm.overlong_tokens or 0, getattr(c.agent, name)
+    if given > limit:
+        raise ValueError(
+            f"algorithm.overlong_tokens={given} is over agent.{name}={limit}, the limit of a response: lower it"
         )
 
 
@@ -199,10 +241,13 @@ CHECKS = (
     check_type,
     check_servers,
     check_sampling,
+    check_heldout,
     check_batch,
     check_warmup,
     check_sections,
     check_memory,
     check_window,
+    check_loss,
+    check_overlong,
     check_gpus,
 )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trainer.errors import UserError
+from trainer.wording import NO_MEMORY, check_wording, read_wording
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """`module:Class`, with dots within the module's name."""
@@ -112,12 +116,14 @@ class TaskConfig(Section):
     reward_bias: float = 0.0
     """math: subtracted from the verdict before it is scaled."""
     train_size: Annotated[int, Field(ge=1)] = 65536
-    """Tasks in one epoch. recall generates that many; hotpotqa, math and sft use at most that many of theirs."""
+    """Tasks in one epoch. recall generates that many; hotpotqa, math, memalpha and sft use at most that many of theirs,
+    what is held out not counted."""
     num_documents: Annotated[int, Field(ge=2)] = 50
     """hotpotqa: documents in one context, the question's own ones included."""
-    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """hotpotqa: share of the questions (by hash of the id) that is held out, with its own pool of documents. sft: share
-    of the examples (by hash of their text)."""
+    of the examples (by hash of their text). math, memalpha: share of the training file's rows; 0: all are trained
+    on."""
     compat_upstream: bool = False
     """hotpotqa: shuffle as MemAgent's released script does, the same slots in every item (a shortcut, to compare)."""
     min_chunks: Annotated[int, Field(ge=1)] = 2
@@ -176,6 +182,11 @@ class AgentConfig(Section):
     """Settings of an agent of your own, as it wants them: agent.options.NAME=VALUE."""
     template: Literal["memagent", "words"] = "memagent"
     """Prompt wording. words: a few single words, for models that are trained from nothing."""
+    template_file: str = ""
+    """memagent: YAML file with your own wording of both prompts: update with {problem}, {memory} and {section}, final
+    with {problem} and {memory}, and no_memory, the text of a memory before the first (docs/coming-from-areal.md)."""
+    wording: dict[str, str] = {}
+    """What template_file holds, read from it by the command and carried along."""
     prompt_order: Literal["paper", "section_first"] = "paper"
     """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
     chunk_tokens: Annotated[int, Field(ge=1)] = 5000
@@ -213,6 +224,31 @@ class AgentConfig(Section):
     @classmethod
     def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
         return plain_options(options)
+
+    @model_validator(mode="after")
+    def _worded(self) -> AgentConfig:
+        """Read the file where that was not done yet; afterwards its text goes with the configuration."""
+        if not self.template_file and not self.wording:
+            return self
+        file = f"agent.template_file={self.template_file}"
+        if self.name != "memagent" and ":" not in self.name:
+            raise ValueError(f"{file} is for agent.name=memagent, and {self.name} has prompts of its own: leave it out")
+        if self.template != "memagent":
+            raise ValueError(
+                f"{file} is put into a chat template, and agent.template=words is for models without: leave one out"
+            )
+        if self.prompt_order != "paper":
+            raise ValueError(f"{file} has an order of its own: leave agent.prompt_order={self.prompt_order} out")
+        if self.wording:
+            self.wording = {"no_memory": NO_MEMORY, **self.wording}
+            check_wording(self.wording)
+            return self
+        path = Path(self.template_file).expanduser().absolute()
+        try:
+            self.wording, self.template_file = read_wording(path), str(path)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
 
 
 class RewardConfig(Section):
@@ -271,8 +307,9 @@ class RolloutConfig(Section):
     window: Annotated[int, Field(ge=0)] = 0
     """With max_staleness: of how many of the oldest groups the finished ones are taken first, so that one slow document
     does not hold a step up; 0: three tenths of batch_size. Nothing overtakes what would then become too old."""
-    refill: bool = False
-    """Groups whose rewards are all equal are left out and others sampled in their place (DAPO's dynamic sampling)."""
+    refill: bool | None = None
+    """Groups whose rewards are all equal (where turns are rewarded apart: those of the turns) are left out and others
+    sampled in their place (DAPO's dynamic sampling). Empty: with algorithm.name=dapo."""
     max_refill: Annotated[float, Field(ge=1)] = 4.0
     """With refill: most groups sampled for one step, as a multiple of batch_size; then the step takes what there is."""
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0

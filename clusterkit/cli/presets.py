@@ -44,9 +44,9 @@ def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> 
     """Print the whole configuration that a preset resolves to, as YAML."""
     import yaml  # noqa: PLC0415
 
-    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.resolve import resolve, shown_values  # noqa: PLC0415
 
-    config = resolve(name, task).config.model_dump()
+    config = shown_values(resolve(name, task).config)
     # Placeholders of this machine, not of the preset.
     config.pop("fileroot")
     if as_json:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from clusterkit.check.finding import Finding, Level
-from clusterkit.plan import LATE_CHECKPOINT_HOURS, TEMPLATE_TOKENS
+from clusterkit.plan import LATE_CHECKPOINT_HOURS, template_tokens
 from clusterkit.planning import timing
-from clusterkit.planning.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
+from clusterkit.planning.memory import GIB, ROOM, cache_of, disk_usage, training_usage, waiting_usage
 from clusterkit.planning.shapes import ModelShape, shape_named
 from clusterkit.planning.timing import StepTime
 from clusterkit.textplot import duration
 from trainer.allocation import Layout, Part
 from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.tasks.size import evaluates, training_size
 
 FEW_SEQUENCES = 8
 """A server that holds fewer sequences of full length than this wastes most of its GPU."""
@@ -31,7 +33,7 @@ def longest_sequence(config: RunConfig) -> int:
         return agent.max_question_tokens + agent.max_final_tokens
     if agent.name == "memalpha":
         return agent.context_tokens
-    fixed = TEMPLATE_TOKENS[agent.template] + agent.max_question_tokens + agent.max_memory_tokens
+    fixed = template_tokens(agent) + agent.max_question_tokens + agent.max_memory_tokens
     return fixed + max(agent.chunk_tokens + agent.max_memory_tokens, agent.max_final_tokens)
 
 
@@ -64,7 +66,7 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
     """The longest prompt plus response ≤ context ≤ … and ≤ the tokens of a micro-batch."""
     agent, longest, window = config.agent, longest_sequence(config), context_window(config, shape)
     memory = config.train.max_tokens_per_mb
-    question, words = f"question {agent.max_question_tokens}", TEMPLATE_TOKENS[agent.template]
+    question, words = f"question {agent.max_question_tokens}", template_tokens(agent)
     if agent.name == "single_turn":
         terms = f"{question} + response {agent.max_final_tokens}"
     elif agent.name == "memalpha":
@@ -112,6 +114,19 @@ def check_batch(config: RunConfig) -> list[Finding]:
         return [Finding("", "batch", Level.WARN, message, "choose training GPUs that divide it")]
     each = f", {trajectories // ranks} per training rank" if ranks > 1 else ""
     return [_ok("batch", text + each)]
+
+
+def check_data(config: RunConfig) -> list[Finding]:
+    """Rows to train on, steps of an epoch, and what is held out of them."""
+    if config.trainer.type == "null":
+        return []
+    try:
+        course = timing.course(config)
+    except UserError as error:
+        return [Finding("", "data", Level.FAIL, str(error), "")]
+    bound = "" if training_size(config).exact else "at most "
+    held = "" if evaluates(config) else "; none is held out: clusterkit eval scores the checkpoints"
+    return [_ok("data", f"{bound}{course.train_size} rows to train on, {course.steps_per_epoch} steps an epoch{held}")]
 
 
 def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
@@ -214,15 +229,18 @@ def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: 
     message = f"a training GPU needs {_gib(usage.total + kept)} of {_gib(gpu_memory)}: {parts}"
     if kept:
         message += f", the engine's rest {_gib(kept)}"
-    if usage.total + kept <= gpu_memory:
+    if usage.total + kept <= (1 - ROOM) * gpu_memory:
         return _ok("memory", message)
+    tight = usage.total + kept <= gpu_memory
+    if tight:
+        message += f"; an estimate should leave {ROOM:.0%} free"
     least, ways = longest_sequence(config), []
     if config.train.logprob_chunk > SMALL_CHUNK:
         ways.append(f"train.logprob_chunk={SMALL_CHUNK}")
     if config.train.max_tokens_per_mb > least:
         ways.append(f"lower train.max_tokens_per_mb (to {least} at least)")
     ways += ["train on more GPUs", "raise t of the training layout"]
-    return Finding("", "memory", Level.FAIL, message, ", or ".join(ways))
+    return Finding("", "memory", Level.WARN if tight else Level.FAIL, message, ", or ".join(ways))
 
 
 def _rollout(config: RunConfig, shape: ModelShape, part: Part, gpu_memory: int) -> Finding:
@@ -253,12 +271,15 @@ def _turns(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int
     waiting = waiting_usage(config, shape, layout)
     engine = int(config.rollout.gpu_memory_fraction * gpu_memory)
     total = waiting + engine
-    if total <= gpu_memory:
+    if total <= (1 - ROOM) * gpu_memory:
         return []
     message = (
         f"while an engine has {_gib(engine)} of a GPU, weights and optimizer of the training need {_gib(waiting)} more"
     )
-    return [Finding("", "memory", Level.FAIL, message, "train.offload=true, or a lower rollout.gpu_memory_fraction")]
+    level = Level.WARN if total <= gpu_memory else Level.FAIL
+    if level is Level.WARN:
+        message += f", which leaves less than {ROOM:.0%} of {_gib(gpu_memory)} free"
+    return [Finding("", "memory", level, message, "train.offload=true, or a lower rollout.gpu_memory_fraction")]
 
 
 def _tensor(config: RunConfig, shape: ModelShape | None, part: Part) -> list[Finding]:
@@ -301,7 +322,7 @@ def _hours(seconds: float) -> str:
 
 def _gib(size: float) -> str:
     gib = size / GIB
-    return f"{gib:.0f} GiB" if gib >= 9.95 else f"{gib:.1f} GiB"
+    return f"{gib:.0f} GiB" if gib >= 99.95 else f"{round(gib, 1):g} GiB"
 
 
 def _ok(check: str, message: str) -> Finding:

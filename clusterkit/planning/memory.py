@@ -12,6 +12,16 @@ from trainer.allocation import Layout
 from trainer.config import RunConfig
 
 GIB = 1024**3
+REPORTED = {
+    **{11: 10.8, 12: 11.6, 16: 15.6, 20: 19.6, 24: 22.5, 32: 31.4, 40: 39.4, 48: 44.4, 64: 63.0},
+    **{80: 79.2, 94: 93.1, 96: 95.0, 141: 139.8, 144: 142.8, 180: 178.3, 192: 178.3},
+}
+"""GiB that PyTorch sees of a card that is sold with so many GB: the least of the kinds that are sold with them (of 48
+GB, an L40S with ECC)."""
+USUAL_SHARE = 0.98
+"""Of what is sold, where no such card is listed."""
+ROOM = 0.05
+"""Of a GPU's memory that an estimate should leave free: fragments, other processes, and its own error."""
 RUNTIME = 4 * GIB
 """CUDA context, NCCL buffers, and what the allocator cannot use."""
 STATE_BYTES = 16
@@ -19,6 +29,13 @@ STATE_BYTES = 16
 RECOVER_BYTES = 12
 """Per parameter in a recover checkpoint: master weight and the two moments."""
 RECOVER_SLOTS = 2
+
+
+def reported_gib(sold: float) -> float:
+    """GiB that a card of this size has for programs. sold: as it is sold, or a number as nvidia-smi reports it."""
+    if sold != int(sold):
+        return sold
+    return REPORTED.get(int(sold), sold * USUAL_SHARE)
 
 
 @dataclass(frozen=True)

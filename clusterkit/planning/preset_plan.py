@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterkit.check.finding import Finding, Level, worst
+from clusterkit.hosts import inventory
 from clusterkit.planning import checks, timing
-from clusterkit.planning.memory import GIB, disk_usage
+from clusterkit.planning.memory import GIB, disk_usage, reported_gib
 from clusterkit.planning.rescale import Change, Target, rescale
+from clusterkit.planning.runnable import missing_parts, require_here, require_inputs
 from clusterkit.planning.shapes import shape_of
 from clusterkit.planning.timing import StepTime
 from clusterkit.resolve import Resolved, resolve
@@ -24,7 +26,11 @@ DEFAULT_GPU_MEMORY_GIB = 80.0
 
 @dataclass(frozen=True)
 class PresetPlan:
-    """What came of it. changes: only where other hosts were asked for. step: None where nobody has measured one."""
+    """What came of it.
+
+    gpu_memory_gib: of one GPU, as it is sold. changes: only where other hosts were asked for. step: None where nobody
+    has measured one.
+    """
 
     resolved: Resolved
     config: RunConfig
@@ -39,12 +45,55 @@ class PresetPlan:
         return worst(self.findings) is not Level.FAIL
 
     @property
+    def here(self) -> bool:
+        """Whether this machine has the GPUs that it takes."""
+        try:
+            require_here(self.config)
+        except UserError:
+            return False
+        return True
+
+    @property
+    def cluster(self) -> str:
+        """One that is kept and has the hosts, else the one that set-up makes."""
+        kept = inventory.cluster_names()
+        ordered = sorted(kept, key=lambda name: name != inventory.DEFAULT)
+        return next((name for name in ordered if self._has_hosts(name)), inventory.DEFAULT)
+
+    def _has_hosts(self, name: str) -> bool:
+        try:
+            return len(inventory.load(name).hosts) >= self.config.n_nodes
+        except UserError:
+            return False
+
+    @property
     def command(self) -> str:
-        """What trains it."""
+        """What trains it, on this machine or a cluster; empty where it does not fit."""
+        if not self.fits:
+            return ""
         size, task = self.resolved.size, self.resolved.task
         chosen = ["--task", task] if task != size.task else []
-        changed = [change.override for change in self.changes]
-        return shlex.join(["clusterkit", "train", "--preset", size.name, *chosen, *self.resolved.overrides, *changed])
+        place = [] if self.here else ["--cluster", self.cluster]
+        examples = ["task.path=FILE.jsonl"] if self.config.task.name == "sft" and not self.config.task.path else []
+        changed = [*self.resolved.overrides, *examples, *(change.override for change in self.changes)]
+        return shlex.join(["clusterkit", "train", "--preset", size.name, *chosen, *place, *changed])
+
+    @property
+    def before(self) -> str:
+        """What has to be done before that command, as it stands now; empty: nothing."""
+        if not self.fits:
+            return ""
+        if not self.here:
+            if self._has_hosts(self.cluster):
+                return ""
+            name, count = self.resolved.size.name, self.config.n_nodes
+            hosts = " ".join(f"H{number}" for number in range(1, count + 1)) if count <= 4 else f"H1 … H{count}"
+            return f"clusterkit setup --hostnames {hosts} --preset {name} --no-train"
+        try:
+            require_inputs(self.config)
+        except UserError as error:
+            return str(error)
+        return ""
 
     def allocations(self) -> dict[str, str]:
         """allocation_mode in every dialect that has words for it."""
@@ -73,6 +122,8 @@ class PresetPlan:
             "convergence_steps": measured.steps if measured else None,
             "convergence_hours": measured.steps * seconds / 3600 if measured and measured.steps and seconds else None,
             "disk_bytes": {**usage.parts, "total": usage.total} if usage else None,
+            "gpu_memory_reported_gib": reported_gib(self.gpu_memory_gib),
+            "before": self.before,
             "command": self.command,
         }
 
@@ -89,7 +140,7 @@ def dialects_of(allocation: Allocation) -> dict[str, str]:
 
 
 def gibibytes(text: str) -> float:
-    """Memory of a GPU as typed: `80`, `80G`, `80GB` or `141GiB`, all in units of 2**30 bytes, as GPUs are sold.
+    """Memory of a GPU as it is sold, as typed: `80`, `80G`, `80GB` or `141GiB`; a fraction is what nvidia-smi reports.
 
     Raises:
         UserError: not such a number.
@@ -129,21 +180,24 @@ def plan_preset(
     """
     resolved = resolve(preset, task, overrides)
     memory_gib = gpu_memory_gib or resolved.size.gpu_memory_gib or DEFAULT_GPU_MEMORY_GIB
+    memory = int(reported_gib(memory_gib) * GIB)
     config: RunConfig = resolved.config
     changes: tuple[Change, ...] = ()
     if config.allocation is None and (nodes is not None or gpus_per_node is not None):
         raise UserError(f"preset {preset} takes no GPUs, so there is nothing to spread over other hosts")
     if config.allocation is not None and (nodes, gpus_per_node, gpu_memory_gib) != (None, None, None):
-        target = Target(nodes or config.n_nodes, gpus_per_node or config.n_gpus_per_node, int(memory_gib * GIB))
+        target = Target(nodes or config.n_nodes, gpus_per_node or config.n_gpus_per_node, memory)
         config, changes = rescale(config, target)
-    step = timing.step_time(config, resolved.task, config.gpus)
+    step = timing.step_time(config, resolved.task, config.gpus, memory_gib)
     shape = shape_of(config)
     findings = [
+        *(Finding("", "trainer", Level.FAIL, f"it cannot run {part}", "") for part in missing_parts(config)),
         *checks.check_gpus(config, shape),
         *checks.check_tokens(config, shape),
         *checks.check_batch(config),
-        *checks.check_memory(config, shape, int(memory_gib * GIB)),
-        *checks.check_judge(config, int(memory_gib * GIB)),
+        *checks.check_data(config),
+        *checks.check_memory(config, shape, memory),
+        *checks.check_judge(config, memory),
         *checks.check_disk(config, shape, step),
         *checks.check_saves(config, step),
         *checks.check_hours(config, resolved.task, step),

@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterkit.check.finding import Level
 from clusterkit.planning.checks import SMALL_CHUNK, check_batch, check_gpus, check_memory, longest_sequence
+from clusterkit.planning.memory import ROOM
 from clusterkit.planning.shapes import shape_of
 from trainer.allocation import Allocation, Dialect, Layout, Part
 from trainer.config import RunConfig
@@ -210,7 +211,9 @@ def _apply(config: RunConfig, changes: list[Change]) -> RunConfig:
 
 
 def _troubles(config: RunConfig, target: Target) -> float:
-    """Failures, and half a one for a batch that does not divide: a warning, but avoided where there is a choice."""
+    """Failures, and half a one for a batch that does not divide and for memory that leaves too little free: warnings,
+    but avoided where there is a choice.
+    """
     shape = shape_of(config)
     findings = [
         *check_gpus(config, shape),
@@ -218,7 +221,9 @@ def _troubles(config: RunConfig, target: Target) -> float:
         *check_memory(config, shape, target.gpu_memory),
     ]
     uneven = any(finding.check == "batch" and finding.level is Level.WARN for finding in findings)
-    return sum(finding.level is Level.FAIL for finding in findings) + 0.5 * uneven
+    smaller = check_memory(config, shape, int((1 - ROOM) * target.gpu_memory))
+    tight = any(finding.level is Level.FAIL for finding in smaller)
+    return sum(finding.level is Level.FAIL for finding in findings) + 0.5 * (uneven + tight)
 
 
 def _gpus(count: int) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clusterkit.launch import require_trainer
 from clusterkit.owncode import require_own
+from clusterkit.trials import Course, Trial, require_free
+from trainer.assets import resolve_model
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.sft.examples import examples_file
+from trainer.tasks.hotpotqa_data import find_folder
+from trainer.tasks.memalpha import find_files
+from trainer.tasks.size import count_rows
 
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 """The driver's own list, one entry a GPU."""
@@ -41,16 +47,52 @@ def require_here(config: RunConfig) -> None:
     if not config.gpus:
         return
     name = config.preset or "PRESET"
-    cluster = f"train it on a cluster with clusterkit train --preset {name} --cluster NAME"
+    cluster = "make a cluster with clusterkit setup --hostnames H1 H2 …, and clusterkit train goes there"
+    fewer = f"see how it would fit on one host with clusterkit presets plan {name} --nodes 1"
     if config.n_nodes > 1:
-        raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}")
+        raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}, or {fewer}")
     there = sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
     if config.gpus > there:
         usable = f"{there} {'is' if there == 1 else 'are'}" if there else "none is"
         raise UserError(
-            f"this run takes {config.gpus} GPUs, and {usable} usable here (nvidia-smi shows them): {cluster}, or see "
-            f"how it fits fewer GPUs with clusterkit presets plan {name} --nodes 1"
+            f"this run takes {config.gpus} GPUs, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
+            f"{fewer}"
         )
+
+
+def require_inputs(config: RunConfig) -> None:
+    """Refuse, before anything is written, a run on this machine whose model or data is not here, as its trainer would.
+
+    Raises:
+        UserError: with what to do.
+
+    """
+    if config.model.path:
+        resolve_model(config.model.path, config.cache_dir)
+    task = config.task
+    if task.name in ("math", "sft"):
+        count_rows(task)
+    elif task.name == "hotpotqa":
+        find_folder(task.path, config.cache_dir)
+    elif task.name == "memalpha":
+        find_files(task.path, config.cache_dir)
+
+
+def refusal(config: RunConfig, trial: Trial) -> UserError | None:
+    """Why a run on this machine would be refused before it starts; None: it would not.
+
+    A run that is complete is not trained, so that what it was trained on need not be here any more.
+    """
+    try:
+        require_runnable(config)
+        require_here(config)
+        require_free(trial.run)
+        if trial.course is not Course.COMPLETE:
+            require_inputs(config)
+            require_trainer()
+    except UserError as error:
+        return error
+    return None
 
 
 def missing_parts(config: RunConfig) -> list[str]:

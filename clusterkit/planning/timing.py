@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from clusterkit import presets
 from clusterkit.presets import Measured
-from trainer.config import RunConfig
+from trainer.config import RunConfig, flatten
+from trainer.schedule import Course
+from trainer.tasks.size import training_size
 
 
 @dataclass(frozen=True)
@@ -18,16 +20,28 @@ class StepTime:
     basis: str
 
 
+def course(config: RunConfig) -> Course:
+    """The run's own schedule, for as many training tasks as it will find.
+
+    Raises:
+        UserError: they do not fill one batch.
+
+    """
+    return Course.of(config, training_size(config).tasks)
+
+
 def steps_per_epoch(config: RunConfig) -> int:
     """Whole batches in one pass over the training tasks."""
-    return config.task.train_size // config.rollout.batch_size
+    if config.trainer.type == "null":  # whose last batch may be a part of one
+        return training_size(config).tasks // config.rollout.batch_size
+    return course(config).steps_per_epoch
 
 
 def total_steps(config: RunConfig) -> int:
     """Training steps in all; batches of tasks where nothing is learned."""
     if config.trainer.type == "null":
         return -(-config.eval.num_tasks // config.rollout.batch_size)
-    return config.train.total_steps or config.train.total_epochs * steps_per_epoch(config)
+    return course(config).total_steps
 
 
 def save_interval(config: RunConfig) -> int:
@@ -52,31 +66,60 @@ def saves(config: RunConfig, step_seconds: float | None) -> int:
     return -(-steps // every)
 
 
-def step_time(config: RunConfig, task: str, gpus: int) -> StepTime | None:
+def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | None = None) -> StepTime | None:
     """Seconds of a step on so many GPUs, or None where nobody has published any for this model and task.
 
     Between two published sizes, and beyond them, log(seconds) is a straight line over log(GPUs); with one published
     size twice the GPUs take half the time. Both are proportional to the trajectories of a step.
+
+    Args:
+        config: the run.
+        task: its task preset.
+        gpus: in all.
+        gpu_memory_gib: of one GPU, as typed; None: as the preset's. GPUs of another size are other GPUs.
+
     """
     points = _points(config, task)
     if not points or not gpus:
         return None
-    sources = "; ".join(dict.fromkeys(measured.source for measured, _ in points))
-    times = {measured.gpus: measured.step_seconds * factor for measured, factor in points}
-    scaled = ", scaled to this batch" if any(factor != 1 for _, factor in points) else ""
-    if gpus in times:
-        return StepTime(times[gpus], f"measured on {gpus} GPUs{scaled}: {sources}")
-    known = ", ".join(str(count) for count in sorted(times))
-    return StepTime(_interpolated(times, gpus), f"estimated from {known} GPUs{scaled}: {sources}")
+    sources = "; ".join(dict.fromkeys(point.measured.source for point in points))
+    times = {point.measured.gpus: point.measured.step_seconds * point.factor for point in points}
+    here = next((point for point in points if point.measured.gpus == gpus), None)
+    seconds = times[gpus] if here else _interpolated(times, gpus)
+    kinds = " and ".join(dict.fromkeys(point.measured.gpu for point in points if point.measured.gpu))
+    differs = [
+        "another batch" if any(point.factor != 1 for point in points) else "",
+        f"another {', '.join(here.changed)}" if here and here.changed else "",
+        f"GPUs of {points[0].memory_gib:g} GB" if gpu_memory_gib not in (None, points[0].memory_gib) else "",
+    ]
+    there = "; ".join(filter(None, differs))
+    if here and not there:
+        return StepTime(seconds, f"measured on {_gpus(str(gpus), kinds)}: {sources}")
+    known = _gpus(str(gpus) if here else ", ".join(str(count) for count in sorted(times)), kinds)
+    return StepTime(seconds, f"estimated from {known}{f' with {there}' if there else ''}: {sources}")
 
 
 def measured_for(config: RunConfig, task: str) -> Measured | None:
     """How many steps others took to converge with this model and task."""
-    return next((measured for measured, _ in _points(config, task) if measured.steps), None)
+    return next((point.measured for point in _points(config, task) if point.measured.steps), None)
 
 
-def _points(config: RunConfig, task: str) -> list[tuple[Measured, float]]:
-    found = []
+@dataclass(frozen=True)
+class _Point:
+    """A published step. factor: of its time for our batch. changed: settings of its speed in which we differ."""
+
+    measured: Measured
+    factor: float
+    memory_gib: float
+    changed: tuple[str, ...]
+
+
+_SPEED = ("agent.", "allocation_mode", "model.dtype", "rollout.max_", "task.num_documents")
+"""Settings, beside the batch, with which a step takes another time."""
+
+
+def _points(config: RunConfig, task: str) -> list[_Point]:
+    found, ours = [], flatten(config)
     for name in presets.size_names():
         size = presets.load_size(name)
         if task not in size.measured:
@@ -85,8 +128,13 @@ def _points(config: RunConfig, task: str) -> list[tuple[Measured, float]]:
         if _model(values.get("model.path")) == _model(config.model.path):
             trajectories = values["rollout.batch_size"] * values["rollout.group_size"]
             factor = config.rollout.batch_size * config.rollout.group_size / trajectories
-            found.append((size.measured[task], factor))
+            changed = tuple(key for key in values if key.startswith(_SPEED) and values[key] != ours.get(key))
+            found.append(_Point(size.measured[task], factor, size.gpu_memory_gib, changed))
     return found
+
+
+def _gpus(counts: str, kind: str) -> str:
+    return f"{counts} {kind} GPUs" if kind else f"{counts} GPUs of a kind that was not told"
 
 
 def _model(path: str | None) -> str:

@@ -6,6 +6,7 @@ from textwrap import wrap
 from typing import Any
 
 from clusterkit.check.finding import Level
+from clusterkit.planning.memory import reported_gib
 from clusterkit.planning.preset_plan import PresetPlan
 
 _WIDTH = 116
@@ -16,7 +17,8 @@ _INDENT = 20
 def lines_of(plan: PresetPlan) -> list[str]:
     """What was changed and why, every verdict, the allocation in all dialects, and the command that trains it."""
     size, config = plan.resolved.size, plan.config
-    gpus = f", {config.n_nodes} x {config.n_gpus_per_node} GPUs of {plan.gpu_memory_gib:g} GiB" if config.gpus else ""
+    memory = f"{plan.gpu_memory_gib:g} GB ({reported_gib(plan.gpu_memory_gib):g} GiB usable)"
+    gpus = f", {config.n_nodes} x {config.n_gpus_per_node} GPUs of {memory}" if config.gpus else ""
     lines = [f"{size.name} on {plan.resolved.task}{gpus}", ""]
     if plan.changes:
         lines += ["Changed"]
@@ -33,8 +35,10 @@ def lines_of(plan: PresetPlan) -> list[str]:
     if allocations := plan.allocations():
         lines += ["", "allocation_mode in every form"]
         lines += [f"  {dialect:<8}  {text}" for dialect, text in allocations.items()]
-    verdict = "Train it: " if plan.fits else "It does not fit. With these settings it would be: "
-    return [*lines, "", f"{verdict}{plan.command}"]
+    if not plan.fits:
+        return [*lines, "", "It does not fit: change what is marked FAIL, and plan it again."]
+    before = [f"First: {plan.before}"] if plan.before else []
+    return [*lines, "", *before, f"Train it: {plan.command}"]
 
 
 def _plain(value: Any) -> str:

@@ -37,6 +37,7 @@ def tiny(*overrides: str) -> RunConfig:
             ["servers.engine=vllm", "weights.transport=nccl"],
             r"transport=nccl: vLLM servers .* by folder only: set weights\.transport=auto",
         ),
+        (["algorithm.overlong_tokens=5"], "overlong_tokens=5 is over agent.max_final_tokens=4, .*: lower it"),
         (["algorithm.mask_low=1.5"], "mask_low 1.5 and mask_high 3.0 leave out the ratio 1"),
         (
             ["task.facts_per_chunk=3", "agent.chunk_tokens=12"],
@@ -60,6 +61,30 @@ def test_a_tiny_model_learns_recall_only_and_words_are_for_it_only() -> None:
         RunConfig.model_validate({"task": {"name": "hotpotqa"}})
     with pytest.raises(ValidationError, match=r"with model\.path set agent\.template=memagent"):
         RunConfig.model_validate({"model": {"path": "/x"}, "agent": {"template": "words"}})
+
+
+def limit(*overrides: str, preset: str = "tiny", task: str | None = None) -> int:
+    return resolve(preset, task, overrides).config.response_limit
+
+
+def test_the_response_limit_follows_from_the_settings_alone() -> None:
+    assert limit() == 4 * 3 + 4  # task.max_chunks x agent.max_memory_tokens + agent.max_final_tokens
+    assert limit("agent.max_chunks=2") == 2 * 3 + 4
+    assert limit("task.max_chunks=9", "agent.max_chunks=20") == 9 * 3 + 4
+    assert limit("algorithm.response_limit=77") == 77
+    assert limit(preset="memalpha-tiny") == 4 * resolve("memalpha-tiny").config.agent.max_memory_tokens
+    assert limit(preset="1.5B_n4") == 27648
+    assert limit(preset="1.5B_n4", task="memagent") == 8 * 1024 + 1024
+
+
+@pytest.mark.parametrize("override", ["algorithm.name=dr_grpo", "algorithm.loss_norm=constant"])
+def test_a_loss_over_a_constant_needs_one(override: str) -> None:
+    with pytest.raises(UserError, match=rf"{override} divides .*set algorithm\.response_limit=TOKENS, or agent\.max_"):
+        resolve("135M_cpu", "hotpotqa", (override, "agent.max_chunks=0"))
+    for way in ("algorithm.response_limit=4096", "agent.max_chunks=4"):
+        assert resolve("135M_cpu", "hotpotqa", (override, "agent.max_chunks=0", way)).config.response_limit
+    with pytest.raises(UserError, match=r"set algorithm\.response_limit=TOKENS$"):
+        tiny(override, "agent.name=mine:Agent", "agent.max_chunks=3")
 
 
 def test_unknown_keys_are_refused_in_every_section() -> None:

@@ -24,7 +24,7 @@ def changed(*overrides: str) -> list[str]:
         ("train.learning_rate=0.01", "train.learning_rate: 0.0001 -> 0.01"),
         ("train.minibatches=2", "train.minibatches: 1 -> 2"),
         ("control.rewards=flipped", "control.rewards: true -> flipped"),
-        ("algorithm.clip_high=0.5", "algorithm.clip_high: None -> 0.5"),
+        ("algorithm.clip_high=0.5", "algorithm.clip_high: 0.2 -> 0.5"),
     ],
 )
 def test_what_shapes_the_result_is_told(override: str, line: str) -> None:
@@ -68,3 +68,36 @@ def test_a_fingerprint_survives_its_file() -> None:
     now = fingerprint(resolve("tiny").config)
 
     assert differences(json.loads(json.dumps(now)), now) == []
+
+
+def test_a_setting_left_to_the_row_is_the_rows_own_value() -> None:
+    assert changed("algorithm.clip_high=0.2", "algorithm.dual_clip=3", "rollout.refill=false") == []
+    assert changed("algorithm.dual_clip=0") == ["algorithm.dual_clip: 3.0 -> 0.0"]
+
+
+def test_another_row_is_told_with_what_it_changes() -> None:
+    lines = changed("algorithm.name=dapo", "algorithm.advantage=mean", "rollout.refill=true")
+
+    assert lines == [
+        "algorithm.clip_high: 0.2 -> 0.28",
+        "algorithm.dual_clip: 3.0 -> None",
+        "algorithm.name: grpo -> dapo",
+        "rollout.refill: False -> True",
+    ]
+
+
+def test_a_run_of_before_dynamic_sampling_was_dapos_default_is_refused_with_what_changed() -> None:
+    now = fingerprint(resolve("tiny", None, ("algorithm.name=dapo", "algorithm.overlong_tokens=4")).config)
+    before = {**now, "rollout.refill": False}
+    del before["algorithm.overlong_tokens"]
+
+    assert differences(before, now) == ["algorithm.overlong_tokens: 0 -> 4", "rollout.refill: False -> True"]
+    assert differences(before, {**now, "rollout.refill": False, "algorithm.overlong_tokens": 0}) == []
+
+
+def test_runs_of_the_mathematics_presets_go_on_though_their_row_has_another_name() -> None:
+    now = fingerprint(resolve("1.5B_n4").config)
+    before = {**now, "algorithm.name": "dapo", "algorithm.dual_clip": None, "rollout.refill": False}
+    del before["algorithm.overlong_tokens"]
+
+    assert differences(before, now) == []

@@ -206,7 +206,8 @@ def test_half_the_hosts_halve_both_sides() -> None:
         ("allocation_mode", "sglang.d16p1m1+d8p2m1", "sglang.d8p1m1+d4p2m1"),
     ]
     assert plan.fits
-    assert plan.command == "clusterkit train --preset 1.5B_n4 n_nodes=2 allocation_mode=sglang.d8p1m1+d4p2m1"
+    changed = "n_nodes=2 allocation_mode=sglang.d8p1m1+d4p2m1"
+    assert plan.command == f"clusterkit train --preset 1.5B_n4 --cluster default {changed}"
     assert resolve("1.5B_n4", None, [change.override for change in plan.changes]).config == plan.config
 
 
@@ -296,7 +297,7 @@ def test_hosts_and_space_of_a_preset_come_from_its_values() -> None:
     [
         ("memalpha-4B", (), Level.OK, "Qwen/Qwen3-14B on GPUs beside these"),
         ("memalpha-4B", ("judge.url=http://10.0.0.5:1",), Level.OK, "asked at http://10.0.0.5:1"),
-        ("memalpha-4B_n4", (), Level.WARN, "weights are 61 GiB of a GPU's 80 GiB"),
+        ("memalpha-4B_n4", (), Level.WARN, "weights are 61 GiB of a GPU's 79.2 GiB"),
     ],
 )
 def test_the_judge_is_planned_beside_the_run(preset: str, settings: tuple[str, ...], level: Level, words: str) -> None:

@@ -38,7 +38,8 @@ def test_a_plan_for_people_has_what_changed_and_what_to_type(tmp_path: Path) -> 
         "n_nodes  4 -> 2",
         "16 GPUs instead of 32",
         "199 hours",
-        "clusterkit train --preset 1.5B_n4 n_nodes=2",
+        "First: clusterkit setup --hostnames H1 H2 --preset 1.5B_n4 --no-train",
+        "Train it: clusterkit train --preset 1.5B_n4 --cluster default n_nodes=2",
     ):
         assert part in text or part == "199 hours"
     assert "199 hours" in run(tmp_path, "presets", "plan", "1.5B_n1").stdout
@@ -71,8 +72,11 @@ def test_an_allocation_is_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--preset", "1.5B_n1"], ["takes 8 GPUs", "none is usable here", "--cluster NAME", "presets plan"]),
-        (["--preset", "7B_n4", "--task", "memagent"], ["takes 4 hosts", "--cluster NAME"]),
+        (
+            ["--preset", "1.5B_n1"],
+            ["takes 8 GPUs", "none is usable here", "setup --hostnames", "presets plan"],
+        ),
+        (["--preset", "7B_n4", "--task", "memagent"], ["takes 4 hosts", "setup --hostnames"]),
         (["--preset", "1.5B_n4", "n_nodes=2"], ["is for 32 GPUs", "presets plan 1.5B_n4 --nodes N"]),
     ],
 )
@@ -91,7 +95,8 @@ def test_what_cannot_be_trained_here_is_refused_before_anything_is_written(
 def test_it_is_resolved_and_planned_all_the_same(tmp_path: Path, arguments: list[str]) -> None:
     answer = run(tmp_path, "train", "--preset", *arguments, "--dry-run", "--json")
 
-    assert answer.returncode == 0
+    assert answer.returncode == 2
+    assert "setup --hostnames" in answer.stderr
     assert json.loads(answer.stdout)["config"]["allocation_mode"]
 
 

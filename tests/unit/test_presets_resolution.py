@@ -10,6 +10,8 @@ from clusterkit import presets
 from clusterkit.explain import explain
 from clusterkit.fields import fields
 from clusterkit.resolve import resolve
+from trainer.algorithms.table import TABLE
+from trainer.algorithms.table import resolve as row
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
 
@@ -197,3 +199,26 @@ def test_explain_says_where_a_value_comes_from() -> None:
     assert by_key["agent.chunk_tokens"].note
     assert by_key["train.beta1"].origin == "default"
     assert all(item.meaning for item in by_key.values() if item.key not in ("model.tiny", "monitor"))
+
+
+@pytest.mark.parametrize("name", ["dapo", "dr_grpo", "gspo", "cispo"])
+def test_another_algorithm_is_its_own_row_and_not_the_presets(name: str) -> None:
+    """The preset's settings over grpo's row would have turned each of them back into MemAgent's grpo."""
+    config = resolve("7B_n4", "memagent", (f"algorithm.name={name}",)).config
+
+    assert row(config.algorithm) == TABLE[name]
+    assert config.algorithm.kl_coef == 0
+
+
+def test_the_presets_own_algorithm_named_again_changes_nothing() -> None:
+    named = resolve("7B_n4", "memagent", ("algorithm.name=grpo",)).config
+
+    assert named == resolve("7B_n4", "memagent").config
+    assert named.algorithm.kl_coef == 0.001
+
+
+def test_what_is_typed_beside_another_algorithm_holds() -> None:
+    typed = ("algorithm.clip_high=0.3", "algorithm.name=dapo", "algorithm.kl_coef=0.1")
+    algorithm = resolve("7B_n4", "memagent", typed).config.algorithm
+
+    assert (row(algorithm).clip_high, algorithm.kl_coef) == (0.3, 0.1)

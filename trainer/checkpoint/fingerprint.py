@@ -5,9 +5,14 @@ A checkpoint that does not fit is never passed over in silence: the run refuses 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
-from trainer.config import RunConfig, flatten
+from pydantic import ValidationError
+
+from trainer.algorithms.table import resolve
+from trainer.config import AlgorithmConfig, RunConfig, flatten
 
 # May change between attempts: where things lie, what is watched, how long it goes on, how it is cut into pieces.
 # Settings by name, whole sections with a dot at the end.
@@ -16,6 +21,7 @@ FREE = (
     "fileroot",
     "cache_dir",
     "code_dir",
+    "agent.template_file",  # its content counts, agent.wording
     "mode",
     "n_nodes",
     "n_gpus_per_node",
@@ -37,6 +43,7 @@ FREE = (
     "train.offload",
     "train.compile",
     "train.max_skipped_steps",
+    "train.max_logprob_gap",
     "train.max_tokens_per_mb",
     "train.logprob_chunk",
     "rollout.max_batch_tokens",
@@ -57,9 +64,19 @@ FREE = (
 SHARED = ("model.", "task.", "agent.template", "rollout.batch_size", "trainer.type")
 
 
+UNSET = "(not set)"
+ROW_FIELDS = ("advantage", "loss_norm", "clip_low", "clip_high", "dual_clip")
+ROW_NAMES = (*(f"algorithm.{name}" for name in ROW_FIELDS), "algorithm.overlong_tokens", "rollout.refill")
+# What acted before these fields were there, where that is not their default.
+BEFORE = {"algorithm.overlong_tokens": 0, "rollout.refill": False, "agent.wording": ""}
+
+
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """Dotted name -> value of every setting that shapes what is learned."""
-    return {name: value for name, value in flatten(config).items() if not is_free(name)}
+    settings = {name: value for name, value in flatten(config).items() if not is_free(name)}
+    wording = config.agent.wording
+    text = json.dumps(wording, sort_keys=True).encode()
+    return settings | {"agent.wording": f"sha256:{hashlib.sha256(text).hexdigest()[:16]}" if wording else ""}
 
 
 def is_free(name: str) -> bool:
@@ -84,10 +101,33 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Name, saved and present value of every setting that differs; `(not set)` where there is none.
 
-    A field that did not exist when the checkpoint was written had its default.
+    A field that did not exist when the checkpoint was written had its default, which may since be the algorithm's: what
+    counts is what acts, so that `algorithm.dual_clip` unset and set to the row's own value are the same.
     """
-    saved = {**{name: value for name, value in flatten(RunConfig()).items() if name in now}, **saved}
-    pairs = [
-        (name, saved.get(name, "(not set)"), now.get(name, "(not set)")) for name in sorted(saved.keys() | now.keys())
-    ]
-    return [(name, was, new) for name, was, new in pairs if was != new]
+    defaults = {**flatten(RunConfig()), **BEFORE}
+    saved = {**{name: value for name, value in defaults.items() if name in now}, **saved}
+    acted, acts = _acting(saved), _acting(now)
+    found = []
+    for name in sorted(saved.keys() | now.keys()):
+        was, new = saved.get(name, UNSET), now.get(name, UNSET)
+        if acted.get(name, UNSET) != acts.get(name, UNSET):
+            was, new = (acted.get(name) if was is None else was), (acts.get(name) if new is None else new)
+            found.append((name, was, new))
+        elif name == "algorithm.name" and was != new and any(acted[n] != acts[n] for n in ROW_NAMES if n in acted):
+            found.append((name, was, new))
+    return found
+
+
+def _acting(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, those that are left to the algorithm's row as the row has them; its name is that of its loss."""
+    own = {name.removeprefix("algorithm."): value for name, value in settings.items() if name.startswith("algorithm.")}
+    try:
+        row = resolve(AlgorithmConfig.model_validate(own))
+    except ValidationError:  # of another version, or no run's
+        return settings
+    acting = {f"algorithm.{name}": getattr(row, name) for name in ROW_FIELDS} | {"algorithm.name": row.loss}
+    share = f"{row.overlong_share} of the limit" if row.overlong_share else 0
+    acting["algorithm.overlong_tokens"] = share if own.get("overlong_tokens") is None else own["overlong_tokens"]
+    refill = settings.get("rollout.refill")
+    acting["rollout.refill"] = row.dynamic_sampling if refill is None else refill
+    return settings | {name: value for name, value in acting.items() if name in settings}

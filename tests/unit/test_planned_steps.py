@@ -1,0 +1,118 @@
+"""What a plan counts is what the run makes: for every preset and task, over data with as many rows as it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from realparts import write_jsonl
+
+from clusterkit import presets
+from clusterkit.planning import timing
+from clusterkit.planning.preset_plan import plan_preset
+from clusterkit.resolve import resolve
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.runs import train_size
+from trainer.schedule import Course
+
+PAIRS = [(name, task) for name in presets.size_names() for task in presets.load_size(name).tasks]
+ROWS = {"math": 5 * 512 + 10, "memalpha": 562, "memagent": 300, "hotpotqa": 140, "sft": 400}
+"""Of the data, with which a fifth more or less makes another number of steps."""
+
+
+def math(folder: Path, rows: int) -> str:
+    line = {"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}
+    write_jsonl(folder / "problems.jsonl", [{"query_id": f"q{n}", **line} for n in range(rows)])
+    return f"task.path={folder} task.dataset=problems.jsonl"
+
+
+def sft(folder: Path, rows: int) -> str:
+    write_jsonl(folder / "examples.jsonl", [{"prompt": f"{n} + 1?", "answer": str(n + 1)} for n in range(rows)])
+    return f"task.path={folder / 'examples.jsonl'}"
+
+
+def memalpha(folder: Path, rows: int) -> str:
+    asked = json.dumps([{"question": "Who?", "answer": "He"}])
+    both: list[dict[str, Any]] = [
+        {"instance_id": f"i{n}", "data_source": f"s{n % 8}", "chunks": json.dumps(["He came."])}
+        | {"questions_and_answers": asked}
+        for n in range(rows + 20)
+    ]
+    write_jsonl(folder / "train.jsonl", both[:rows])
+    write_jsonl(folder / "test.jsonl", both[rows:])
+    return f"task.path={folder}"
+
+
+def hotpotqa(folder: Path, rows: int) -> str:
+    """Half as many again: the data set has more questions than are asked for, and a fifth of them is held out."""
+    count = rows + rows // 2
+    documents = [{"id": f"d{n}", "title": f"Town {n}", "text": f"Town {n} has a river."} for n in range(3 * count)]
+    gold: list[dict[str, Any]] = [
+        {"id": f"q{n}", "question": f"What has town {n}?", "answers": ["a river"], "source": "made"}
+        | {"gold_titles": [f"Town {n}"], "supporting": [f"d{n}"], "own_documents": [f"d{n}"]}
+        for n in range(count)
+    ]
+    write_jsonl(folder / "questions.jsonl", gold)
+    write_jsonl(folder / "documents.jsonl", documents)
+    return f"task.path={folder}"
+
+
+WRITERS = {"math": math, "memalpha": memalpha, "hotpotqa": hotpotqa, "memagent": hotpotqa, "sft": sft}
+
+
+def planned_and_run(folder: Path, preset: str, task: str, *more: str) -> tuple[Course, Course]:
+    """The schedule that a plan without the data is made with, and that of the run."""
+    if task not in WRITERS:
+        config = resolve(preset, task, more).config
+        return timing.course(config), Course.of(config, train_size(config))
+    rows = ROWS[task]
+    here = WRITERS[task](folder, rows).split()
+    settings = [f"task.train_size={rows}", *more]
+    config = resolve(preset, task, [*settings, *here]).config
+    planned = config if task == "sft" else resolve(preset, task, settings).config  # which has no data but one's own
+    return timing.course(planned), Course.of(config, train_size(config))
+
+
+@pytest.mark.parametrize(("preset", "task"), PAIRS)
+def test_planned_steps_are_the_steps_of_the_run(tmp_path: Path, preset: str, task: str) -> None:
+    planned, run = planned_and_run(tmp_path, preset, task, "train.total_steps=0")
+
+    assert planned == run
+
+
+def test_areals_mathematics_trains_on_every_row() -> None:
+    plan = plan_preset("7B_n4")
+
+    assert plan.config.task.eval_fraction == 0
+    assert plan.as_dict()["steps"] == 1035
+    assert "at most 106000 rows to train on, 207 steps an epoch; none is held out" in "\n".join(
+        finding.message for finding in plan.findings
+    )
+
+
+def test_a_part_that_is_held_out_when_asked_is_not_planned_with(tmp_path: Path) -> None:
+    here = math(tmp_path, 1000).split()
+    settings = ["task.eval_fraction=0.2", "rollout.batch_size=8", "train.minibatches=1", *here]
+    config = resolve("135M_cpu", "math", settings).config
+    far = resolve("7B_n4", "math", ["task.eval_fraction=0.2"]).config
+
+    assert timing.course(config) == Course.of(config, train_size(config))
+    assert train_size(config) < 1000
+    assert timing.course(far).train_size == 84_800
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["eval.every_steps=5"], "task.eval_fraction=0.02"),
+        (["trainer.type=null"], "eval.split=train"),
+    ],
+)
+def test_what_needs_a_held_out_part_is_refused_without_one(settings: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        resolve("135M_cpu", "math", settings)
+    held: RunConfig = resolve("135M_cpu", "math", [*settings, "task.eval_fraction=0.1"]).config
+    assert held.task.eval_fraction == 0.1
