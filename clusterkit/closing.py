@@ -47,6 +47,8 @@ def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = [row for row in summary.get("table") or [] if isinstance(row, dict)]
     trained = [number for number in summary.get("trained_chunks") or [] if isinstance(number, int)]
     tasks = summary.get("num_tasks")
+    if not rows and tasks == 0:
+        return [("nothing was held out to evaluate on; clusterkit eval scores the checkpoint", "", "")]
     lengths = any(row.get("chunks") for row in rows)
     found = [("held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)"), "before", "after")]
     for row in rows:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import yaml
 
-from clusterkit.rundir import RunDirectory
+from clusterkit.rundir import FILEROOT, RunDirectory
 from trainer.config import RunConfig
+from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.paths import new_attempt as trainer_attempt
 
@@ -133,7 +134,7 @@ def run_trainer(
         if name != signal.SIGHUP or handler is not signal.SIG_IGN:
             signal.signal(name, interrupt)
     try:
-        with console.open("ab") as output:
+        with disk_errors(console), console.open("ab") as output:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
             )
@@ -154,18 +155,35 @@ def run_trainer(
     return Ending(child.returncode, interrupts)
 
 
+def wait_or_signal(seconds: float) -> bool:
+    """Wait; True as soon as SIGINT, SIGTERM or SIGHUP (unless it is ignored, as under nohup) asks to stop."""
+    asked = False
+
+    def ask(_signum: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+
+    previous = {name: signal.getsignal(name) for name in _SIGNALS}
+    for name, handler in previous.items():
+        if name != signal.SIGHUP or handler is not signal.SIG_IGN:
+            signal.signal(name, ask)
+    end = time.monotonic() + seconds
+    try:
+        while not asked and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
+    finally:
+        for name, handler in previous.items():
+            signal.signal(name, handler)
+    return asked
+
+
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn what the disk answers into a message about the run directory."""
-    try:
+def disk_errors(folder: Path, instead: str = FILEROOT) -> Iterator[None]:
+    """Turn what the disk answers into a message about the folder. instead: how to choose another."""
+    with file_failures(folder, instead):
         yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write the run directory {folder}: {error.strerror or error}. Make room or change its permissions, "
-            "or choose another folder with --fileroot DIR"
-        ) from None

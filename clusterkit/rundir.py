@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import json
 import os
 import re
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.disk import file_failures
+
 TRIAL_NAME = re.compile(r"^run(\d+)$")
+FILEROOT = "choose another folder with --fileroot DIR"
+"""The way out where runs cannot be written."""
 HOLDER_FILE = ".holder"
 """In the copy of a run of other machines: who works on it there. Locks say nothing over here."""
 
@@ -22,6 +28,13 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def goes_on(has_recover_checkpoint: bool) -> str:
+    """What the same train command does after a stop, as the end of a sentence."""
+    if has_recover_checkpoint:
+        return "the same train command goes on from its recover checkpoint"
+    return "it has written no recover checkpoint to go on from"
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,11 @@ class RunDirectory:
         """Whether there is a recover checkpoint to go on from."""
         return (self.recover / "LATEST").exists()
 
+    @property
+    def goes_on(self) -> str:
+        """What the same train command does after a stop, as the end of a sentence."""
+        return goes_on(self.has_recover_checkpoint)
+
     def attempt_numbers(self) -> list[int]:
         """Numbers of the attempts that were started, in order."""
         names = [path.name.removeprefix("attempt_") for path in self.logs.glob("attempt_*")]
@@ -81,6 +99,18 @@ class RunDirectory:
     def console(self, attempt: int) -> Path:
         """What the trainer printed in that attempt."""
         return self.logs / f"attempt_{attempt}" / "console.log"
+
+    def exit_mark(self, attempt: int) -> Path:
+        """How that attempt ended, as whoever had started it saw it."""
+        return self.logs / f"attempt_{attempt}" / "exit.json"
+
+    def ended_by(self, attempt: int) -> str:
+        """The signal that ended an attempt, such as `SIGKILL`; "" where none did, or nobody saw it."""
+        try:
+            code = json.loads(self.exit_mark(attempt).read_text(encoding="utf-8"))["code"]
+            return signal.Signals(-code).name if code < 0 else ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
 
     def holder(self) -> str | None:
         """Who keeps this run busy now ("process 123"), or None.
@@ -101,9 +131,25 @@ class RunDirectory:
             return None
 
 
-def runs(fileroot: Path, experiment: str | None = None, trial: str | None = None) -> list[RunDirectory]:
-    """Runs of this user under fileroot, the one with the latest sign of life last."""
-    user = user_name()
+def killed_command(run: RunDirectory) -> str | None:
+    """ "process N" of the `clusterkit train` that was killed while its trainer goes on; None: there is no such thing.
+
+    A command that ends by itself empties launch.lock; one that is killed leaves its number in it, and no lock.
+    """
+    if lock_holder(run.logs / "run.lock") is None or lock_holder(run.logs / "launch.lock") is not None:
+        return None
+    try:
+        pid = (run.logs / "launch.lock").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    return f"process {pid}" if pid.isdigit() else None
+
+
+def runs(
+    fileroot: Path, experiment: str | None = None, trial: str | None = None, user: str | None = None
+) -> list[RunDirectory]:
+    """Runs of a user, of this one when left out, under fileroot; the one with the latest sign of life last."""
+    user = user or user_name()
     base = fileroot / "logs" / user
     found = [
         RunDirectory(fileroot, user, path.parent.name, path.name)
@@ -136,18 +182,26 @@ def lock_holder(path: Path) -> str | None:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[bool]:
-    """Hold an exclusive flock with our process id in the file; yields False where another process holds it."""
-    with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
-        yield True
-        file.truncate(0)
+    """Hold an exclusive flock with our process id in the file; yields False where another process holds it.
+
+    Raises:
+        UserError, RunError: the file cannot be made, locked or written.
+
+    """
+    with ExitStack() as stack:
+        with file_failures(path, FILEROOT):
+            file = stack.enter_context(path.open("a+b", buffering=0))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ours = True
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
+            except BlockingIOError:
+                ours = False
+        yield ours
+        if ours:
+            with suppress(OSError):  # who reads it looks at the lock
+                file.truncate(0)
 
 
 def _last_sign(run: RunDirectory) -> float:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clusterkit.rundir import RunDirectory, runs
+from clusterkit.rundir import RunDirectory, killed_command, lock_holder, runs
 from clusterkit.runlog.console import failure_message
 from clusterkit.runlog.metrics import History, Record, number, read_history
 from clusterkit.slurm.look import judged
@@ -17,6 +17,8 @@ STALLED_AFTER_SECONDS = 60.0
 STALLED_AFTER_STEPS = 5.0
 STALLED_BEFORE_FIRST_STEP_SECONDS = 600.0
 """Loading a model, the first evaluation and the first step are silent, and nothing yet says how long they take."""
+ENDED_SILENTLY = "ended without a word (kill -9, out of memory, or the machine went down)"
+KILLED_OFTEN = " (the kernel for want of memory, someone's kill -9, or a limit of the job)"
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,21 @@ class Status:
         }
 
 
-def find_run(fileroot: Path, experiment: str | None = None, trial: str | None = None) -> RunDirectory:
+def find_run(
+    fileroot: Path, experiment: str | None = None, trial: str | None = None, user: str | None = None
+) -> RunDirectory:
     """The newest run that fits, or an error that says where was looked and what to do."""
-    found = runs(fileroot, experiment, trial)
+    found = runs(fileroot, experiment, trial, user)
     if found:
         return found[-1]
-    others = runs(fileroot)
+    others = runs(fileroot, user=user)
     if others:
         names = ", ".join(f"{run.experiment}/{run.trial}" for run in others[-5:])
         wanted = f"{experiment or '*'}/{trial or '*'}"
         raise RunError(f"no run {wanted} under {fileroot}. There is {names}: name one with --experiment and --trial")
     raise RunError(
-        f"no runs found under {fileroot}: start one with `clusterkit train --preset tiny`, "
-        "or point to another folder with --fileroot DIR"
+        f"no runs found under {fileroot}{f' of user {user}' if user else ''}: start one with "
+        "`clusterkit train --preset tiny`, or point to another folder with --fileroot DIR"
     )
 
 
@@ -137,10 +141,12 @@ def iso_time(seconds: float) -> str:
 def _judge(run: RunDirectory, history: History, holder: str | None, now: float) -> tuple[str, str]:
     started = run.attempt_numbers()
     if holder:
+        notes = _notes(run, history)
         silence = now - history.last_time if history.last_time is not None else 0.0
         if silence > stalled_after(history):
-            return "stalled", f"{holder} is alive, but has recorded nothing for {silence:.0f} s"
-        return "running", ""
+            stalled = f"{holder} is alive, but has recorded nothing for {silence:.0f} s"
+            return "stalled", f"{stalled}; {notes}" if notes else stalled
+        return "running", notes
     finish = history.finish
     # An attempt that died before its first record leaves nothing but its folder.
     if finish is not None and (not started or started[-1] <= (number(finish, "attempt") or started[-1])):
@@ -152,7 +158,22 @@ def _judge(run: RunDirectory, history: History, holder: str | None, now: float) 
     if message:
         return "failed", message.removeprefix("error: ")
     printed = f"; what it printed is in {run.console(started[-1])}" if started else ""
-    return "killed", f"the trainer ended without a word (kill -9, out of memory, or the machine went down){printed}"
+    name = run.ended_by(started[-1]) if started else ""
+    how = f"was ended by {name}{KILLED_OFTEN if name == 'SIGKILL' else ''}" if name else ENDED_SILENTLY
+    return "killed", f"the trainer {how}{printed}"
+
+
+def _notes(run: RunDirectory, history: History) -> str:
+    """What is unusual with who works on a run of this machine."""
+    if command := killed_command(run):
+        named = f"--fileroot {run.fileroot} --experiment {run.experiment} --trial {run.trial}"
+        return (
+            f"the clusterkit train that started it ({command}) was killed and the trainer goes on without it; should "
+            f"it die, nothing starts it again. To follow it: clusterkit status --watch {named}. To end it with a "
+            f"checkpoint: clusterkit stop {named}; the same train command then goes on"
+        )
+    waits = lock_holder(run.logs / "launch.lock") and not lock_holder(run.logs / "run.lock")
+    return history.warnings[-1] if waits and history.warnings else ""
 
 
 def _configured_steps(run: RunDirectory) -> int:

@@ -26,18 +26,19 @@ def stop_here(
     deadline: float,
     force: bool,
     say: Callable[[str], None],
+    user: str | None = None,
 ) -> str:
     """End the run of that name that is alive; how that went, as a sentence.
 
     Args:
         fileroot: where runs are. experiment, trial: which; None where only one is alive. deadline: seconds until it is
-            ended by force. force: at once. say: told what is being waited for.
+            ended by force. force: at once. say: told what is being waited for. user: whose; None for ours.
 
     Raises:
         RunError: none is alive, or it cannot be ended. UserError: several are alive.
 
     """
-    alive = [run for run in runs(fileroot, experiment, trial) if run.holder()]
+    alive = [run for run in runs(fileroot, experiment, trial, user) if run.holder()]
     if not alive:
         wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
         raise RunError(f"no run{wanted} under {fileroot} is alive (--fileroot DIR for another folder, --cluster NAME)")
@@ -49,29 +50,35 @@ def stop_here(
         return stop_job(run, job, deadline=deadline, force=force, say=say)
     name = f"{run.experiment}/{run.trial}"
     if not force:
-        _signal(run, signal.SIGTERM)
+        process = _process(run)
+        if process is not None:
+            _send(process, signal.SIGTERM)
         say(f"{name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
         if _ended(run, deadline):
-            return f"{name} is stopped; the same train command goes on from its recover checkpoint"
-    _signal(run, signal.SIGKILL)
+            return f"{name} is stopped; {run.goes_on}"
+    # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like the trainer.
+    process = _process(run)
+    # Its command would take the trainer's end for a crash, and start it again.
+    if command := _pid(run, "launch.lock"):
+        _send(command, signal.SIGTERM)
+    if process is not None:
+        _send(process, signal.SIGKILL)
     if not _ended(run, deadline):
         raise RunError(f"{name} does not end: look at process {_process(run)}")
-    return f"{name} was ended by force; the same train command goes on from its last recover checkpoint"
+    return f"{name} was ended by force; {run.goes_on}"
 
 
 def _process(run: RunDirectory) -> int | None:
     """The trainer's process, or that of the command that is about to start it."""
-    for name in ("run.lock", "launch.lock"):
-        holder = (lock_holder(run.logs / name) or "").removeprefix("process ")
-        if holder.isdigit():
-            return int(holder)
-    return None
+    return _pid(run, "run.lock") or _pid(run, "launch.lock")
 
 
-def _signal(run: RunDirectory, number: signal.Signals) -> None:
-    process = _process(run)
-    if process is None:
-        return
+def _pid(run: RunDirectory, name: str) -> int | None:
+    holder = (lock_holder(run.logs / name) or "").removeprefix("process ")
+    return int(holder) if holder.isdigit() else None
+
+
+def _send(process: int, number: signal.Signals) -> None:
     try:
         with suppress(ProcessLookupError):
             os.kill(process, number)

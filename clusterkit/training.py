@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterkit.closing import read_summary
 from clusterkit.diagnose.view import explain_failure
-from clusterkit.launch import Ending, disk_errors, new_attempt, run_trainer, write_config
+from clusterkit.launch import Ending, disk_errors, new_attempt, run_trainer, wait_or_signal, write_config
 from clusterkit.progress import Progress
 from clusterkit.rundir import RunDirectory, hold_lock, lock_holder
 from clusterkit.runlog.console import failure_message, last_lines
 from clusterkit.runlog.metrics import History, MetricsTail
-from clusterkit.trials import require_free
+from clusterkit.trials import Trial, require_free, require_unchanged
 from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.files import write_atomic
+from trainer.launch.job import ended, last_step
+from trainer.launch.retries import Ended, judge
 
 SHOWN_CONSOLE_LINES = 10
 
@@ -47,19 +53,60 @@ class Outcome:
 
 
 @contextmanager
-def prepared(run: RunDirectory, config: RunConfig) -> Iterator[int]:
-    """Hold the run against other `train` commands, write its configuration, and yield the number of a new attempt."""
+def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -> Iterator[int]:
+    """Hold the run against other `train` commands, write its configuration, and yield the number of a new attempt.
+
+    trial: the run as it was chosen.
+
+    Raises:
+        UserError: another command trains it, or has begun to since it was chosen.
+
+    """
     with disk_errors(run.logs):
         run.logs.mkdir(parents=True, exist_ok=True)
     with hold_lock(run.logs / "launch.lock") as ours:
         if not ours or lock_holder(run.logs / "run.lock"):
             require_free(run)
+        if not ours:  # it was let go this very moment
+            raise UserError(f"{run.experiment}/{run.trial} is being started by another command: give yours again")
+        if trial is not None:
+            require_unchanged(trial)
         write_config(run, config)
         yield new_attempt(run)
 
 
-def follow(run: RunDirectory, argv: Sequence[str], attempt: int, progress: Progress, again: str) -> Outcome:
-    """Run the trainer to its end while showing what it records; `again` is the command that goes on."""
+@dataclass(frozen=True)
+class Restarts:
+    """How a trainer that crashed is started again. most: in a row without a new step. first_wait: in seconds."""
+
+    most: int = 0
+    first_wait: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Restarts:
+        """As the run's settings say; none where every start is to be a fresh one."""
+        return cls(0 if config.recover_mode == "disabled" else config.recover_retries, config.recover_after)
+
+
+def follow(
+    run: RunDirectory,
+    argv: Sequence[str],
+    attempt: int,
+    progress: Progress,
+    again: str,
+    restarts: Restarts = Restarts(),
+) -> Outcome:
+    """Run the trainer to its end while showing what it records, and start it again where it crashed.
+
+    Args:
+        run: the run, which the caller holds.
+        argv: the trainer's command line.
+        attempt: number of the first attempt, whose folder is there.
+        progress: shows what is recorded, and messages.
+        again: the command that goes on.
+        restarts: how often, and after how long.
+
+    """
     tail, history = MetricsTail(run.metrics), History()
     for record in tail.read():  # earlier attempts
         history.add(record)
@@ -73,12 +120,50 @@ def follow(run: RunDirectory, argv: Sequence[str], attempt: int, progress: Progr
     def interrupted() -> None:
         progress.say("stopping: a recover checkpoint is being written; interrupt again to kill the trainer at once")
 
-    ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
-    outcome = _outcome(run, attempt, ending, history, again)
-    if outcome.status not in ("failed", "killed"):
-        return outcome
+    ends: list[Ended] = []
+    while True:
+        before, began = last_step(run.metrics), time.time()
+        ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
+        outcome = _outcome(run, attempt, ending, history, again)
+        if outcome.status not in ("failed", "killed"):
+            return outcome
+        ends.append(ended(run.metrics, attempt, ending.returncode, before))
+        _record_end(run, attempt, ends[-1], began)
+        verdict = judge(ends, restarts.most, restarts.first_wait)
+        if verdict.wait is None or not ends[-1].crash or not restarts.most:
+            break
+        told = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
+        progress.say(f"{told}. Ctrl-C stops here")
+        _record_warning(run, attempt, told)
+        if wait_or_signal(verdict.wait):
+            kept = f"interrupted while waiting to start the trainer again: {_recover_text(run, history)}"
+            return Outcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
+        attempt = new_attempt(run)
     reasons = explain_failure(run, killed=ending.returncode == -signal.SIGKILL)
+    if len(ends) > 1:
+        reasons = [
+            f"It was started {len(ends)} times: {verdict.reason or 'this error is not one that passes'}.",
+            *reasons,
+        ]
     return replace(outcome, message="\n".join([outcome.message, *reasons]))
+
+
+def _record_end(run: RunDirectory, attempt: int, end: Ended, began: float) -> None:
+    """Keep how an attempt ended, as a dispatched one does: a signal leaves no other trace."""
+    marker = {"code": end.code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
+    with suppress(OSError):  # a full disk
+        write_atomic(run.exit_mark(attempt), json.dumps(marker))
+
+
+def _record_warning(run: RunDirectory, attempt: int, message: str) -> None:
+    """Tell it in the run's log and numbers, which no trainer writes now; a full disk takes neither."""
+    now = time.time()
+    record = {"kind": "warning", "time": now, "attempt": attempt, "message": message}
+    stamp = f"{time.strftime('%Y%m%d-%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}"
+    lines = {run.metrics: json.dumps(record), run.logs / "main.log": f"{stamp} clusterkit WARNING: {message}"}
+    for path, line in lines.items():
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
 
 def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, again: str) -> Outcome:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import yaml
 from clusterkit.presets import leaves
 from clusterkit.rundir import RunDirectory, numbered_trials, user_name
 from clusterkit.runlog.metrics import History, read_history
-from trainer.checkpoint.fingerprint import is_free
-from trainer.config import RunConfig, flatten
+from trainer.checkpoint.fingerprint import BEFORE, changes, fingerprint, is_free
+from trainer.config import RunConfig
 from trainer.errors import UserError
 
 
@@ -28,11 +27,15 @@ class Course(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """The chosen run directory, what to do with it, and its history so far."""
+    """The chosen run directory, what to do with it, and its history so far.
+
+    attempts: numbers of those that there were when it was chosen.
+    """
 
     run: RunDirectory
     course: Course
     history: History
+    attempts: tuple[int, ...] = ()
 
     @property
     def resume_step(self) -> int:
@@ -105,6 +108,16 @@ def require_free(run: RunDirectory) -> None:
         )
 
 
+def require_unchanged(trial: Trial) -> None:
+    """Refuse a run on which another command has worked since it was chosen. Call it while holding the run."""
+    run = trial.run
+    if tuple(run.attempt_numbers()) != trial.attempts:
+        raise UserError(
+            f"{run.experiment}/{run.trial} was started by another command at the same moment: nothing was changed. "
+            "Give the command again: it goes on with that run, or takes the next name"
+        )
+
+
 def must_stay(key: str) -> bool:
     """Whether a setting has to be the same when a run goes on."""
     return not is_free(key)
@@ -112,16 +125,27 @@ def must_stay(key: str) -> bool:
 
 def differences(old: dict[str, Any], new: RunConfig) -> list[str]:
     """`key: was → now` for every setting that must stay when a run goes on."""
-    before, now = dict(leaves(old)), flatten(new)
-    with suppress(ValueError):  # fields that did not exist when the file was written have had their default
-        before = flatten(RunConfig.model_validate(old))
-    keys = [key for key in dict.fromkeys([*now, *before]) if must_stay(key)]
-    changed = [key for key in keys if before.get(key, ...) != now.get(key, ...)]
-    return [f"{key}: {_shown(before, key)} → {_shown(now, key)}" for key in changed]
+    written = dict(leaves(old))
+    try:
+        before = fingerprint(RunConfig.model_validate(old))
+        before |= {key: value for key, value in BEFORE.items() if not _written(key, written)}
+    except ValueError:  # of another version
+        before = {key: value for key, value in written.items() if must_stay(key)}
+    return [f"{key}: {was} → {now}" for key, was, now in changes(before, fingerprint(new))]
+
+
+def _written(key: str, values: dict[str, Any]) -> bool:
+    """Whether a configuration that was read says anything of a setting; leaves of a mapping have longer keys."""
+    return any(name == key or name.startswith(f"{key}.") for name in values)
 
 
 def _judge(config: RunConfig, name: str, named_by_user: bool) -> Trial:
     run = run_directory(config, name)
+    attempts = tuple(run.attempt_numbers())
+    return replace(_judge_run(config, run, named_by_user), attempts=attempts)
+
+
+def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Trial:
     if not run.logs.is_dir():
         return _demand_checkpoint(config, Trial(run, Course.NEW, History()))
     history = read_history(run.metrics)
@@ -178,7 +202,3 @@ def _refuse_differences(config: RunConfig, run: RunDirectory) -> None:
             + "\n".join(f"  {line}" for line in different)
             + "\nGo on with it: repeat the command with the old values. Start another run: add trial_name=NEW"
         )
-
-
-def _shown(values: dict[str, Any], key: str) -> str:
-    return str(values[key]) if key in values else "(absent)"

@@ -15,6 +15,10 @@ class RunError(UserError):
     exit_code = 1
 
 
+class CrashError(RunError):
+    """A process of the run died. Nothing has to be changed first: a new start may go on from the recover checkpoint."""
+
+
 class InterruptedRunError(UserError):
     """SIGINT or SIGTERM: a recover checkpoint has been written where there was something to keep. Exit code 130."""
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from trainer.disk import naming
 from trainer.errors import UserError
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
@@ -23,7 +24,12 @@ def refuse_pointer(path: Path) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text`, durably."""
+    """Replace `path` by `text`, durably. Raises OSError, which names the path."""
+    with naming(path):
+        _write_atomic(path, text)
+
+
+def _write_atomic(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from trainer.disk import disk_of
 from trainer.errors import RunError, UserError
 from trainer.files import sync_folder, sync_tree
 
@@ -110,7 +111,9 @@ def _explained(target: Path) -> Iterator[None]:
 
 def disk_full(where: Path) -> RunError:
     """Make the error of a full disk."""
-    return RunError(f"no space left on the disk of {where}: free some space or choose a folder on another disk")
+    return RunError(
+        f"no space left on the disk of {where}: free some space or choose a folder on another disk. {disk_of(where)}"
+    )
 
 
 @contextmanager

@@ -34,12 +34,12 @@ def stop_job(run: RunDirectory, job: Job, *, deadline: float, force: bool, say: 
         _cancel("--batch", "--signal=TERM", job.number)
         say(f"{name} (job {job.number}) writes a recover checkpoint and ends; by force after {deadline:.0f} s")
         if _ended(job.number, deadline):
-            return f"{name} is stopped; the same train command goes on from its recover checkpoint"
+            return f"{name} is stopped; {run.goes_on}"
     _cancel("--full", "--signal=KILL", job.number)
     _cancel(job.number)
     if not _ended(job.number, KILL_SECONDS):
         raise RunError(f"{name} does not end even by force: scontrol show job {job.number} tells its state")
-    return f"{name} was ended by force; the same train command goes on from its last recover checkpoint"
+    return f"{name} was ended by force; {run.goes_on}"
 
 
 def _cancel(*arguments: str) -> None:

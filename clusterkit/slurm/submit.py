@@ -24,7 +24,7 @@ from clusterkit.rundir import RunDirectory, hold_lock, user_name
 from clusterkit.slurm.commands import SlurmError, slurm
 from clusterkit.slurm.queue import FOLDER, Job, our_jobs
 from clusterkit.slurm.script import APPTAINER, PYXIS, Container, Wishes, sbatch_options, script
-from clusterkit.trials import Course, Trial, choose_trial, require_free
+from clusterkit.trials import Course, Trial, choose_trial, require_free, require_unchanged
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.files import write_atomic
@@ -170,6 +170,7 @@ def submit(
     with _taken(run):
         if (found := attached(resolved)) is not None:  # submitted by somebody a moment ago
             return found
+        require_unchanged(order.trial)
         say(f"packing the node side to {order.code}")
         with disk_errors(order.code):
             _put_code(order.code, order.files)

@@ -20,7 +20,11 @@ import psutil
 import pytest
 from run_writer import RunWriter
 
+from clusterkit import stopping
 from clusterkit.rundir import RunDirectory, lock_holder, user_name
+from clusterkit.status import observe
+from clusterkit.status_view import status_lines
+from clusterkit.stopping import stop_here
 
 CHILD = """
 import fcntl, json, os, signal, subprocess, sys, time
@@ -28,6 +32,9 @@ from pathlib import Path
 mode, logs, recover = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 lock = (logs / "run.lock").open("a+")
 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+lock.truncate(0)
+lock.write(str(os.getpid()))
+lock.flush()
 metrics = (logs / "metrics.jsonl").open("a")
 
 def record(kind, **fields):
@@ -65,6 +72,13 @@ if mode == "config":
     sys.exit(2)
 if mode == "traceback":
     raise RuntimeError("a fault nobody caught")
+if mode in ("crashes", "faults") and os.environ["CLUSTERKIT_ATTEMPT"] == "1":
+    checkpoint()
+    if mode == "crashes":
+        os.kill(os.getpid(), signal.SIGKILL)
+    record("finish", status="failed", global_step=2, message="AcceleratorError: CUDA error 77", crashed=True)
+    print("error: AcceleratorError: CUDA error 77", file=sys.stderr)
+    sys.exit(1)
 if mode == "killed":
     checkpoint()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -75,16 +89,16 @@ import json, sys
 from pathlib import Path
 from clusterkit.progress import PlainLines
 from clusterkit.resolve import resolve
-from clusterkit.training import follow, prepared
+from clusterkit.training import Restarts, follow, prepared
 from clusterkit.trials import run_directory
 from trainer.errors import UserError
-script, mode, root = sys.argv[1:]
+script, mode, root, wait = sys.argv[1:]
 config = resolve("tiny", None, [f"fileroot={root}"]).config
 run = run_directory(config, "run1")
 argv = [sys.executable, script, mode, str(run.logs), str(run.recover)]
 try:
     with prepared(run, config) as attempt:
-        outcome = follow(run, argv, attempt, PlainLines(), "clusterkit train --preset tiny")
+        outcome = follow(run, argv, attempt, PlainLines(), "clusterkit train --preset tiny", Restarts(10, float(wait)))
 except UserError as error:
     sys.exit(f"refused: {error}")
 print(json.dumps(outcome.as_dict(run)))
@@ -95,11 +109,11 @@ sys.exit(outcome.exit_code)
 class Operator:
     """The operator's process on a run directory, and what can be seen of its child."""
 
-    def __init__(self, folder: Path, mode: str, **options: object) -> None:
+    def __init__(self, folder: Path, mode: str, wait: float = 0.0, **options: object) -> None:
         self.run = RunDirectory(folder / "runs", user_name(), "tiny-recall", "run1")
         script = folder / "child.py"
         script.write_text(CHILD)
-        command = [sys.executable, "-c", OPERATOR, str(script), mode, str(folder / "runs")]
+        command = [sys.executable, "-c", OPERATOR, str(script), mode, str(folder / "runs"), str(wait)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **{**pipes, **options})  # type: ignore[call-overload]
 
@@ -141,9 +155,9 @@ def _signal_mask(pid: int, name: str) -> int:
 
 
 @contextmanager
-def operating(folder: Path, mode: str, **options: object) -> Iterator[Operator]:
+def operating(folder: Path, mode: str, wait: float = 0.0, **options: object) -> Iterator[Operator]:
     """An operator whose processes are gone afterwards, whatever the test found."""
-    operator = Operator(folder, mode, **options)
+    operator = Operator(folder, mode, wait, **options)
     try:
         yield operator
     finally:
@@ -272,14 +286,96 @@ def test_the_trainer_outlives_the_operator_and_its_run_stays_taken(tmp_path: Pat
         operator.process.wait()
         try:
             assert child.is_running()
+            seen = observe(operator.run, time.time())
+            assert seen.state == "running"
+            assert f"(process {operator.process.pid}) was killed and the trainer goes on without it" in seen.message
+            assert "clusterkit stop --fileroot" in "\n".join(status_lines(seen))
             with operating(tmp_path, "complete") as second:
                 code, err, _, _ = second.end()
             assert code == 1
             assert "refused: tiny-recall/run1 is being trained now by" in err
             assert operator.run.attempt_numbers() == [1]
         finally:
-            child.terminate()
+            said = stop_here(tmp_path / "runs", None, None, deadline=30, force=False, say=lambda _: None)
             wait_for(lambda: _gone(child.pid))
+        assert "is stopped; the same train command goes on from its recover checkpoint" in said
+        assert observe(operator.run, time.time()).state == "interrupted"
+
+
+@pytest.mark.parametrize(("mode", "cause"), [("crashes", "ended by SIGKILL"), ("faults", "CUDA error 77")])
+def test_a_trainer_that_crashed_is_started_again(tmp_path: Path, mode: str, cause: str) -> None:
+    with operating(tmp_path, mode) as operator:
+        code, err, outcome, _ = operator.end()
+
+    told = f"({cause}): restart 1 in 0 s; the last recover checkpoint is that after step 2"
+    told = told if mode == "crashes" else told.replace("(CUDA", "(AcceleratorError: CUDA")
+    assert (code, outcome["status"], outcome["exit_code"]) == (0, "completed", 0)
+    assert operator.run.attempt_numbers() == [1, 2]
+    assert told in err
+    assert told in (operator.run.logs / "main.log").read_text()
+    assert told in "\n".join(status_lines(observe(operator.run, time.time())))
+
+
+def test_a_trainer_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
+    with operating(tmp_path, "killed") as operator:
+        code, _, outcome, message = operator.end()
+
+    assert (code, outcome["status"]) == (1, "killed")
+    assert operator.run.attempt_numbers() == [1, 2]
+    assert "started 2 times: it has failed 2 times in the same way after step 2" in message
+
+
+@pytest.mark.parametrize("mode", ["disk", "config", "traceback"])
+def test_an_error_that_asks_for_something_is_told_at_once(tmp_path: Path, mode: str) -> None:
+    with operating(tmp_path, mode, 600.0) as operator:
+        operator.end()
+
+    assert operator.run.attempt_numbers() == [1]
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C", "stop"])
+def test_a_run_that_waits_to_start_again_is_told_so_and_can_be_stopped(tmp_path: Path, by: str) -> None:
+    with operating(tmp_path, "crashes", 600.0) as operator:
+        log = operator.run.logs / "main.log"
+        wait_for(lambda: log.exists() and "restart 1 in 600 s" in log.read_text())
+        seen = observe(operator.run, time.time())
+        assert (seen.state, seen.holder) == ("running", f"process {operator.process.pid}")
+        assert "ended by SIGKILL): restart 1 in 600 s" in seen.message
+        if by == "stop":
+            stop_here(tmp_path / "runs", None, None, deadline=30, force=False, say=lambda _: None)
+        else:
+            operator.process.send_signal(signal.SIGINT)
+        code, _, outcome, message = operator.end()
+
+    assert (code, outcome["status"]) == (130, "interrupted")
+    assert "To go on: clusterkit train --preset tiny" in message
+    assert operator.run.attempt_numbers() == [1]
+
+
+@pytest.mark.parametrize("first", ["force", "SIGTERM"])
+def test_a_run_that_is_ended_by_force_is_not_started_again(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer may end of the signal that its command passes on before force reaches it, or after."""
+    with operating(tmp_path, "serve") as operator:
+        operator.child()
+        send = stopping._send
+
+        def send_and_wait(process: int, number: signal.Signals) -> None:
+            send(process, number)
+            if first == "SIGTERM" and process == operator.process.pid:
+                wait_for(lambda: lock_holder(operator.run.logs / "run.lock") is None)
+
+        monkeypatch.setattr(stopping, "_send", send_and_wait)
+        said = stop_here(tmp_path / "runs", None, None, deadline=30, force=True, say=lambda _: None)
+        code, _, outcome, _ = operator.end()
+
+    assert "was ended by force" in said
+    kept = operator.run.has_recover_checkpoint
+    assert kept or first == "force"
+    assert ("goes on from its recover checkpoint" if kept else "has written no recover checkpoint") in said
+    assert (code, outcome["status"]) == (130, "interrupted")
+    assert operator.run.attempt_numbers() == [1]
 
 
 def test_a_run_is_taken_before_its_trainer_has_started(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,6 +13,8 @@ import pytest
 from realparts import require
 from runs import Forks, NewTrial, Trial, assert_same_run, command
 
+from clusterkit.diagnose.run import diagnose_run
+from clusterkit.rundir import RunDirectory
 from trainer.checkpoint.recover import RecoverStore
 
 
@@ -75,6 +78,13 @@ def _one_message(trial: Trial) -> str:
     return said
 
 
+def _told_room(trial: Trial) -> str:
+    """What is free, as the message has it."""
+    found = re.search(r"has ([0-9.]+ (?:B|KiB)) free of", trial.said())
+    assert found is not None, trial.said()
+    return found[1]
+
+
 # Bytes left on the disk: nothing; a record but not the rollouts' file; the records of a step but not a checkpoint.
 @pytest.mark.parametrize("free", [0, 8192, 49152, 131072])
 def test_full_while_training(
@@ -95,6 +105,9 @@ def test_full_while_training(
     assert "start the same command again to go on" in message or "choose another fileroot" in message
     assert RecoverStore(trial.paths.recover).newest() == kept
     assert not list(trial.paths.recover.glob("*.tmp"))
+    found = diagnose_run(RunDirectory(trial.paths.logs.parents[3], *trial.paths.logs.parts[-3:]))
+    assert found.state in ("failed", "killed")  # there may be no room for its last record
+    assert "disk-full" in {finding.id for finding in found.findings}, found
 
     small_disk.grow()
     assert forks.run(trial) == 0, trial.said()
@@ -124,7 +137,8 @@ def test_full_while_writing_a_recover_checkpoint(
 
     assert _one_message(trial) == (
         f"error: no space left for a recover checkpoint under {trial.paths.recover} (the one of step 5 is untouched): "
-        "free some space there, then start the same command again to go on\n"
+        "free some space there, then start the same command again to go on. "
+        f"The disk at {small_disk.folder} has {_told_room(trial)} free of 64.0 MiB\n"
     )
     assert RecoverStore(trial.paths.recover).newest() == kept
     assert "no space left for a recover checkpoint" in trial.log()
@@ -145,7 +159,8 @@ def test_full_while_exporting(forks: Forks, small_disk: SmallDisk, warm_cache: P
     folder = trial.paths.checkpoints / "epoch2epochstep2globalstep8"
     assert _one_message(trial) == (
         f"error: cannot write the checkpoint {folder}: no space left on the disk. Free some space, then start the same "
-        "command again to go on from the last recover checkpoint\n"
+        "command again to go on from the last recover checkpoint. "
+        f"The disk at {small_disk.folder} has {_told_room(trial)} free of 64.0 MiB\n"
     )
     assert sorted(trial.weights()) == ["epoch1epochstep4globalstep4", "epoch1epochstep6globalstep6"]
     assert len(list(trial.paths.checkpoints.iterdir())) == 2

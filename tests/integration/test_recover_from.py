@@ -77,10 +77,15 @@ def test_weights_start_a_run_from_step_one(tmp_path: Path) -> None:
     shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30}
     for name in ("base", "better"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"")
+        for file in ("model.safetensors", "tokenizer.json"):
+            (tmp_path / name / file).write_text("{}")
         (tmp_path / name / "config.json").write_text(json.dumps(shape))
     weights = tmp_path / "better"
-    words = ("train", "--preset", "135M_cpu", f"model.path={tmp_path / 'base'}", "--dry-run", "--json")
+    (tmp_path / "data").mkdir()
+    for file in ("questions.jsonl", "documents.jsonl"):
+        (tmp_path / "data" / file).write_text("{}")
+    data = f"task.path={tmp_path / 'data'}"
+    words = ("train", "--preset", "135M_cpu", data, f"model.path={tmp_path / 'base'}", "--dry-run", "--json")
     planned = json.loads(run(tmp_path, *words, "--recover-from", str(weights)).stdout)["config"]
     assert planned["recover_from"] == planned["model"]["path"] == str(weights)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run
+from runs import TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run, wait_for
 
+from clusterkit.launch import trainer_command
+from clusterkit.progress import Silent
+from clusterkit.training import Restarts, follow, prepared
+from clusterkit.trials import run_directory
 from trainer.paths import cache_folder
 
 KILLS = 40
@@ -111,3 +117,24 @@ def test_what_was_not_kept_is_done_again(forks: Forks, new_trial: NewTrial, refe
     again = trial.records("step")[len(before) :]
     assert [s["task_ids"] for s in again[: len(before) - 3]] == [s["task_ids"] for s in before[3:]]
     assert_same_run(trial, reference)
+
+
+def test_the_train_command_starts_a_killed_trainer_again(new_trial: NewTrial, reference: Trial) -> None:
+    trial = new_trial(recover_after=0.0)
+    run = run_directory(trial.config, trial.config.trial_name)
+
+    def kill() -> None:
+        wait_for(lambda: len(trial.records("step")) >= 3)
+        os.kill(int((run.logs / "run.lock").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with prepared(run, trial.config) as attempt:
+        outcome = follow(run, trainer_command(run), attempt, Silent(), "again", Restarts.of(trial.config))
+    killer.join()
+
+    assert (outcome.status, outcome.exit_code) == ("completed", 0), outcome.message
+    assert_same_run(trial, reference)
+    assert [record["attempt"] for record in trial.records("attempt")] == [1, 2]
+    assert trial.records("attempt")[1]["resume_step"] >= 2
+    assert any("ended by SIGKILL): restart 1 in 0 s" in record["message"] for record in trial.records("warning"))

@@ -41,6 +41,14 @@ def _assert_close(trial: Trial, other: Trial) -> None:
     assert trial.trained_tasks() == other.trained_tasks()
 
 
+def test_log_probs_are_compared_once_before_the_first_step(reference: Trial, two_ranks: Trial) -> None:
+    for trial in (reference, two_ranks):
+        before, _, after = trial.log().partition("Log-probs are the model's own")
+        assert "Epoch" in after
+        assert "Epoch" not in before
+        assert "Log-probs are" not in after
+
+
 def test_two_ranks_make_the_run_of_one(two_ranks: Trial, reference: Trial) -> None:
     _assert_close(two_ranks, reference)
     early, learned = (load(two_ranks.weights()[name]) for name in (FIRST, LAST))

@@ -50,6 +50,7 @@ def test_examples_are_learned(forks: Forks, new_trial: NewTrial, tmp_path: Path)
     assert forks.run(trial) == 0, trial.said()
 
     steps = trial.records("step")
+    assert "Log-probs are the model's own" in trial.log().partition("Epoch")[0]
     losses = [step["stats"]["loss"] for step in steps]
     assert losses[-1] < losses[0] / 2
     # One answer word and the end token of each of the batch's four examples; prompts carry no loss.
@@ -64,6 +65,18 @@ def test_examples_are_learned(forks: Forks, new_trial: NewTrial, tmp_path: Path)
     # Each example once an epoch, none that is held out.
     epoch = [task for step in steps[: steps[0]["steps_per_epoch"]] for task in step["task_ids"]]
     assert len(set(epoch)) == len(epoch) <= COUNT - summary["num_tasks"]
+
+
+def test_log_probs_are_compared_on_the_longest_example_whichever_comes_first(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path
+) -> None:
+    with examples(tmp_path / "examples.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "ada " * 55, "answer": "lamp"}) + "\n")
+    trial = sft(new_trial, tmp_path, **{"train.total_steps": 1, "task.train_size": 99})
+
+    assert forks.run(trial) == 0, trial.said()
+
+    assert "of a row of 59" in trial.log()
 
 
 BACKGROUND = {"checkpoint.async_recover": True}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_writer import RunWriter
 
 from clusterkit.resolve import resolve
 from clusterkit.rundir import hold_lock
-from clusterkit.trials import Course, Trial, choose_trial, must_stay, require_free
+from clusterkit.training import prepared
+from clusterkit.trials import Course, Trial, choose_trial, differences, must_stay, require_free
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
@@ -147,3 +149,45 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
 
 def test_operator_and_trainer_agree_on_what_must_stay() -> None:
     assert {key for key in flatten(RunConfig()) if must_stay(key)} == set(fingerprint(RunConfig()))
+
+
+def written_before(config: RunConfig, **algorithm: Any) -> dict[str, Any]:
+    """What a run's config.yaml held before dynamic sampling was an algorithm's default and wordings came from files."""
+    old = config.model_dump(mode="json")
+    for key in ("overlong_tokens", "overlong_penalty", "response_limit", "mask_denominator"):
+        del old["algorithm"][key]
+    old["algorithm"] |= algorithm
+    old["rollout"]["refill"] = False
+    del old["agent"]["template_file"], old["agent"]["wording"]
+    return old
+
+
+def test_runs_of_an_earlier_version_go_on() -> None:
+    for name in ("tiny", "1.5B_n4", "memalpha-4B"):
+        config = resolve(name).config
+        assert differences(written_before(config), config) == []
+    mathematics = resolve("1.5B_n4").config
+    assert differences(written_before(mathematics, name="dapo", dual_clip=None), mathematics) == []
+
+
+def test_a_run_of_dapo_from_before_it_was_the_papers_is_told_what_changed() -> None:
+    config = resolve("135M_cpu", "hotpotqa", ("algorithm.name=dapo",)).config
+
+    assert differences(written_before(config), config) == [
+        "algorithm.overlong_tokens: 0 → 0.2 of the limit",
+        "rollout.refill: False → True",
+    ]
+
+
+def test_of_two_commands_at_the_same_moment_the_second_changes_nothing(tmp_path: Path) -> None:
+    first, second = _choose(tmp_path, "seed=1"), _choose(tmp_path, "seed=2")
+    config = resolve("tiny", None, ["seed=1", f"fileroot={tmp_path}"]).config
+    other = resolve("tiny", None, ["seed=2", f"fileroot={tmp_path}"]).config
+    busy = pytest.raises(UserError, match="is being trained now by process")
+    with prepared(first.run, config, first), busy, prepared(second.run, other, second):
+        pass
+    refused = pytest.raises(UserError, match="started by another command at the same moment")
+    with refused, prepared(second.run, other, second):
+        pass
+    assert "seed: 1" in first.run.config.read_text().splitlines()
+    assert first.run.attempt_numbers() == [1]

@@ -52,5 +52,19 @@ def test_out_of_memory_is_not_tried_a_third_time(message: str) -> None:
     assert judge(ends, 10, 1.0).wait is None
 
 
+@pytest.mark.parametrize(
+    ("end", "crash"),
+    [
+        (Ended(-9, "ended by SIGKILL", 3), True),
+        (Ended(134, "exit code 134", 3), True),
+        (Ended(1, "AcceleratorError: CUDA error", 3, crashed=True), True),
+        (Ended(1, "no space left", 3), False),
+        (Ended(2, "a setting is refused", 3), False),
+    ],
+)
+def test_what_a_run_of_this_machine_is_started_again_after(end: Ended, crash: bool) -> None:
+    assert end.crash is crash
+
+
 def test_no_restart_where_none_is_allowed() -> None:
     assert judge([failed(5)], 0, 1.0).wait is None

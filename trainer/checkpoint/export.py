@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from trainer.disk import disk_of
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sync_tree, tree_bytes
 from trainer.train.learner import Learner
@@ -64,7 +65,7 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
                 reason, remedy = "no space left on the disk", "Free some space"
             problem = (
                 f"cannot write the checkpoint {folder}: {reason}. {remedy}, then start the same command again to go on "
-                "from the last recover checkpoint"
+                f"from the last recover checkpoint. {disk_of(folder)}"
             )
     if problem := next((p for p in world.gather(problem) if p), ""):
         raise RunError(problem)

@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.checkpoint.background import BackgroundWriter, HostCopy
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
+from trainer.disk import disk_of
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, sha256, sync_folder, sync_tree, tree_bytes, write_atomic
 from trainer.train.distributed import World, local_part
@@ -205,7 +206,7 @@ class RecoverStore(Slots):
         if is_full(error):
             return (
                 f"no space left for a recover checkpoint under {self.folder} ({kept}): free some space there, then "
-                "start the same command again to go on"
+                f"start the same command again to go on. {disk_of(self.folder)}"
             )
         return (
             f"cannot write a recover checkpoint under {self.folder}: {error.strerror or error} ({kept}): make the "

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.config import RunConfig
 from trainer.engines.launching import check_options
-from trainer.engines.options import check_model
+from trainer.engines.options import check_model, check_window
 from trainer.paths import RunPaths
 from trainer.serving import registry
 from trainer.serving.wanted import Place, gpus_per_server, local_places, server_options
@@ -37,3 +37,4 @@ def check_run(config: RunConfig, model: Path) -> None:
             check_options(config.engine, options)
         else:
             check_model(options)
+            check_window(config.engine, options)

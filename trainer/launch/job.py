@@ -1,4 +1,7 @@
-"""`python -m trainer.launch.job CONFIG.yaml`: what a Ray job runs on the head node; starts a trainer that died again.
+"""`python -m trainer.launch.job CONFIG.yaml [SUBMITTED.yaml SHA256]`: what a Ray job runs on the head node.
+
+It starts a trainer that died again. SUBMITTED.yaml is the configuration that this job was submitted with: where its
+hash is right, it becomes CONFIG.yaml, so that no other submission can have changed what this job trains with.
 
 The trainer's output goes to attempt_N/console.log beside the run's other files, and to the job's own log. How every
 attempt ended is kept in attempt_N/exit.json: Ray's word on a job is lost with Ray.
@@ -22,7 +25,7 @@ from typing import Any
 from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.errors import UserError
-from trainer.files import write_atomic
+from trainer.files import sha256, write_atomic
 from trainer.launch.retries import Ended, judge
 from trainer.paths import new_attempt
 
@@ -109,7 +112,9 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     started_at = begun[-1] if begun else before
     step = steps[-1] if steps else started_at
     if finish:
-        return Ended(code, str(finish[-1].get("message", "")), int(finish[-1].get("global_step") or step), started_at)
+        last = finish[-1]
+        reached = int(last.get("global_step") or step)
+        return Ended(code, str(last.get("message", "")), reached, started_at, last.get("crashed") is True)
     message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code} before it began"
     return Ended(code, message, step, started_at)
 
@@ -144,13 +149,33 @@ def _say(text: str) -> None:
     print(f"clusterkit: {text}", flush=True)
 
 
+def install(config: Path, submitted: Path, digest: str) -> None:
+    """Make what was submitted the run's configuration. Raises UserError where it is not what was submitted."""
+    try:
+        found = sha256(submitted)
+    except FileNotFoundError:
+        found = "none: it is not there"
+    if found != digest:
+        raise UserError(
+            f"{submitted} is not what this job was submitted with (SHA-256 {digest[:12]}…, found {found[:24]}…): "
+            "nothing was started; give the train command again"
+        )
+    write_atomic(config, submitted.read_text(encoding="utf-8"))
+
+
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code."""
-    if len(arguments) != 1:
-        print("usage: python -m trainer.launch.job CONFIG.yaml", file=sys.stderr)
+    if len(arguments) not in (1, 3):
+        print("usage: python -m trainer.launch.job CONFIG.yaml [SUBMITTED.yaml SHA256]", file=sys.stderr)
         return 2
+    config = Path(arguments[0])
     try:
-        return Job(Path(arguments[0])).run()
+        if len(arguments) == 3:
+            install(config, Path(arguments[1]), arguments[2])
+        return Job(config).run()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

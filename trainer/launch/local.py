@@ -17,7 +17,8 @@ import torch
 from trainer.assets import resolve_model
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.disk import disk_of
+from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
 from trainer.launch.before import check_run
 from trainer.launch.rank import set_threads
@@ -67,7 +68,7 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     number = int(os.environ.get("CLUSTERKIT_ATTEMPT") or new_attempt(paths.logs))
     set_threads(config)
     monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
-    status, message, step = "failed", "", start.global_step
+    status, message, step, crashed = "failed", "", start.global_step, False
     try:
         if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
             check_run(config, resolve_model(config.model.path, config.cache_dir))
@@ -97,11 +98,13 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         status, message = "interrupted", str(error)
         raise
     except BaseException as error:
+        told = isinstance(error, UserError) or disk_error(error) is not None
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        crashed = isinstance(error, CrashError) or not (told or isinstance(error, torch.OutOfMemoryError))
         raise
     finally:
         with suppress(OSError):  # on a full disk there is an error to be told already
-            monitor.record("finish", status=status, global_step=step, message=message)
+            monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed)
         monitor.close()
 
 
@@ -183,7 +186,8 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[TextIO]:
     except OSError as error:
         where = error.filename or paths.logs
         if is_full(error):
-            raise RunError(f"no space left at {where}: free some, or choose another fileroot=DIR") from error
+            room = disk_of(Path(where))
+            raise RunError(f"no space left at {where}: free some, or choose another fileroot=DIR. {room}") from error
         reason = error.strerror or error
         raise UserError(f"cannot write the run directory: {where}: {reason}. Choose another fileroot=DIR") from error
 
@@ -222,9 +226,11 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
         system = disk_error(error)
         if system is not None and is_full(system):
             root = Path(config.fileroot).absolute()
-            where = system.filename or f"{root} or {cache_folder(config)}"
+            places = [Path(system.filename)] if system.filename else [root, cache_folder(config)]
+            disks = ". ".join(dict.fromkeys(map(disk_of, places)))
             raise RunError(
-                f"no space left at {where}: free some space there, then start the same command again to go on"
+                f"no space left at {' or '.join(map(str, places))}: free some space there, then start the same command "
+                f"again to go on. {disks}"
             ) from error
         if system is not None and system.filename and system.errno in REFUSALS:
             raise UserError(

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.launch.rank import RankJob, rank_main
 from trainer.signals import SIGNALS, StopFlag
 
@@ -111,7 +111,7 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
     if outcome.get("message"):
         error = {e.exit_code: e for e in (InterruptedRunError, RunError)}.get(outcome["exit_code"], UserError)
         raise error(outcome["message"])
-    raise RunError(f"{_cause(codes, faults, size)}; the same command goes on from the last recover checkpoint")
+    raise CrashError(f"{_cause(codes, faults, size)}; the same command goes on from the last recover checkpoint")
 
 
 def _cause(codes: dict[int, int], faults: dict[int, str], size: int) -> str:

@@ -18,13 +18,19 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|SIGKILL", re.IGNORECASE)
 class Ended:
     """How an attempt ended. code: exit code, negative for a signal. step: last finished step. message: its last words.
 
-    started_at: step that it went on after.
+    started_at: step that it went on after. crashed: it says that a new start may help, without a change of settings.
     """
 
     code: int
     message: str
     step: int
     started_at: int = 0
+    crashed: bool = False
+
+    @property
+    def crash(self) -> bool:
+        """Whether it ended by a signal or a fault, not with a message that asks the user for something."""
+        return self.crashed or self.code < 0 or self.code > 2
 
     @property
     def final(self) -> bool:

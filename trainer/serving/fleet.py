@@ -11,7 +11,7 @@ from trainer.config import RunConfig
 from trainer.engines.base import EngineError
 from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine
-from trainer.errors import RunError
+from trainer.errors import CrashError, RunError
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -128,7 +128,7 @@ class Fleet:
     async def lost(self) -> RunError:
         """What a run ends with whose servers are all gone."""
         found = await asyncio.to_thread(registry.read, self.folder)
-        return RunError(f"no engine server came back within {self.engine.pool.patience:.0f} s: {self.missing(found)}")
+        return CrashError(f"no engine server came back within {self.engine.pool.patience:.0f} s: {self.missing(found)}")
 
     def missing(self, found: list[Registration]) -> str:
         """What became of the servers that are waited for, and what to do."""

@@ -145,8 +145,8 @@ class HostKeeper:
         while not self._ending.wait(LOOK_SECONDS):
             try:
                 self.look()
-            except OSError as error:  # the shared storage stutters
-                log.warning("the servers' hosts cannot be looked after: %s", error)
+            except Exception as error:  # the shared storage stutters; whatever it is, servers need their keeper
+                log.warning("the servers' hosts cannot be looked after: %s: %s", type(error).__name__, error)
 
 
 class LocalServers:

@@ -1,0 +1,134 @@
+"""What to tell of a file that cannot be written or read: its path, its disk, and the way out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trainer.errors import RunError, UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOST = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def file_failure(error: OSError, path: Path | str | None = None, instead: str = "") -> UserError:
+    """What to raise for an operating system's error about a file or folder.
+
+    Args:
+        error: what the system answered.
+        path: what was to be written or read, where the error does not name it.
+        instead: how to choose another place, such as "choose another folder with --fileroot DIR".
+
+    Returns:
+        RunError where the disk is full or lost; UserError (exit code 2) where the place is no right one.
+
+    """
+    place = Path(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path or ".").absolute()
+    also = f", or {instead}" if instead else ""
+    if error.errno == errno.ENOSPC:
+        return RunError(f"cannot write {place}: no space left on its disk. {disk_of(place)}: free some{also}")
+    if error.errno == errno.EDQUOT:
+        return RunError(
+            f"cannot write {place}: no space left on its disk for you, your quota is used up. {disk_of(place)}: remove "
+            f"what you do not need{also}"
+        )
+    if error.errno in LOST:
+        return RunError(f"{place}: {error.strerror}. {disk_of(place)}, and does not answer: mount it again{also}")
+    if error.errno not in REFUSED:
+        way = f": {instead}" if instead else ""
+        return UserError(f"cannot use {place}: {error.strerror or error}. {disk_of(place)}{way}")
+    return UserError(f"cannot use {place}: {error.strerror}. {_cause(error, place)}{also}")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError of the block the path that it lacks, as those of a write do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def file_failures(path: Path, instead: str = "") -> Iterator[None]:
+    """Raise `file_failure` for any OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise file_failure(error, path, instead) from None
+
+
+def disk_of(path: Path) -> str:
+    """The disk that a path is on, or would be: "The disk at /data has 1.5 GiB free of 20.0 GiB"."""
+    place = _nearest(path)
+    mount = place
+    with suppress(OSError):
+        while not mount.is_mount() and mount != mount.parent:
+            mount = mount.parent
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return f"The disk at {mount} cannot be looked at ({error.strerror})"
+    text = f"The disk at {mount} has {_bytes(found.f_bavail * found.f_frsize)} free of "
+    text += _bytes(found.f_blocks * found.f_frsize)
+    if found.f_files and not found.f_favail:
+        text += " and no room for another file, whatever its size (inodes)"
+    return text
+
+
+def is_full(path: Path) -> bool:
+    """Whether next to nothing fits on the disk of a path."""
+    try:
+        found = os.statvfs(_nearest(path))
+    except OSError:
+        return False
+    no_inode = found.f_files > 0 and not found.f_favail
+    return found.f_blocks > 0 and (found.f_bavail * found.f_frsize < 1 << 16 or no_inode)
+
+
+def _cause(error: OSError, place: Path) -> str:
+    """Why a place cannot be used, and what changes that."""
+    nearest = _nearest(place)
+    if error.errno == errno.EROFS:
+        return f"{disk_of(place)} and is mounted for reading only: mount it for writing"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        kind = "folder" if nearest.is_dir() else "file"
+        return f"{nearest} is a {kind}, and a {'file' if kind == 'folder' else 'folder'} is wanted there: move it away"
+    if error.errno == errno.ENAMETOOLONG:
+        longest = max(len(part.encode()) for part in place.parts)
+        return f"{disk_of(place)}; its names may have 255 bytes, and one of these has {longest}: choose a shorter one"
+    try:
+        facts = nearest.stat()
+        try:
+            owner = pwd.getpwuid(facts.st_uid).pw_name
+        except KeyError:
+            owner = str(facts.st_uid)
+        return f"{nearest} belongs to {owner} (mode {facts.st_mode & 0o7777:o}): change its permissions"
+    except OSError:
+        return "Change its permissions"
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there and can be seen."""
+    for place in (path, *path.parents):
+        try:
+            place.lstat()
+        except OSError:
+            continue
+        return place
+    return Path("/")
+
+
+def _bytes(count: int) -> str:
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {UNITS[unit]}" if unit == 0 else f"{value:.1f} {UNITS[unit]}"
