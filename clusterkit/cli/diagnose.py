@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import (
+    CLUSTER_OPTION,
+    FILEROOT_OPTION,
+    HERE_OPTION,
+    RUNS,
+    cluster_of_run,
+    folder_of_runs,
+)
 
 if TYPE_CHECKING:
     from clusterkit.diagnose.run import Diagnosis
@@ -20,11 +28,12 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=
 def diagnose(
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
+    fileroot: str | None = FILEROOT_OPTION,
+    cluster: str | None = CLUSTER_OPTION,
+    here: bool = HERE_OPTION,
+    log: str | None = typer.Option(
+        None, "--log", metavar="FILE", help="Any log by itself: of AReaL, SGLang, vLLM or Ray; - for stdin."
     ),
-    log: str | None = typer.Option(None, "--log", help="Any log by itself: of AReaL, SGLang, vLLM or Ray."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     apply: bool = typer.Option(
         False, "--apply", help="Keep the proposed settings beside the run, for the same train command to pick up."
@@ -32,7 +41,8 @@ def diagnose(
 ) -> None:
     """Say why a run failed, stands still or does not learn, and which setting to change.
 
-    Changes nothing unless --apply is given.
+    Changes nothing unless --apply is given. Without a name it goes to the run that was started last, on this machine or
+    on the current cluster; --here and --cluster NAME say which.
     """
     from clusterkit.diagnose.run import diagnose_log, diagnose_run  # noqa: PLC0415
     from clusterkit.status import find_run  # noqa: PLC0415
@@ -41,14 +51,31 @@ def diagnose(
     if log is not None:
         if apply or experiment or trial or cluster:
             raise UserError("--log FILE is diagnosed by itself: leave out --apply, --experiment, --trial and --cluster")
-        _show(diagnose_log(Path(log).expanduser()), apply, as_json)
-    elif cluster is None:
-        _show(diagnose_run(find_run(Path(fileroot).expanduser().absolute(), experiment, trial)), apply, as_json)
+        _show_log(diagnose_log(Path(log) if log == "-" else Path(log).expanduser()), as_json)
+        return
+    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
+    if cluster is None:
+        _show(diagnose_run(find_run(folder_of_runs(fileroot), experiment, trial)), apply, as_json)
     else:
         from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
 
-        with mirror_of(cluster, fileroot) as mirror:
+        with mirror_of(cluster, fileroot or RUNS) as mirror:
             _show(diagnose_run(mirror.find(experiment, trial, logs=True)), apply, as_json, mirror)
+
+
+def _show_log(diagnosis: Diagnosis, as_json: bool) -> None:
+    """Print what was found in a log by itself; one of no known kind is an error."""
+    from trainer.errors import RunError  # noqa: PLC0415
+
+    if as_json or not diagnosis.is_unknown:
+        _show(diagnosis, False, as_json)
+    if diagnosis.is_unknown:
+        notes = "".join(f" ({note})" for note in diagnosis.notes)
+        raise RunError(
+            f"{diagnosis.looked_at[0]} is no log of a kind that is known here{notes}: AReaL's and clusterkit's, those "
+            "of SGLang, vLLM, Ray, PyTorch and Python, of NVIDIA's tools and of Linux. Nothing that is known to go "
+            "wrong was found in it"
+        )
 
 
 def _show(diagnosis: Diagnosis, apply: bool, as_json: bool, mirror: Mirror | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,10 +12,21 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.target import (
+    FILEROOT_OPTION,
+    HERE_OPTION,
+    USER_OPTION,
+    Kind,
+    checked_user,
+    folder_of_runs,
+    hosts_of_run,
+    kind_for,
+)
 
 if TYPE_CHECKING:
     from clusterkit.cli.hostoptions import Selection
     from clusterkit.rundir import RunDirectory
+    from clusterkit.runlog.tail import Tail
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -29,7 +41,8 @@ def logs(
     hosts: HostOptions,
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Without --cluster: folder under which runs are."),
+    fileroot: str | None = FILEROOT_OPTION,
+    here: bool = HERE_OPTION,
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on showing what is added, until Ctrl-C."),
     lines: int = typer.Option(200, "--lines", "-n", min=0, help="Begin with so many lines of its end; 0: with all."),
     console: bool = typer.Option(False, "--console", help="What the newest attempt printed, instead of main.log."),
@@ -37,21 +50,25 @@ def logs(
     engine: str | None = typer.Option(
         None, "--engine", help="What that engine server printed: its name or number (clusterkit serve list)."
     ),
+    user: str | None = USER_OPTION,
 ) -> None:
     """Print a run's log: main.log, or what an attempt, one of its ranks or an engine server printed.
 
-    With --cluster NAME of a run on that cluster, else on this machine.
+    Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
+    --cluster NAME say which. Only your own runs, unless --user names somebody else.
     """
-    if hosts.cluster is None and hosts.hostnames is None:
+    whose = checked_user(user)
+    there = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
+    if there is None:
         from clusterkit.status import find_run  # noqa: PLC0415
 
-        run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
+        run = find_run(folder_of_runs(fileroot), experiment, trial, user)
         numbers = run.attempt_numbers()
         _show_here(_file(run, numbers[-1] if numbers else 0, console, rank, engine), lines, follow)
         return
     import asyncio  # noqa: PLC0415
 
-    asyncio.run(_show_there(select(hosts), experiment, trial, (console, rank, engine), lines, follow))
+    asyncio.run(_show_there(select(there), whose, experiment, trial, (console, rank, engine), lines, follow))
 
 
 def _file(run: RunDirectory, attempt: int, console: bool, rank: int | None, engine: str | None) -> Path:
@@ -67,22 +84,31 @@ def _file(run: RunDirectory, attempt: int, console: bool, rank: int | None, engi
 
 
 def _show_here(path: Path, lines: int, follow: bool) -> None:
+    from clusterkit.runlog.tail import read_tail  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
 
     try:
-        with path.open("rb") as file:
-            _write(_last_lines(file.read(), lines))
-            while follow:
+        with path.open("rb", buffering=0) as file:
+            shown, end = 0, os.fstat(file.fileno()).st_size
+            if lines:
+                tail, shown = read_tail(file.fileno(), lines)
+                _write_tail(tail, path, lines)
+                file.seek(shown)
+            while follow or shown < end:
                 if data := file.read(_BLOCK):
                     _write(data)
-                else:
+                    shown += len(data)
+                elif follow:
                     time.sleep(POLL_SECONDS)
+                else:
+                    return  # it was truncated meanwhile
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
 
 
 async def _show_there(
     selection: Selection,
+    user: str,
     experiment: str | None,
     trial: str | None,
     which: tuple[bool, int | None, str | None],
@@ -92,29 +118,34 @@ async def _show_there(
     import asyncio  # noqa: PLC0415
 
     from clusterkit.dispatch.head import Patience, head_of  # noqa: PLC0415
-    from clusterkit.dispatch.storage import newest_attempt, newest_run, read_from, read_last  # noqa: PLC0415
-    from clusterkit.rundir import user_name  # noqa: PLC0415
+    from clusterkit.dispatch.storage import newest_attempt, newest_run, read_from, read_last, size_of  # noqa: PLC0415
     from clusterkit.ssh.api import HostError  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
 
-    path, offset, patience = Path(), -1, Patience()
+    path, offset, end, patience = Path(), -1, 0, Patience()
     while True:
         try:
             async with head_of(selection) as head:
                 if offset < 0:
-                    run = await newest_run(head.session, head.fileroot, user_name(), experiment, trial)
+                    run = await newest_run(head.session, head.fileroot, user, experiment, trial)
                     if run is None:
                         raise RunError(
-                            f"no run {experiment or '*'}/{trial or '*'} of {user_name()} on cluster {head.cluster.name}"
+                            f"no run {experiment or '*'}/{trial or '*'} of {user} on cluster {head.cluster.name}"
                         )
                     path = _file(run, await newest_attempt(head.session, run), *which)
-                    data, offset = await read_last(head.session, path, lines)
-                    _write(data)
-                while follow:
-                    data = await read_from(head.session, path, offset, _BLOCK)
+                    if lines:
+                        tail, end = await read_last(head.session, path, lines)
+                        _write_tail(tail, path, lines)
+                        offset = end
+                    else:
+                        offset, end = 0, await size_of(head.session, path)
+                while follow or offset < end:
+                    data = await read_from(head.session, path, offset)
                     _write(data)
                     offset += len(data)
                     patience.reset()
+                    if not data and not follow:
+                        break  # it was truncated meanwhile
                     if not data:
                         await asyncio.sleep(POLL_SECONDS)
                 return
@@ -125,10 +156,12 @@ async def _show_there(
             await patience.wait()
 
 
-def _last_lines(data: bytes, lines: int) -> bytes:
-    if not lines:
-        return data
-    return b"".join(data.splitlines(keepends=True)[-lines:])
+def _write_tail(tail: Tail, path: Path, lines: int) -> None:
+    _write(tail.text())
+    if tail.cut:
+        from clusterkit.runlog.tail import MOST_BYTES  # noqa: PLC0415
+
+        output.note(f"the last {lines} lines are longer than {MOST_BYTES >> 20} MB: this is their end. All: {path}")
 
 
 def _write(data: bytes) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import FILEROOT_OPTION, Kind, Typed, folder_of_runs, target, told
+from clusterkit.rundir import runs
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -20,7 +20,7 @@ def trace(
     step: int | None = typer.Option(None, "--step", help="Training step; the newest recorded one when left out."),
     sample: int = typer.Option(0, "--sample", min=0, help="Which trajectory of the task's group."),
     full: bool = typer.Option(False, "--full", help="Do not cut texts."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    fileroot: str | None = FILEROOT_OPTION,
     cluster: str | None = typer.Option(
         None, "--cluster", metavar="NAME", help="A run of that cluster; --fileroot is then a folder there."
     ),
@@ -29,7 +29,7 @@ def trace(
     """Show what every turn of a recorded trajectory did to the memory, and what that was worth.
 
     For structured memories (agent.name=memalpha): every tool call with its answer, the judge's verdict and how many
-    questions it helps to answer. For memagent: the memory as every turn rewrote it.
+    questions it helps to answer. For memagent: the memory as every turn rewrote it. Reads runs of this machine only.
     """
     from clusterkit.report.choose import choose_runs  # noqa: PLC0415
     from clusterkit.trace.model import trace_of  # noqa: PLC0415
@@ -38,12 +38,14 @@ def trace(
     from trainer.errors import UserError  # noqa: PLC0415
 
     experiment, _, trial = (run or "").rpartition("/")
+    if cluster is None and not runs(folder_of_runs(fileroot), experiment or None, trial or None):
+        cluster = told(target(Kind.CLUSTER_FIRST, Typed(fileroot=fileroot)))
     if cluster is not None:
         raise UserError(
             "trace reads trajectories, which are not copied from clusters: run it on a host that sees the storage, "
-            f"with --fileroot {fileroot if fileroot != 'runs' else '/storage/ray/experiments'}"
+            f"with --fileroot {fileroot or '/storage/ray/experiments'}"
         )
-    (directory,) = choose_runs(Path(fileroot).expanduser().absolute(), experiment or None, trial or None, None)
+    (directory,) = choose_runs(folder_of_runs(fileroot), experiment or None, trial or None, None)
     number, group = find_group(directory, step, task)
     if sample >= len(group):
         raise UserError(f"the task has {len(group)} trajectories: choose --sample 0 to {len(group) - 1}")

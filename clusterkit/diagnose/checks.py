@@ -35,6 +35,9 @@ MOST_FAILED = 0.05
 STALE_FACTOR = 3.0
 STALE_SECONDS = 1800.0
 LOOPING_ATTEMPTS = 3
+REWARDS = ("task_reward", "final_reward", "rollout/reward")
+LOSSES = ("actor_loss", "loss", "grad_norm", "ppo_approx_kl", "importance_weight", "advantage")
+"""Numbers that must be finite."""
 MOST_JUDGE_SHARE = 0.1
 AHEAD = {
     2: "one batch is scored while the next is sampled and the last is learned from",
@@ -66,12 +69,23 @@ def nan_loss(history: History, context: Context) -> Finding | None:
     """Loss, gradient or reward is not a number, or optimizer steps were skipped for it."""
     for step in history.steps[-RECENT:]:
         stats = step.get("stats") or {}
-        bad = [
-            key for key in ("actor_loss", "grad_norm", "task_reward", "ppo_approx_kl") if _not_finite(stats.get(key))
-        ]
+        rewards, losses = ([key for key in keys if _not_finite(stats.get(key))] for keys in (REWARDS, LOSSES))
         skipped = number(stats, "skipped_steps") or 0
-        if bad or skipped:
-            what = f"{', '.join(f'{key}={stats[key]}' for key in bad)}" if bad else f"skipped_steps={skipped:g}"
+        if rewards:
+            # Advantages, loss and gradient follow from it: no setting of the optimizer is at fault.
+            return Finding(
+                "nan-loss",
+                "A reward is not a number",
+                "The reward function or the verifier gave NaN or an infinite number, and the loss follows from it. "
+                "Weights after the first such step cannot be trusted unless the optimizer skipped it.",
+                evidence=(_at(step, _values(stats, [*rewards, *losses])),),
+                advice=(
+                    "have the reward function give 0 (or leave the task out) where it has no result: a division by 0, "
+                    "the logarithm of 0, a mean of nothing",
+                    "begin anew from the last good checkpoint: model.path=CHECKPOINT trial_name=NEW",
+                ),
+            )
+        if losses or skipped:
             rules = (
                 LOWER_RATE,
                 Rule("to", key="model.dtype", areal="actor.dtype", to="float32", why="range and precision"),
@@ -82,7 +96,7 @@ def nan_loss(history: History, context: Context) -> Finding | None:
                 "The loss or its gradient is not a number",
                 "The learning rate is too high, half precision overflowed, or a checkpoint is damaged. Weights after "
                 "the first such step cannot be trusted unless the optimizer skipped it.",
-                evidence=(_at(step, what),),
+                evidence=(_at(step, _values(stats, losses) if losses else f"skipped_steps={skipped:g}"),),
                 changes=propose(rules, context),
                 advice=("begin anew from the last good checkpoint: model.path=CHECKPOINT trial_name=NEW",),
             )
@@ -91,7 +105,7 @@ def nan_loss(history: History, context: Context) -> Finding | None:
 
 def reward_lowest(history: History, context: Context) -> Finding | None:
     """Every answer is wrong: the reward stays at its lowest value."""
-    rewards = history.stat("task_reward")[-LOWEST_STEPS:]
+    rewards = _course(history, "task_reward")[-LOWEST_STEPS:]
     if len(rewards) < LOWEST_STEPS or len(set(rewards)) > 1 or rewards[0] > 0:
         return None
     last = history.steps[-1].get("stats") or {}
@@ -119,7 +133,7 @@ def reward_lowest(history: History, context: Context) -> Finding | None:
 
 def reward_flat(history: History, context: Context) -> Finding | None:
     """The reward does not rise over many steps, though it could."""
-    rewards = history.stat("task_reward")
+    rewards = _course(history, "task_reward")
     if len(rewards) < FLAT_STEPS:
         return None
     third = len(rewards) // 3
@@ -130,6 +144,7 @@ def reward_flat(history: History, context: Context) -> Finding | None:
     rise = fmean(last) - fmean(first)
     if rise > 2 * error:
         return None
+    span = f"{rise - 2 * error:+.4f} … {rise + 2 * error:+.4f}"
     groups = _idle_groups(history, context)
     if groups is not None and groups > SOLVED:
         cause = (
@@ -153,7 +168,10 @@ def reward_flat(history: History, context: Context) -> Finding | None:
         f"The reward has not risen in {len(rewards)} steps",
         cause,
         evidence=(
-            _at(history.steps[-1], f"first third {fmean(first):.4f}, last third {fmean(last):.4f} ± {error:.4f}"),
+            _at(
+                history.steps[-1],
+                f"first third {fmean(first):.4f}, last third {fmean(last):.4f}, a rise of {rise:+.4f} (95 %: {span})",
+            ),
         ),
         changes=propose(rules, context),
     )
@@ -161,7 +179,7 @@ def reward_flat(history: History, context: Context) -> Finding | None:
 
 def entropy_collapse(history: History, context: Context) -> Finding | None:
     """The policy says the same whatever it is asked, before it has learned the task."""
-    entropies, rewards = history.stat("entropy"), history.stat("task_reward")
+    entropies, rewards = _course(history, "entropy"), _course(history, "task_reward")
     if len(entropies) < 3 * RECENT or len(rewards) < 3 * RECENT:
         return None
     first, last = fmean(entropies[:RECENT]), fmean(entropies[-RECENT:])
@@ -189,8 +207,8 @@ def entropy_collapse(history: History, context: Context) -> Finding | None:
 
 def ratio_drift(history: History, context: Context) -> Finding | None:
     """Policy and behaviour policy are too far from one another."""
-    clipped = history.stat("actor_clip_ratio")[-RECENT:]
-    ratios = history.stat("importance_weight")[-RECENT:]
+    clipped = _course(history, "actor_clip_ratio")[-RECENT:]
+    ratios = _course(history, "importance_weight")[-RECENT:]
     low, high = RATIO_RANGE
     bad_ratio = bool(ratios) and not low <= fmean(ratios) <= high
     if not bad_ratio and not (clipped and fmean(clipped) > MOST_CLIPPED):
@@ -211,7 +229,7 @@ def ratio_drift(history: History, context: Context) -> Finding | None:
 
 def mismatch(history: History, context: Context) -> Finding | None:
     """The engine's log-probs are not the trainer's."""
-    values = history.stat("mismatch_kl")[-RECENT:]
+    values = _course(history, "mismatch_kl")[-RECENT:]
     if not values or fmean(values) <= MOST_MISMATCH_KL:
         return None
     rules = (
@@ -235,7 +253,7 @@ def mismatch(history: History, context: Context) -> Finding | None:
 
 def failed_trajectories(history: History, context: Context) -> Finding | None:
     """Many trajectories end in an error."""
-    failed = history.stat("failed_trajectories")[-RECENT:]
+    failed = _course(history, "failed_trajectories")[-RECENT:]
     total = context.config.rollout.batch_size * context.config.rollout.group_size if context.config else 0
     if not failed or not total or fmean(failed) / total <= MOST_FAILED:
         return None
@@ -297,7 +315,7 @@ def restart_loop(history: History, context: Context) -> Finding | None:  # noqa:
 
 def judge_wait(history: History, context: Context) -> Finding | None:
     """The trainer waits for nothing but scores."""
-    shares = history.stat("judge_share")[-RECENT:]
+    shares = _course(history, "judge_share")[-RECENT:]
     if len(shares) < RECENT or fmean(shares) <= MOST_JUDGE_SHARE:
         return None
     rules = [Rule("double", key="judge.concurrency", most=512, why="servers answer many requests at a time")]
@@ -334,9 +352,18 @@ def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def _course(history: History, name: str) -> list[float]:
+    """The course of a number, without what is none: NaN and infinity are told of by `nan_loss`."""
+    return [value for value in history.stat(name) if math.isfinite(value)]
+
+
+def _values(stats: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key}={stats[key]}" for key in keys)
+
+
 def _idle_groups(history: History, context: Context) -> float | None:
     """Share of groups without any difference in reward, over the recent steps."""
-    counts = history.stat("zero_variance_groups")[-RECENT:]
+    counts = _course(history, "zero_variance_groups")[-RECENT:]
     batch = context.config.rollout.batch_size if context.config else 0
     return fmean(counts) / batch if counts and batch else None
 

@@ -14,6 +14,7 @@ _TOTAL = re.compile(rf"total capacity of {_AMOUNT}|{_AMOUNT} total capacity")
 _FREE = re.compile(rf"of which {_AMOUNT} is free|{_AMOUNT} free")
 _OURS = re.compile(rf"this process has {_AMOUNT} memory in use")
 _IDLE = re.compile(rf"and {_AMOUNT} is reserved by PyTorch but unallocated")
+_TRAJECTORIES = re.compile(r"/rollouts/|trajectories")
 OTHERS_SHARE, IDLE_SHARE = 0.05, 0.1
 
 
@@ -46,6 +47,12 @@ def memory_details(finding: Finding, text: str) -> Finding:
             changes=(*first, *rest),
         )
     return finding
+
+
+def disk_details(finding: Finding, text: str) -> Finding:
+    """Only where a message names trajectories, no longer writing them is proposed: what filled a disk is not told."""
+    kept = tuple(change for change in finding.changes if _TRAJECTORIES.search(text))
+    return replace(finding, changes=kept)
 
 
 def _amount(pattern: re.Pattern[str], text: str) -> float | None:

@@ -84,7 +84,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where something was seen. line: 1 for the first; 0: not a line of a file."""
+    """Where something was seen. line: 1 for the first; 0: no line of a file, or too far on to be counted."""
 
     source: str
     line: int

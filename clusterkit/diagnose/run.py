@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,27 +18,37 @@ import yaml
 from clusterkit.diagnose.applied import read_applied
 from clusterkit.diagnose.changes import Context, propose
 from clusterkit.diagnose.checks import check_numbers, check_speed
-from clusterkit.diagnose.details import memory_details
+from clusterkit.diagnose.details import disk_details, memory_details
 from clusterkit.diagnose.model import BAD, Change, Evidence, Finding, Hit
 from clusterkit.diagnose.present import Present
-from clusterkit.diagnose.scan import Scan, scan_file
+from clusterkit.diagnose.scan import SHOWN_CHARACTERS, Scan, known, moved, scan_bytes, scan_file
 from clusterkit.diagnose.signatures import SIGNATURES
 from clusterkit.diagnose.stall import stall
 from clusterkit.rundir import RunDirectory
 from clusterkit.runlog.metrics import History, number
+from clusterkit.runlog.reader import cache_folder, log_reader
+from clusterkit.runlog.stream import StreamReader, StreamText
 from clusterkit.status import Status, observe
+from clusterkit.textplot import size
 from trainer.config import RunConfig, flatten
 from trainer.errors import RunError, UserError
 
-LOG_BYTES = 64 * 1024 * 1024
-"""Of a log that is asked about by itself."""
+LOG_BYTES, STREAM_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""Of the end of a log that is asked about by itself; the latter of one that has to be kept in memory."""
 
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Warning|Exit|Interrupt)\b")
 _KILLED = next(signature for signature in SIGNATURES if signature.id == "killed")
+_FULL = next(signature for signature in SIGNATURES if signature.id == "disk-full")
+FULL_BYTES = 1 << 20
+"""With less than this free, not even a tiny run's checkpoint fits on a disk."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, the causes first. state: the run's; empty for a log by itself. looked_at: what was read."""
+    """What was found, the causes first. state: the run's; empty for a log by itself. looked_at: what was read.
+
+    Of a log by itself: notes on reading it, kind (who wrote it, "" where that is not known), and whether it is empty.
+    """
 
     findings: tuple[Finding, ...]
     state: str = ""
@@ -44,6 +56,14 @@ class Diagnosis:
     run: RunDirectory | None = None
     config: RunConfig | None = None
     looked_at: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    kind: str = ""
+    empty: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is of a log by itself that is of no known kind, so that nothing can be said of it."""
+        return self.run is None and not (self.findings or self.kind or self.empty)
 
     @property
     def applicable(self) -> list[tuple[Change, str]]:
@@ -86,6 +106,8 @@ class Diagnosis:
             "findings": [finding.as_dict() for finding in self.findings],
             "applicable": [change.as_dict() for change, _ in self.applicable],
             "looked_at": list(self.looked_at),
+            "kind": self.kind or None,
+            "notes": list(self.notes),
         }
 
 
@@ -99,16 +121,25 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
     learned = bool(history.steps) or run.has_recover_checkpoint
     scans = _scan_attempt(run, history)
     context = Context(config, _present(scans), os.environ, learned)
-    findings = _findings([hit for scan in scans for hit in scan.hits], context)
+    ended = status.message if status.state in ("failed", "killed") else ""
+    hits = [hit for scan in scans for hit in scan.hits]
+    hits += _hits_of(ended, {hit.signature.id for hit in hits})
+    own_disks = config is None or Path(config.fileroot).absolute() == run.fileroot  # this is no copy of another's run
+    if status.state in BAD and own_disks and not any(hit.signature.id == _FULL.id for hit in hits):
+        hits += _full_disks(run)
+    findings = _findings(hits, context)
     if (killed or status.state == "killed") and not any(
-        f.id in ("killed", "host-memory", "gpu-memory") for f in findings
+        f.id in ("killed", "crashed", "host-memory", "gpu-memory") for f in findings
     ):
         evidence = Evidence("the trainer", 0, "ended by SIGKILL" if killed else status.message)
-        findings += _findings([Hit(_KILLED, evidence, "", evidence.text)], context)
+        [finding] = _findings([Hit(_KILLED, evidence, "", evidence.text)], context)
+        findings.append(finding if killed else replace(finding, title="The trainer ended without a word"))
     if status.state == "stalled":
         last = next((scan for scan in scans if scan.source.endswith("main.log")), None)
         phase, line = (last.last_phase, last.last_line) if last else ("", None)
         findings.append(stall(status.holder, status.silence, history.step_time(), phase, line))
+    if status.state in BAD and all(finding.follows for finding in findings):
+        findings += _unknown_error(scans) or _own_message(Evidence("the run's last words", 0, ended))
     findings += check_numbers(history, context)
     if not killed and status.state not in BAD:
         findings += check_speed(history, context)
@@ -123,20 +154,25 @@ def diagnose_log(path: Path) -> Diagnosis:
         UserError: it is missing, is no file, or may not be read. RunError: the disk fails.
 
     """
-    from clusterkit.runlog.reader import LogReader, cache_folder  # noqa: PLC0415
-
-    history = LogReader(path, cache_folder()).refresh().history
+    reader = log_reader(path, cache_folder(), keep=STREAM_BYTES)
+    view = reader.refresh()
     try:
-        scan = scan_file(path, read_bytes=LOG_BYTES)
+        scan = (
+            _scan_stream(reader.text, view.name) if isinstance(reader, StreamReader) else scan_file(path, "", LOG_BYTES)
+        )
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from None
     context = Context(None, scan.present)
     numbers = [
-        replace(finding, evidence=tuple(replace(item, source=str(path)) for item in finding.evidence))
-        for finding in check_numbers(history, context)
+        replace(finding, evidence=tuple(replace(item, source=scan.source) for item in finding.evidence))
+        for finding in check_numbers(view.history, context)
     ]
-    read = f"{path} (without its first {scan.skipped_bytes} bytes)" if scan.skipped_bytes else str(path)
-    return Diagnosis(_in_order([*_findings(scan.hits, context), *numbers]), looked_at=(read,))
+    findings = _findings(scan.hits, context)
+    explained = any(not finding.follows for finding in findings) or (numbers and not scan.fatal)
+    findings += [] if explained else _unknown_error([scan]) or _own_message(scan.message)
+    read = f"{scan.source} (without its first {scan.skipped_bytes} bytes)" if scan.skipped_bytes else scan.source
+    found = _in_order([*findings, *numbers])
+    return Diagnosis(found, looked_at=(read,), notes=view.notes, kind=view.kind, empty=not view.size)
 
 
 def read_config(run: RunDirectory) -> RunConfig | None:
@@ -248,7 +284,64 @@ def _finding(hits: list[Hit], context: Context) -> Finding:
         signature.follows,
         case.together,
     )
+    if signature.id == "disk-full":
+        return disk_details(finding, "\n".join(hit.text for hit in hits))
     return memory_details(finding, hits[-1].text) if signature.id == "gpu-memory" else finding
+
+
+def _scan_stream(text: StreamText, source: str) -> Scan:
+    return moved(scan_bytes(bytes(text.kept), source, skipped=text.skipped_bytes), text.skipped_lines)
+
+
+def _hits_of(message: str, seen: set[str]) -> list[Hit]:
+    """What signatures know of the message that a run ended with; its logs may lie on the very disk that is full."""
+    lines = [(line, signature) for line in message.splitlines() for signature in known(line)]
+    return [
+        Hit(signature, Evidence("the run's last words", 0, line.strip()[:SHOWN_CHARACTERS]), "", line)
+        for line, signature in lines
+        if signature.id not in seen
+    ]
+
+
+def _full_disks(run: RunDirectory) -> list[Hit]:
+    """Disks of a run on which there is no room now: a trainer cannot always write there that there is none."""
+    hits = []
+    for folder in (run.logs, run.checkpoints, run.recover):
+        with suppress(OSError):
+            disk = shutil.disk_usage(folder)
+            if disk.free < FULL_BYTES:
+                text = f"{size(disk.free)} of {size(disk.total)} are free"
+                hits.append(Hit(_FULL, Evidence(str(folder), 0, text), "", text))
+    return hits
+
+
+def _own_message(said: Evidence | None) -> list[Finding]:
+    """The message with which a run, or a command, ended: ours say what is wrong and what to do."""
+    if said is None or not said.text.strip() or any(next(known(line), None) for line in said.text.splitlines()):
+        return []
+    first, *rest = said.text.strip().splitlines()
+    if _EXCEPTION.match(first):
+        title, cause = "An error that is not known here ended it", f"{first}. Its traceback, if any, is in main.log."
+        return [Finding("unknown-error", title, cause, evidence=(said,), advice=("main.log of the run's folder",))]
+    cause = "\n           ".join([first, *rest])
+    return [Finding("own-message", "It ended with a message that says why", cause, evidence=(replace(said, text=""),))]
+
+
+def _unknown_error(scans: list[Scan]) -> list[Finding]:
+    """The traceback with which a log ends, else the last one in it, where nothing else explains the end of a run."""
+    with_error = sorted((scan for scan in scans if scan.error), key=lambda scan: not scan.fatal)
+    scan = with_error[0] if with_error else None
+    if scan is None or scan.error is None or any(next(known(line), None) for line in scan.error.text.splitlines()):
+        return []
+    return [
+        Finding(
+            "unknown-error",
+            f"An error that is not known here {'ended it' if scan.fatal else 'was printed on the way'}",
+            f"{scan.error.text.splitlines()[-1].strip()}. The code that its traceback names says what that means.",
+            evidence=(scan.error,),
+            advice=("read the whole traceback in the log; the line before its last names the code that failed",),
+        )
+    ]
 
 
 def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -8,18 +8,22 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterkit.diagnose.model import Evidence, Hit, Signature
 from clusterkit.diagnose.phases import MARK_WORDS, PhaseTracker, phase_of_traceback
 from clusterkit.diagnose.present import PRESENT_WORDS, Present
 from clusterkit.diagnose.signatures import SIGNATURES
+from clusterkit.runlog.kinds import last_message, last_traceback
 
 READ_BYTES = 8 * 1024 * 1024
 """What went wrong stands at the end of a log; half a second."""
+COUNTED_BYTES = 256 * 1024 * 1024
+"""Lines of what comes before are counted up to here, so that a place has its number; a sixth of a second."""
 LINE_CHARACTERS = 4000
 SHOWN_CHARACTERS = 300
 TRACEBACK_LINES = 200
@@ -30,7 +34,8 @@ WORDS = tuple(
     word.strip()
     for word in """
     emory | CUDA_ERROR_ILLEGAL | swap space | KV cache | graph failed | oom-kill | Bus error | /dev/shm |
-    ended by signal | code -9 | code 137 | code: -9 | code: 137 | invalid argument | atchdog | NCCL | nccl |
+    ended by signal | ended by SIG | Segmentation fault | Fatal Python error |
+    code -9 | code 137 | code: -9 | code: 137 | invalid argument | atchdog | NCCL | nccl |
     socket interface | listening interface | remote process | loo | DistStoreError | for clients | client socket |
     already in use | EADDRINUSE | lacement group | placement group | resource request | node types | marked dead |
     node has died | was terminated | aylet | Version mismatch | GCS | Ray instance | actor died | unexpectedly exits |
@@ -53,7 +58,10 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 @dataclass(frozen=True)
 class Scan:
-    """What was found in one file. skipped_bytes: how much of its beginning was not read."""
+    """What was found in one file. skipped_bytes: how much of its beginning was not read. error: the last traceback,
+    its last lines in one text; fatal: whether the file ends with it. message: what the master or a command of ours
+    ended with, where it ends with that.
+    """
 
     source: str
     hits: list[Hit]
@@ -61,6 +69,9 @@ class Scan:
     last_phase: str
     last_line: Evidence | None
     skipped_bytes: int
+    error: Evidence | None = None
+    fatal: bool = False
+    message: Evidence | None = None
 
 
 def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan:
@@ -72,11 +83,29 @@ def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan
     """
     with path.open("rb") as file:
         skipped = max(file.seek(0, 2) - read_bytes, 0)
-        file.seek(0)
-        first = 1
-        for start in range(0, skipped, 1 << 20):
-            first += file.read(min(1 << 20, skipped - start)).count(b"\n")
-        return scan_bytes(file.read(read_bytes), str(path), since, first, skipped)
+        file.seek(skipped)
+        scan = scan_bytes(file.read(read_bytes), str(path), since, skipped=skipped)
+        if not skipped:
+            return scan
+        # Where nothing is to be pointed at, and in a very long log, what comes before its end is not even counted.
+        counted = bool(scan.hits or scan.error or scan.message) and skipped <= COUNTED_BYTES
+        return moved(scan, _newlines(file, skipped) if counted else None)
+
+
+def _newlines(file: BinaryIO, end: int) -> int:
+    file.seek(0)
+    return sum(file.read(min(1 << 20, end - start)).count(b"\n") for start in range(0, end, 1 << 20))
+
+
+def moved(scan: Scan, lines: int | None) -> Scan:
+    """A scan of a log's end with its places counted from the log's first line; None: how many lines is not known."""
+
+    def move(item: Evidence) -> Evidence:
+        return replace(item, line=0 if lines is None else item.line + lines)
+
+    hits = [replace(hit, evidence=move(hit.evidence)) for hit in scan.hits]
+    last_line, error, message = (item and move(item) for item in (scan.last_line, scan.error, scan.message))
+    return replace(scan, hits=hits, last_line=last_line, error=error, message=message)
 
 
 def scan_bytes(data: bytes, source: str, since: str = "", first: int = 1, skipped: int = 0) -> Scan:
@@ -101,7 +130,19 @@ def scan_bytes(data: bytes, source: str, since: str = "", first: int = 1, skippe
     last_line = None
     if last is not None:
         last_line = Evidence(source, first + last, plain(lines[last]).strip()[:SHOWN_CHARACTERS])
-    return Scan(source, hits, present, _phase(lines, marks, begin, len(lines)), last_line, skipped)
+    own = data[ends[begin - 1] :] if begin else data
+    error, message = last_traceback(own), last_message(own)
+    return Scan(
+        source,
+        hits,
+        present,
+        _phase(lines, marks, begin, len(lines)),
+        last_line,
+        skipped,
+        None if error is None else Evidence(source, first + begin + error.line, "\n".join(error.lines)),
+        error is not None and error.ends,
+        None if message is None else Evidence(source, first + begin + message[0], message[1]),
+    )
 
 
 def known(text: str) -> Iterator[Signature]:

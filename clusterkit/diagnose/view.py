@@ -7,6 +7,7 @@ from typing import Any
 from clusterkit.diagnose.model import BAD, PHASE_NAMES, Change, Evidence, Finding
 from clusterkit.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
 from clusterkit.rundir import RunDirectory
+from clusterkit.runlog.console import failure_message
 from clusterkit.status import Status
 
 _TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
@@ -19,6 +20,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     if run is not None:
         message = f": {diagnosis.message.splitlines()[0]}" if diagnosis.message else ""
         lines += [f"{run.experiment}/{run.trial} is {diagnosis.state}{message}", ""]
+    lines += [f"note: {note}" for note in diagnosis.notes]
     if not diagnosis.findings:
         lines.append("Nothing that is known to go wrong was found in")
         lines += [f"  {source}" for source in diagnosis.looked_at]
@@ -37,7 +39,15 @@ def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
         diagnosis = diagnose_run(run, killed=killed)
     except Exception:
         return []
-    return _short_lines(diagnosis, [finding for finding in diagnosis.findings if finding.changes or finding.advice])
+    number = next(iter(reversed(run.attempt_numbers())), 0)
+    told = (failure_message(run.console(number)) or diagnosis.message).removeprefix("error: ").strip().splitlines()[:1]
+
+    def repeats(finding: Finding) -> bool:
+        """Whether it knows no more than the message that is told already, which says what to do itself."""
+        return not finding.changes and bool(told) and all(told[0] in item.text for item in finding.evidence)
+
+    findings = [finding for finding in diagnosis.findings if finding.changes or finding.advice]
+    return _short_lines(diagnosis, [finding for finding in findings if not repeats(finding)])
 
 
 def explain_status(status: Status) -> list[str]:
@@ -48,7 +58,8 @@ def explain_status(status: Status) -> list[str]:
         diagnosis = diagnose_run(status.run, status)
     except Exception:
         return []
-    return _short_lines(diagnosis, list(diagnosis.findings))
+    # Its own message is told as the run's state.
+    return _short_lines(diagnosis, [finding for finding in diagnosis.findings if finding.id != "own-message"])
 
 
 def findings_of(status: Status) -> list[dict[str, Any]]:
@@ -79,7 +90,9 @@ def _finding_lines(finding: Finding, number: int) -> list[str]:
     follows = " [follows from what is above]" if finding.follows else ""
     lines = [f"{number}. {finding.title}{when}{follows}", f"   why     {finding.cause}"]
     seen = f" ({finding.count} times)" if finding.count > 1 else ""
-    lines += [f"   seen    {_place(item)}{seen}\n           {item.text}" for item in finding.evidence]
+    for item in finding.evidence:
+        text = item.text.replace("\n", "\n           ")
+        lines.append(f"   seen    {_place(item)}{seen}" + (f"\n           {text}" if text else ""))
     if not finding.follows:
         lines += [
             f"   {'change' if not place else 'and' if finding.together else 'or':<7} {change_text(change)}"

@@ -40,12 +40,15 @@ _NAMES = {
     "approx_kl": "ppo_approx_kl",
     "clip_ratio": "actor_clip_ratio",
     "kl_rewards": "kl_reward",
-    "loss": "actor_loss",
     "no_eos_ratios": "no_eos_ratio",
     "prompt_len": "avg_prompt_len",
     "seq_len": "avg_seq_len",
 }
 """v0.3 and Lite say the same numbers under other names."""
+_ACTOR_NAMES = {**_NAMES, "loss": "actor_loss"}
+"""A loss without an actor's scope is another's, such as that of supervised training."""
+_ACTOR = re.compile(r"(?:[^/]{0,80}_)?actor/")
+"""The scope that the training script chose: v0.3 and 1.x write `ppo_actor/`, Lite's examples mostly `grpo_actor/`."""
 
 SHOWN_MESSAGE = 500
 
@@ -79,14 +82,19 @@ def number(text: str) -> float | None:
 
 
 def canonical(values: dict[str, float]) -> dict[str, float]:
-    """Statistics under v0.2's names: `ppo_actor/task_reward/avg` is `task_reward`. Minima and maxima keep their end."""
+    """Statistics under v0.2's names: `ppo_actor/task_reward/avg` is `task_reward`. Minima and maxima keep their end.
+
+    A number that v0.2 does not have keeps its own name, such as `rollout/reward`: the mean over what was sampled
+    meanwhile, not over the batch. So do the numbers of several actors, of which none is the run's.
+    """
+    scopes = {match[0] for name in values if (match := _ACTOR.match(name))}
+    scope = scopes.pop() if len(scopes) == 1 else ""
     named: dict[str, float] = {}
     for name, value in values.items():
-        short = name.removeprefix("ppo_actor/").removeprefix("update/").removesuffix("/avg")
-        named.setdefault(_NAMES.get(short, short), value)
-    for other in ("rollout/reward", "rollout/task_reward"):
-        if other in named:
-            named.setdefault("task_reward", named[other])
+        by_actor = bool(scope) and name.startswith(scope)
+        short = name.removeprefix(scope).removeprefix("update/") if by_actor else name
+        short = short.removesuffix("/avg")
+        named.setdefault((_ACTOR_NAMES if by_actor else _NAMES).get(short, short), value)
     return named
 
 

@@ -9,7 +9,7 @@ from clusterkit.runlog.areal import SHOWN_MESSAGE
 from clusterkit.runlog.lines import Message
 from clusterkit.runlog.metrics import RECENT_STEPS, Record, number
 
-_EVALUATION = re.compile(r"Evaluation (\S{1,40}) \(([^)]{0,100})\): accuracy (\d\.\d{1,9}) on (\d{1,9}) tasks\.")
+_EVALUATION = re.compile(r"Evaluation (\S{1,40}) \(([^)]{0,100})\): accuracy (-?\d{1,9}\.\d{1,9}) on (\d{1,9}) tasks\.")
 _INTERRUPTED = re.compile(r"interrupted after step (\d{1,12})")
 
 

@@ -18,25 +18,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterkit.runlog.files import BLOCK_BYTES, MissingLogError, open_log, unreadable
 from clusterkit.runlog.scan import LogScanner
-from clusterkit.runlog.view import LogView
-from trainer.errors import RunError, UserError
+from clusterkit.runlog.stream import STDIN, StreamReader
+from clusterkit.runlog.unpack import SNIFFED_BYTES, Unpacker, packing_of
+from clusterkit.runlog.view import LogView, Sample
+from trainer.errors import UserError
 
-BLOCK_BYTES = 1 << 18
-"""Fits into a processor's second-level cache, through which each block goes several times."""
+__all__ = ["LogReader", "MissingLogError", "cache_folder", "log_reader", "read_log"]
 
 SAVED_AFTER_BYTES = 1 << 18
 """With less news than this, reading it once more is cheaper than writing down what was read."""
 
 KEPT_LOGS = 50
-VERSION = 1
+VERSION = 2
 """Of what is remembered between invocations. Count it up when the parsers find more than they did."""
 
 _HEAD_BYTES = 1024
-
-
-class MissingLogError(UserError):
-    """There is no such log, or not at this moment."""
+_PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 
 
 @dataclass
@@ -56,7 +55,7 @@ class _Known:
 
 
 class LogReader:
-    """One log, followed over time.
+    """One log that is plain text, followed over time.
 
     folder: where to remember how far it was read, for the next invocation; None keeps it in memory alone.
     """
@@ -68,6 +67,7 @@ class LogReader:
         self._scanner = LogScanner()
         self._known: list[_Known] = []
         self._unsaved = 0
+        self._notes: list[str] = []
         self._load()
 
     def refresh(self) -> LogView:
@@ -80,17 +80,19 @@ class LogReader:
 
         """
         with ExitStack() as stack:
-            current = stack.enter_context(_open(self.path))
+            current = stack.enter_context(open_log(self.path))
             older = [stack.enter_context(file) for file in _rotated(self.path)]
             info = os.fstat(current.fileno())
             try:
                 news = self._read_all([*older, current])
+                sample = Sample.of_file(current)
             except OSError as error:
-                raise _unreadable(self.path, error) from error
+                raise unreadable(self.path, error) from error
         self._unsaved += news
         if self._unsaved >= SAVED_AFTER_BYTES:
             self._save()
-        return LogView(self.path, self._scanner.history, info.st_size, info.st_mtime, news, time.time())
+        history, notes = self._scanner.history, tuple(self._notes)
+        return LogView(self.path, history, info.st_size, info.st_mtime, news, time.time(), sample, notes)
 
     def _read_all(self, files: list[BinaryIO]) -> int:
         """Read the news of a log and of its predecessors, oldest first; returns how many bytes that was."""
@@ -98,6 +100,7 @@ class LogReader:
         begun = next((index for index, known in enumerate(found) if known is not None), None)
         if begun is None:
             self._scanner, begun = LogScanner(), 0  # another log than before, or the first look at it
+            self._notes.clear()
         known_files, news = [], 0
         for file, known in zip(files[begun:], found[begun:], strict=True):
             start = known.offset if known is not None else 0
@@ -122,10 +125,25 @@ class LogReader:
         """Read up to what is the end now: a log that grows faster than it is read has one too."""
         position, end = start, os.fstat(file.fileno()).st_size
         file.seek(position)
+        if not start and packing_of(file.read(SNIFFED_BYTES)):  # a predecessor that was compressed
+            return self._read_packed(file)
+        file.seek(position)
         while position < end and (block := file.read(min(BLOCK_BYTES, end - position))):
             self._scanner.feed(block)
             position += len(block)
         return position
+
+    def _read_packed(self, file: BinaryIO) -> int:
+        file.seek(0)
+        unpacker = Unpacker()
+        while block := file.read(BLOCK_BYTES):
+            for text in unpacker.feed(block):
+                self._scanner.feed(text)
+        for text in unpacker.end():
+            self._scanner.feed(text)
+        if unpacker.problem:
+            self._notes.append(f"{file.name}: {unpacker.problem}")
+        return file.tell()
 
     # -- between invocations ----------------------------------------------------------------------------------------
 
@@ -151,9 +169,31 @@ class LogReader:
             self._unsaved = 0
 
 
+def log_reader(path: Path, folder: Path | None = None, keep: int = 0) -> LogReader | StreamReader:
+    """The reader for a log of any kind, by its content.
+
+    Args:
+        path: a file, a named pipe, or `-` for standard input.
+        folder: where to remember how far a plain log was read; None keeps it in memory alone.
+        keep: as of StreamReader.
+
+    """
+    if str(path) == STDIN:
+        return StreamReader(path, keep)
+    path = path.expanduser().absolute()
+    try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            return StreamReader(path, keep)
+        with open_log(path) as file:
+            begin = file.read(SNIFFED_BYTES)
+    except (OSError, UserError):
+        return LogReader(path, folder)  # its first look says what is wrong
+    return StreamReader(path, keep) if packing_of(begin) else LogReader(path, folder)
+
+
 def read_log(path: Path, folder: Path | None = None) -> LogView:
     """What a log says, read from where the last call with the same `folder` stopped. Raises as LogReader.refresh."""
-    return LogReader(path, folder).refresh()
+    return log_reader(path, folder).refresh()
 
 
 def cache_folder() -> Path:
@@ -163,32 +203,15 @@ def cache_folder() -> Path:
     return state_folder() / "runlog"
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            kind = f"a folder: name the file, such as {path / 'main.log'}" if path.is_dir() else "no regular file"
-            raise UserError(f"{path} is {kind}")
-        return path.open("rb", buffering=0)
-    except FileNotFoundError:
-        raise MissingLogError(f"there is no log {path}: name an existing file with --log FILE") from None
-    except PermissionError:
-        raise UserError(f"{path} may not be read: become its owner, or ask for `chmod a+r {path}`") from None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot read {path}: {error.strerror or error}. Check the disk or mount that it is on")
-
-
 def _rotated(path: Path) -> Iterator[BinaryIO]:
-    """The log's predecessors (`main.log.2`, `main.log.1`), oldest first."""
-    numbered = []
-    for other in path.parent.glob(f"{_escaped(path.name)}.*"):
-        number = other.name.removeprefix(f"{path.name}.")
+    """The log's predecessors (`main.log.2.gz`, `main.log.1`), oldest first."""
+    numbered: dict[int, Path] = {}
+    for other in sorted(path.parent.glob(f"{_escaped(path.name)}.*"), reverse=True):
+        name = other.name.removeprefix(f"{path.name}.")
+        number = name.removesuffix(next((suffix for suffix in _PACKED_SUFFIXES if name.endswith(suffix)), ""))
         if number.isascii() and number.isdigit() and len(number) < 4 and other.is_file():
-            numbered.append((int(number), other))
-    for _, other in sorted(numbered, reverse=True):
+            numbered[int(number)] = other  # the plain one, where it is being compressed just now
+    for _, other in sorted(numbered.items(), reverse=True):
         with suppress(OSError):
             yield other.open("rb", buffering=0)
 

@@ -7,7 +7,7 @@ from clusterkit.runlog.view import LogView
 from clusterkit.textplot import count, duration, shares, size, sparkline
 
 SHOWN_RESTARTS = 3
-_TRENDS = (("task_reward", ".3f"), ("no_eos_ratio", ".3f"), ("avg_seq_len", ".0f"))
+_TRENDS = (("task_reward", ".3f"), ("rollout/reward", ".3f"), ("no_eos_ratio", ".3f"), ("avg_seq_len", ".0f"))
 _NUMBERS = (("importance_weight", ".6f"), ("actor_clip_ratio", ".2e"), ("ppo_approx_kl", ".2e"), ("actor_loss", ".2e"))
 
 
@@ -15,7 +15,10 @@ def log_lines(view: LogView) -> list[str]:
     """One line per fact, a label in front of each."""
     history = view.history
     wrote = f", {view.dialect}" if view.dialect else ""
-    rows = [("log", f"{view.path} ({size(view.size)}{wrote})"), ("state", _state(view)), ("step", _step(view))]
+    rows = [("log", f"{view.name} ({size(view.size)}{wrote})"), ("state", _state(view)), ("step", _step(view))]
+    rows += [("note", note) for note in view.notes]
+    if view.traceback is not None:
+        rows += [("traceback" if not place else " ", line) for place, line in enumerate(view.traceback.lines)]
     rows += [(name, _trend(history.stat(name), form)) for name, form in _TRENDS]
     stats = history.steps[-1]["stats"] if history.steps else {}
     rows.append(("stats", ", ".join(f"{name} {stats[name]:{form}}" for name, form in _NUMBERS if name in stats)))
@@ -32,8 +35,11 @@ def log_lines(view: LogView) -> list[str]:
     rows += [("restart", str(record["message"])) for record in history.restarts[-SHOWN_RESTARTS:]]
     if history.errors:
         rows.append(("last error", str(history.errors[-1]["message"])))
-    rows.append(("last line", f"{duration(view.silence)} ago"))
-    return [f"{label:<12} {text}" for label, text in rows if text]
+    if not view.closed:
+        rows.append(("last line", f"{duration(view.silence)} ago"))
+    shown = [(label, text) for label, text in rows if text]
+    width = max(12, *(len(label) for label, _ in shown))
+    return [f"{label:<{width}} {text}" for label, text in shown]
 
 
 def _state(view: LogView) -> str:

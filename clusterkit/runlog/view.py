@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from clusterkit.runlog.kinds import OURS, Traceback, kind_of, last_traceback
 from clusterkit.runlog.metrics import Record, number
 from clusterkit.runlog.ours import is_ours
 from clusterkit.runlog.progress import LogHistory
@@ -20,7 +24,27 @@ SILENT_BEFORE_FIRST_STEP_SECONDS = 600.0
 TIME_ZONES_SECONDS = 14 * 3600.0
 """Stamps have no time zone: a log that seems younger than this may come from hosts with another one."""
 
+SAMPLE_BYTES = 256 * 1024
+"""Of a log's beginning and of its end, by which it is told what wrote it and whether an error ended it."""
+
 _DIALECTS = {"v0.2": "AReaL v0.2", "v0.3": "AReaL v0.3", "lite": "AReaL Lite/1.x"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Text of a log's beginning and of its end."""
+
+    begin: bytes = b""
+    end: bytes = b""
+
+    @classmethod
+    def of_file(cls, file: BinaryIO) -> Sample:
+        """Those of an open plain file."""
+        size = os.fstat(file.fileno()).st_size
+        file.seek(0)
+        begin = file.read(SAMPLE_BYTES)
+        file.seek(max(size - SAMPLE_BYTES, 0))
+        return cls(begin, file.read(SAMPLE_BYTES))
 
 
 @dataclass(frozen=True)
@@ -28,6 +52,7 @@ class LogView:
     """One observation of a log. Its history is the reader's own, which the next refresh goes on with.
 
     size: bytes of the file. modified: when it last grew (Unix seconds). news: bytes that were read for this view.
+    notes: what else there is to say of reading it. closed: nothing more can come.
     """
 
     path: Path
@@ -36,23 +61,55 @@ class LogView:
     modified: float
     news: int
     observed_at: float
+    sample: Sample = Sample()
+    notes: tuple[str, ...] = ()
+    closed: bool = False
+
+    @cached_property
+    def kind(self) -> str:
+        """Who wrote it, "" where that is not known."""
+        history = self.history
+        told = history.steps or history.attempts or history.recover_count or history.save_count
+        if told or history.finish or history.last_time is not None:
+            return OURS
+        return kind_of(self.sample.begin) or kind_of(self.sample.end)
+
+    @cached_property
+    def traceback(self) -> Traceback | None:
+        """The error that ends it, if one does."""
+        found = last_traceback(self.sample.end)
+        return found if found is not None and found.ends else None
 
     @property
     def state(self) -> str:
-        """empty, running, silent, finished, interrupted or failed. A log cannot tell a dead run from a silent one."""
+        """empty, running, silent, finished, interrupted, failed, or unknown: no log of AReaL or of clusterkit.
+
+        A log cannot tell a dead run from a silent one.
+        """
         if self.history.finish is not None:
             status = str(self.history.finish["status"])
             return "finished" if status == "completed" else status
-        if self.history.failure is not None:
+        if self.history.failure is not None or self.traceback is not None:
             return "failed"
         if not self.size and not self.history.steps:
             return "empty"
-        return "silent" if self.silence > self.patience else "running"
+        if self.kind != OURS:
+            return "unknown"
+        return "silent" if self.closed or self.silence > self.patience else "running"
 
     @property
     def ended(self) -> bool:
-        """Whether the log says that its run is over. An interrupted or failed one may be started again."""
-        return self.state in ("finished", "interrupted", "failed")
+        """Whether nothing more is to come: its run is over (one that failed may be started again), or it is closed."""
+        if self.closed or self.state not in ("finished", "interrupted", "failed"):
+            return self.closed
+        # After a traceback a living run may go on; until then it is the end of the log.
+        told = self.history.finish or self.history.failure
+        return told is not None or self.observed_at - self.modified > SILENT_AFTER_SECONDS
+
+    @property
+    def name(self) -> str:
+        """The log's name for people."""
+        return "standard input" if str(self.path) == "-" else str(self.path)
 
     @property
     def message(self) -> str:
@@ -60,10 +117,18 @@ class LogView:
         told = self.history.finish or self.history.failure
         if told is not None:
             return str(told.get("message") or "")
+        if self.traceback is not None:
+            return self.traceback.message
+        if self.state == "unknown":
+            unknown = f"{self.name} is no log of AReaL or of clusterkit: nothing in it is known"
+            if not self.kind:
+                return unknown
+            command = f"clusterkit diagnose --log {shlex.quote(str(self.path))}"
+            return f"{unknown}; it looks like one of {self.kind}. What it says of errors: {command}"
+        if self.state == "silent" and self.closed:
+            return "the log ends here, without a word on how the run ended"
         if self.state == "silent":
             return f"nothing new for {duration(self.silence)}; up to {duration(self.patience)} would be normal"
-        if self.state == "running" and not self.history.steps and self.history.last_time is None:
-            return "as it grew just now; nothing in it is known so far, neither of AReaL's nor of clusterkit's lines"
         return ""
 
     @property
@@ -111,6 +176,9 @@ class LogView:
             "dialect": self.dialect or None,
             "state": self.state,
             "message": self.message,
+            "kind": self.kind or None,
+            "notes": list(self.notes),
+            "traceback": list(self.traceback.lines) if self.traceback else None,
             "progress": history.progress(history.total_steps, self.eta),
             "stats": last.get("stats") or {},
             "history": _columns(history.steps),

@@ -152,7 +152,7 @@ def test_status_says_why_a_run_failed(tmp_path: Path) -> None:
     ("ending", "parts"),
     [
         (f"print({OUT_OF_MEMORY!r}); raise SystemExit(1)", ("GPU memory ran out while training", "16384 → 8192")),
-        ("import os; os.kill(os.getpid(), 9)", ("A process was killed", "rollout.max_batch_tokens: 16384 → 8192")),
+        ("import os; os.kill(os.getpid(), 9)", ("A process was killed (SIGKILL)", "dmesg -T")),
     ],
 )
 def test_a_train_command_that_fails_says_why(tmp_path: Path, ending: str, parts: tuple[str, ...]) -> None:
@@ -163,6 +163,10 @@ def test_a_train_command_that_fails_says_why(tmp_path: Path, ending: str, parts:
     assert outcome.exit_code == 1
     assert all(part in outcome.message for part in parts), outcome.message
     assert "clusterkit diagnose --experiment tiny-recall --trial run1" in outcome.message
+    later = _run("diagnose", "--fileroot", str(tmp_path)).stdout
+    assert parts[0] in later
+    assert ("ended by SIGKILL" in later) == ("SIGKILL" in parts[0])
+    assert ("max_batch_tokens" in later) == ("max_batch_tokens" in parts[1])
 
 
 def test_a_log_by_itself(tmp_path: Path) -> None:

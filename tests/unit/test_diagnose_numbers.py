@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -93,6 +96,14 @@ def test_a_flat_reward(tmp_path: Path) -> None:
     finding = _only(_steps(_writer(tmp_path), 60, _flat).recover(60), "reward-flat")
     assert finding.changes[0].key == "train.learning_rate"
     assert finding.changes[0].proposed > finding.changes[0].now
+    told = re.search(r"a rise of (\S+) \(95 %: (\S+) … (\S+)\)", finding.evidence[0].text)
+    assert told is not None
+    rise, low, high = map(float, told.groups())
+    values = [_flat(step)["task_reward"] for step in range(1, 61)]
+    first, last = values[:20], values[-20:]
+    spread = math.sqrt((statistics.variance(first) + statistics.variance(last)) / 20)
+    assert rise == pytest.approx(statistics.fmean(last) - statistics.fmean(first), abs=1e-4)
+    assert (high - low) / 2 == pytest.approx(2 * spread, abs=2e-4)
 
 
 def test_a_flat_reward_because_all_answers_of_a_task_are_alike(tmp_path: Path) -> None:
@@ -189,7 +200,27 @@ def test_attempt_after_attempt_dies(tmp_path: Path) -> None:
 def test_killed_without_a_word(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
     finding = _findings(writer)["killed"]
-    assert [change.key for change in finding.changes] == ["rollout.max_batch_tokens", "train.max_tokens_per_mb"]
+    assert (finding.title, finding.changes) == ("The trainer ended without a word", ())  # no sign of any cause
+    writer.run.exit_mark(1).write_text('{"code": -9}')
+    finding = _findings(writer)["killed"]
+    assert (finding.title, finding.changes) == ("A process was killed (SIGKILL)", ())
+    assert "SIGKILL (the kernel for want of memory" in finding.evidence[0].text
+    writer.run.console(1).write_text("[12345.678] Out of memory: Killed process 4242 (python) total-vm:93184000kB\n")
+    assert "killed" not in _findings(writer)
+    proposed = [change.key for change in _findings(writer)["host-memory"].changes]
+    assert proposed[:2] == ["rollout.max_batch_tokens", "train.max_tokens_per_mb"]
+    writer.run.console(1).unlink()
+    writer.run.exit_mark(1).write_text('{"code": -11}')
+    assert list(_findings(writer)) == ["crashed"]
+
+
+def test_the_message_of_a_full_disk_is_known_where_no_log_could_be_written(tmp_path: Path) -> None:
+    message = "no space left for a recover checkpoint under /runs/recover (the one of step 3 is untouched)"
+    writer = _steps(_writer(tmp_path), 3, _learning).recover(3).finish("failed", 3, message)
+    finding = _findings(writer)["disk-full"]
+    assert finding.changes == ()  # nothing says that trajectories filled it
+    writer = _writer(tmp_path / "2").finish("failed", 3, "no space left at /runs/rollouts/step_3.jsonl.zst: free some")
+    assert [change.key for change in _findings(writer)["disk-full"].changes] == ["rollout.save_trajectories"]
 
 
 def test_an_engine_server_gets_a_smaller_share_of_the_gpu(tmp_path: Path) -> None:

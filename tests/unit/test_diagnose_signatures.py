@@ -16,7 +16,7 @@ from realparts import data_is_missing
 
 from clusterkit.diagnose.checks import CHECKS
 from clusterkit.diagnose.run import diagnose_log
-from clusterkit.diagnose.scan import WORDS, known, plain, scan_bytes
+from clusterkit.diagnose.scan import WORDS, known, plain, scan_bytes, scan_file
 from clusterkit.diagnose.signatures import SIGNATURES
 
 FOLDER = Path(__file__).parent.parent / "cases" / "diagnose"
@@ -162,3 +162,17 @@ def test_the_documentation_names_every_finding() -> None:
     known_ids = [signature.id for signature in SIGNATURES] + ["stall"]
     known_ids += [check.__name__.replace("_", "-") for check in CHECKS]
     assert [identity for identity in known_ids if f"`{identity}`" not in text] == []
+
+
+def test_of_a_very_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    """A terabyte, most of it a hole: nobody reads that within a test."""
+    log, error = tmp_path / "main.log", b"OSError: [Errno 28] No space left on device\n"
+    log.write_bytes(b"begun\n" * 7 + b"x" * 100 + b"\n" + error)
+    [hit] = scan_file(log, read_bytes=60).hits
+    assert (hit.signature.id, hit.evidence.line) == ("disk-full", 9)
+    with log.open("r+b") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + error)
+    [hit] = scan_file(log).hits
+    assert (hit.signature.id, hit.evidence.line) == ("disk-full", 0)

@@ -22,10 +22,12 @@ from areal_lines import (
     v3_step,
 )
 
+from clusterkit.diagnose.run import diagnose_log
 from clusterkit.runlog.lines import KEYWORDS, interesting
 from clusterkit.runlog.progress import LogHistory
 from clusterkit.runlog.reader import read_log
 from clusterkit.runlog.scan import LogScanner
+from clusterkit.runlog.text import log_lines
 from clusterkit.runlog.view import LogView
 from trainer.metrics import epoch_line, stats_line
 
@@ -136,7 +138,7 @@ def test_lite_ends_and_goes_on() -> None:
         text + lite_step(3, 600.0, {"rollout/reward": 0.9}) + lite("Training completes! Total time 5", 601.0)
     )
 
-    assert history.stat("task_reward") == [0.1, 0.2, 0.9]
+    assert history.stat("rollout/reward") == [0.1, 0.2, 0.9]
     assert (history.attempt, history.attempts[-1]["resume_step"]) == (2, 2)
     assert history.finish is not None
 
@@ -270,3 +272,82 @@ def test_the_keywords_that_grep_is_given_are_those_that_choose_lines(keyword: st
     line = f"noise INFO: Model a{keyword}b\n" if keyword == " saved at " else f"noise {keyword}\n"
 
     assert interesting(line.encode(), len(line))
+
+
+GRPO = {
+    "task_reward/avg": 0.45,
+    "final_reward/avg": 0.44,
+    "seq_len/avg": 812.0,
+    "prompt_len/avg": 96.0,
+    "no_eos_ratios/avg": 0.125,
+    "clip_ratio/avg": 0.002,
+    "importance_weight/avg": 1.25,
+    "approx_kl/avg": 0.003,
+    "loss/avg": 0.75,
+}
+"""Numbers of AReaL v0.3.4's examples, which choose the scope that is written before them."""
+
+
+@pytest.mark.parametrize("scope", ["grpo_actor", "ppo_actor", "my_own_actor", "actor"])
+@pytest.mark.parametrize("update", ["", "update/"])
+def test_the_numbers_of_any_actor_have_v2s_names(tmp_path: Path, scope: str, update: str) -> None:
+    learned = ("clip_ratio", "importance_weight", "approx_kl", "loss")
+    values = {f"{scope}/{update if name.startswith(learned) else ''}{name}": number for name, number in GRPO.items()}
+    view = view_of(lite_step(1, 100.0, {**values, "rollout/reward": 0.46, "ppo_critic/loss/avg": 3.0}), tmp_path)
+
+    assert view.history.steps[0]["stats"] == {
+        "task_reward": 0.45,
+        "final_reward": 0.44,
+        "avg_seq_len": 812.0,
+        "avg_prompt_len": 96.0,
+        "no_eos_ratio": 0.125,
+        "actor_clip_ratio": 0.002,
+        "importance_weight": 1.25,
+        "ppo_approx_kl": 0.003,
+        "actor_loss": 0.75,
+        "rollout/reward": 0.46,
+        "ppo_critic/loss": 3.0,
+    }
+    shown = "\n".join(log_lines(view))
+    assert re.search(r"^task_reward +0\.450 ", shown, re.MULTILINE)
+    assert re.search(r"^rollout/reward +0\.460 ", shown, re.MULTILINE)
+    assert "importance_weight 1.250000, actor_clip_ratio 2.00e-03" in shown
+
+
+def test_what_is_another_number_is_not_shown_as_the_reward_of_the_task(tmp_path: Path) -> None:
+    several = {"red_actor/task_reward/avg": 0.1, "blue_actor/task_reward/avg": 0.9}
+    values = {"rollout/reward": 0.46, "eval-rollout/reward": 0.5, "loss/avg": 2.0, **several}
+    view = view_of(lite_step(1, 100.0, values), tmp_path)
+
+    (step,) = view.history.steps
+    own = {"red_actor/task_reward": 0.1, "blue_actor/task_reward": 0.9, "loss": 2.0}
+    assert step["stats"] == {"rollout/reward": 0.46, "eval-rollout/reward": 0.5, **own}
+    assert "task_reward" not in view.as_dict()["history"]
+    assert not re.search(r"^task_reward", "\n".join(log_lines(view)), re.MULTILINE)
+
+
+@pytest.mark.parametrize("length", [3, 60])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dialect", ["v0.2", "v0.3", "lite", "rollout"])
+def test_a_reward_that_is_no_number_is_diagnosed_in_every_dialect(
+    tmp_path: Path, dialect: str, bad: float, length: int
+) -> None:
+    log = tmp_path / "main.log"
+    text = ""
+    for n in range(1, length + 1):
+        reward = bad if n >= length - 1 else n / 100
+        if dialect == "v0.2":
+            text += v2_stats(100.0 * n - 1, task_reward=reward, actor_loss=0.1) + v2_step(n, 100.0 * n)
+        elif dialect == "v0.3":
+            table = grid({"ppo_actor/task_reward/avg": reward, "ppo_actor/loss/avg": 0.1}).rstrip("\n")
+            text += master(f"RPC name actor_train returns\n{table}", 100.0 * n - 1) + v3_step(n, 100.0 * n)
+        else:
+            name = "rollout/reward" if dialect == "rollout" else "grpo_actor/task_reward/avg"
+            text += lite_step(n, 100.0 * n, {name: reward, "grpo_actor/loss/avg": 0.1})
+    log.write_text(text)
+
+    [finding] = [finding for finding in diagnose_log(log).findings if finding.id != "stale-recover"]
+
+    assert (finding.id, finding.title) == ("nan-loss", "A reward is not a number")
+    assert finding.changes == ()  # the learning rate is not at fault
+    assert str(bad) in finding.evidence[0].text

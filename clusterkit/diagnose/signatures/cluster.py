@@ -106,7 +106,7 @@ CLUSTER = (
             r"Engine core initialization failed",
             r"Initialization failed\. Please see the error messages above",
             r"Scheduler hit an exception",
-            r"was not ready after \d+ s \(http",
+            r"was not ready after [\d.]+ s \(",
         ),
         (
             Case(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from clusterkit.diagnose.model import Case, Rule, Signature
 
+NO_TRAJECTORIES = Rule("to", key="rollout.save_trajectories", to=False, why="trajectories are then not written")
+
 MACHINE = (
     Signature(
         "nvml-unknown",
@@ -21,6 +23,28 @@ MACHINE = (
             ),
         ),
         "NVIDIA container toolkit",
+    ),
+    Signature(
+        "crashed",
+        "A process crashed in native code",
+        (
+            r"ended by signal (4|6|7|8|11)\b",
+            r"ended by SIG(ILL|ABRT|BUS|FPE|SEGV)\b",
+            r"Segmentation fault|Fatal Python error: ",
+        ),
+        (
+            Case(
+                "A library, a GPU kernel or the driver did something that no Python code can do or catch.",
+                (),
+                (
+                    "what its threads did is in main.log, or in the process's own log, below `Fatal Python error`",
+                    "the same command goes on from the last recover checkpoint; where it comes back on one host only, "
+                    "leave that host out",
+                ),
+            ),
+        ),
+        "operating system, clusterkit",
+        unless=("shared-memory", "gpu-broken"),
     ),
     Signature(
         "driver-mismatch",
@@ -74,11 +98,11 @@ MACHINE = (
     Signature(
         "disk-full",
         "A disk is full",
-        (r"No space left on device", r"no space left (at|on)", r"Disk quota exceeded", r"Errno (28|122)\b"),
+        (r"No space left on device", r"no space left\b", r"Disk quota exceeded", r"Errno (28|122)\b"),
         (
             Case(
                 "Checkpoints, trajectories or the object store have filled it. The last recover checkpoint is whole.",
-                (Rule("to", key="rollout.save_trajectories", to=False, why="trajectories are then not written"),),
+                (NO_TRAJECTORIES,),
                 (
                     "what takes the room: du -xsh under the fileroot; old persistent checkpoints can go",
                     "then the same command goes on",

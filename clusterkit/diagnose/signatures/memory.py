@@ -76,6 +76,7 @@ MEMORY = (
             r"torch\.(cuda\.)?OutOfMemoryError",
             r"CudaOutOfMemoryError",
             r"CUDA out of memory\. Tried to allocate",
+            r"a GPU ran out of memory \(",
         ),
         (
             Case(
@@ -251,13 +252,19 @@ MEMORY = (
     ),
     Signature(
         "killed",
-        "A process was killed",
-        (r"ended by signal 9\b", r"[Ee]xit(ed with)? ?code:? (-9|137)\b", r"exitcode: -9\b"),
+        "A process was killed (SIGKILL)",
+        (r"ended by signal 9\b", r"[Ee]xit(ed with)? ?code:? (-9|137)\b", r"exitcode: -9\b", r"ended by SIGKILL\b"),
         (
             Case(
-                "Mostly the kernel, because the host's memory ran out; else someone's kill -9, or a limit of the job.",
-                (SMALLER_FORWARD, SMALLER_MICRO_BATCH),
-                ("whether it was the kernel: dmesg -T | grep -i 'killed process'",),
+                "SIGKILL cannot be caught, so the process could not say why: the kernel sends it where the host's "
+                "memory ran out, people do with kill -9, and so do Slurm, Docker and systemd at a limit.",
+                (),
+                (
+                    "whether it was the kernel: dmesg -T | grep -i 'killed process'; give what it says to "
+                    "clusterkit diagnose --log",
+                    "where nobody meant it and no memory ran out: the same command goes on from the last recover "
+                    "checkpoint",
+                ),
             ),
         ),
         "clusterkit, SGLang, torchrun",
