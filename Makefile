@@ -33,9 +33,10 @@ test-cluster: setup  ## Only set-up, images, Ray and dispatched runs on three re
 test-fast: setup  ## Run the tests that take no training
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-lint: setup  ## Style
+lint: setup  ## Style, and shellcheck over all shell, what is sent to hosts included
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/lint_shell.py
 
 format: setup  ## Put the style right
 	$(BIN)/ruff check --fix .

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import shutil
 import tarfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterkit.ssh.api import HostError, Session, Trouble
 from clusterkit.ssh.uploads import Place, unlimited
+from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
 
 MANIFEST = "manifest.json"
@@ -220,5 +220,5 @@ def _unpacked(path: Path, cache: Path) -> Path:
     except (tarfile.TarError, ValueError) as error:
         raise UserError(f"{path} is no bundle, or it is damaged: {error}") from None
     except OSError as error:
-        free = shutil.disk_usage(cache if cache.exists() else Path("/")).free
-        raise RunError(f"{path} cannot be unpacked into {cache}: {error} ({free / 1e9:.1f} GB free)") from None
+        told = file_failure(error, cache, "unpack it yourself and name the folder")
+        raise type(told)(f"{path} cannot be unpacked: {told}") from None

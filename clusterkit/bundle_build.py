@@ -18,6 +18,7 @@ from clusterkit import bundle_packages as packages
 from clusterkit.bundle import MANIFEST, BundleFile, BundleImage, Manifest, Say, digest
 from clusterkit.steps.systems import SYSTEMS, System
 from clusterkit.suggest import did_you_mean
+from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
 
 _WORK = ".work"  # lists of package repositories, downloads under way
@@ -64,7 +65,7 @@ def build(out: Path, contents: Contents, *, say: Say = lambda _: None) -> Manife
             _pack(folder, out, manifest)
             shutil.rmtree(folder)
     except OSError as error:
-        raise RunError(f"{out} cannot be written: {error}") from None
+        raise file_failure(error, out, "name another place for it") from None
     return manifest
 
 
@@ -83,7 +84,7 @@ def _claim(folder: Path) -> None:
             raise UserError(f"{folder} is not empty and no bundle: name another folder")
         (folder / _WORK).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder} cannot be used for a bundle: {error}") from None
+        raise file_failure(error, folder, "name another place for it") from None
 
 
 def _save(reference: str, folder: Path, say: Say) -> BundleImage:

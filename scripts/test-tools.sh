@@ -3,7 +3,7 @@
 # that is missing and allowed. Without it the tests that need a part skip, or fail under CLUSTERKIT_REQUIRE_REAL=1.
 set -euo pipefail
 declare -A PACKAGE_OF=(
-  [shellcheck]=shellcheck [dnf]=dnf [createrepo_c]=createrepo-c [rpmbuild]=rpm [gpg]=gnupg [curl]=curl
+  [dnf]=dnf [createrepo_c]=createrepo-c [rpmbuild]=rpm [gpg]=gnupg [curl]=curl
   [busybox]=busybox-static [perl]=perl [ss]=iproute2 [unshare]=util-linux [sshd]=openssh-server [ssh-agent]=openssh-client
   [sudo]=sudo [debootstrap]=debootstrap [dockerd]=docker.io [iptables]=iptables
   [slurmctld]=slurmctld [slurmd]=slurmd [sbatch]=slurm-client [munged]=munge

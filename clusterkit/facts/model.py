@@ -109,6 +109,7 @@ class Facts(Record):
     # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
     commands: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # sha256 by path, of the files that steps manage
+    apt_sources: dict[str, str] = field(default_factory=dict)  # texts of apt's lists by path, without comments
     # permission bits by path, of those files and of the paths asked for; a link's target's
     modes: dict[str, int] = field(default_factory=dict)
     lock_holder: str = ""  # who holds the package manager's lock

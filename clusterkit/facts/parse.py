@@ -12,6 +12,8 @@ from clusterkit.facts.model import Disk, Facts, Os
 _SUDO_BY_UID = {0: "root"}
 _FIRST_MATCH = re.compile(r"[0-9a-f]{64}")
 _DF = re.compile(r"^(?P<source>.*?)\s+(?P<size>\d+)\s+\d+\s+(?P<free>-?\d+)\s+(?:\d+%|-)\s+(?P<mount>/.*)$")
+# apt itself reads no file with another character in its name.
+_SOURCE_LINE = re.compile(r"(/etc/apt/sources\.list(?:\.d/[\w.-]+\.(?:list|sources))?):(.*)", re.ASCII)
 _CAP_SYS_RESOURCE = 1 << 24
 _KILLED = (124, 137)
 
@@ -90,6 +92,7 @@ def facts_of(sections: Sections) -> Facts:
         packages=_packages(sections),
         commands=_pairs(sections["commands"]),
         files={path: digest for digest, path in (_two(line) for line in sections["files"].lines) if path},
+        apt_sources=_apt_sources(sections["apt.sources"]),
         modes={path: int(mode, 8) for path, mode in map(_mode, sections["modes"].lines) if path},
         lock_holder=_lock_holder(sections["lock"]),
         hard_limits=_limits(sections["limits"]),
@@ -97,6 +100,15 @@ def facts_of(sections: Sections) -> Facts:
         extra={"listeners": listeners} if listeners else {},
         **gpu,
     )
+
+
+def _apt_sources(section: Section) -> dict[str, str]:
+    """Texts by path, out of `path:line`."""
+    texts: dict[str, list[str]] = {}
+    for line in section.lines:
+        if found := _SOURCE_LINE.match(line):
+            texts.setdefault(found[1], []).append(found[2])
+    return {path: "\n".join(lines).rstrip("\n") for path, lines in texts.items()}
 
 
 def _os(sections: Sections) -> Os:

@@ -1,8 +1,12 @@
+# shellcheck shell=sh disable=SC2016,SC2030,SC2031,SC2034,SC2119,SC2120,SC2154
 # The probe: prints the facts about this host as sections, each headed by a line "@@name", the last being "@@end".
 # POSIX sh (dash, bash, busybox) with no more than coreutils; it writes no file. What can hang runs under a time limit
 # and beside the rest. On a host with nothing to do, starting processes is most of the work: what the shell can do
 # itself it does. Set before it by probe.py, paths, packages, files, commands and ports as quoted lists, head,
 # docker: whether its engine is asked, and limit: the seconds that one command may take.
+
+# What cannot be read is left out and keeps nothing else from being read; the last section says that all were tried.
+set +eu
 
 # One section from one command: heading, its output with errors, exit code (137 or 124: it was out of time).
 section() {
@@ -79,6 +83,8 @@ installed() {
   eval "set -- $packages"
   [ $# -gt 0 ] || return 0
   if has dpkg-query; then
+    echo "@@apt.sources"
+    grep -sHv '^[[:space:]]*#' /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources
     echo "@@packages.dpkg"
     dpkg-query -W -f '${Package}\t${Version}\t${db:Status-Status}\n' "$@"
   elif has rpm; then

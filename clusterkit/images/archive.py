@@ -12,6 +12,7 @@ from clusterkit.images.errors import ImageError
 from clusterkit.images.identity import Image
 from clusterkit.images.meter import PRELUDE, Progress, counter, readable
 from clusterkit.ssh.api import Session
+from clusterkit.ssh.shell import for_each, pipe
 
 _ABSENT, _DIFFERENT = 44, 45
 _SHORT = 120.0
@@ -39,7 +40,11 @@ class Archive:
 
 async def archives(session: Session, folder: str) -> list[Archive]:
     """Archives that a folder has on record, the newest first; an unreadable record counts as none."""
-    script = f'ls -t {shlex.quote(folder)}/*.json 2>/dev/null | while read -r file; do cat "$file"; echo; done'
+    script = f"""[ -d {shlex.quote(folder)} ] || exit 0
+cd {shlex.quote(folder)}
+set -- *.json
+[ -e "$1" ] || exit 0
+{for_each('ls -t -- "$@"', 'cat "$id"; echo')}"""
     result = await session.run(script, root=True, timeout=_SHORT)
     found = []
     for line in result.stdout.splitlines():
@@ -54,15 +59,15 @@ async def archives(session: Session, folder: str) -> list[Archive]:
 
 async def has_room(session: Session, folder: str, image: Image) -> bool:
     """Whether the image surely fits there."""
-    result = await session.run(f"df -Pk {shlex.quote(folder)} | awk 'END {{ print $4 }}'", root=True, timeout=_SHORT)
-    free = result.stdout.strip()
-    return result.ok and free.isdigit() and int(free) * 1024 > image.size * FREE_FACTOR
+    result = await session.run(f"df -Pk {shlex.quote(folder)}", root=True, timeout=_SHORT)
+    words = result.stdout.splitlines()[-1].split() if result.ok else []
+    return len(words) > 3 and words[3].isdigit() and int(words[3]) * 1024 > image.size * FREE_FACTOR
 
 
 async def is_whole(session: Session, archive: Archive, *, timeout: float) -> bool:
     """Whether the file is there with the size and the SHA-256 that were recorded when it was written."""
     path = shlex.quote(archive.path)
-    script = f'[ "$(stat -c %s {path} 2>/dev/null)" = {archive.size} ] && sha256sum <{path}'
+    script = f'size=$(stat -c %s {path})\n[ "$size" = {archive.size} ] || exit {_DIFFERENT}\nexec sha256sum <{path}\n'
     result = await session.run(script, root=True, timeout=timeout)
     return result.ok and result.stdout.split()[:1] == [archive.sha256]
 
@@ -82,21 +87,24 @@ async def write(
     name = f"{image.image_id.removeprefix('sha256:')}.tar.{'zst' if zstd else 'gz'}"
     path = f"{folder}/{name}"
     partial = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
+    parts = pipe(
+        ("docker save", f"docker save {shlex.quote(_savable(image))}"),
+        ("copying", "moved"),
+        ("compressing", "zstd -q -T0 -1" if zstd else "gzip -1"),
+        ("writing the archive", 'tee "$partial"'),
+        ("adding up", 'sha256sum >"$work/sum"'),
+    )
     script = f"""{PRELUDE}
 partial={shlex.quote(partial)}
 trap 'kill "$ticker" 2>/dev/null || :; rm -rf "$work" "$partial"' EXIT
 mkdir -p {shlex.quote(folder)}
 find {shlex.quote(folder)} -maxdepth 1 -name '.*.partial' -mmin +1440 -delete 2>/dev/null || :
-{{ docker save {shlex.quote(_savable(image))} || failed 'docker save'; }} \\
-  | {{ moved || failed copying; }} \\
-  | {{ {"zstd -q -T0 -1" if zstd else "gzip -1"} || failed compressing; }} \\
-  | {{ tee "$partial" || failed 'writing the archive'; }} \\
-  | sha256sum >"$work/sum"
-all_went_well
-chmod 644 "$partial"
-sync "$partial" 2>/dev/null || :
-echo "@written $(stat -c %s "$partial") $(cut -d ' ' -f 1 "$work/sum")"
+{parts}chmod 644 "$partial"
+sync "$partial"
+size=$(stat -c %s "$partial")
+sum=$(cat "$work/sum")
 mv -f "$partial" {shlex.quote(path)}
+echo "@written $size ${{sum%% *}}"
 """
     on_output = counter(host, image.size, progress)
     result = await session.run(script, root=True, timeout=timeout, on_output=on_output)
@@ -128,14 +136,12 @@ async def load(session: Session, archive: Archive, *, progress: Progress | None 
     """
     path = shlex.quote(archive.path)
     unpack = "zstd -q -dc" if archive.compression == "zstd" else "gzip -dc"
+    parts = pipe(("reading", f"moved <{path}"), ("decompressing", unpack), ("docker load", "docker load -q"))
     script = f"""{PRELUDE}
 [ -f {path} ] || exit {_ABSENT}
-[ "$(stat -c %s {path})" = {archive.size} ] || exit {_DIFFERENT}
-{{ moved <{path} || failed reading; }} \\
-  | {{ {unpack} || failed decompressing; }} \\
-  | {{ docker load -q || failed 'docker load'; }}
-all_went_well
-"""
+size=$(stat -c %s {path})
+[ "$size" = {archive.size} ] || exit {_DIFFERENT}
+{parts}"""
     on_output = counter(session.host.name, archive.size, progress)
     result = await session.run(script, root=True, timeout=timeout, on_output=on_output)
     if not result.ok:

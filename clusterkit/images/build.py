@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,6 +49,14 @@ async def build(
     arguments |= {"PIP_FIND_LINKS": "" if wheels is not None else pip_find_links}
     if recipe.kind == "cpu" and torch_index is not None:
         arguments["TORCH_CPU_INDEX"] = torch_index
+    for name in ("APT_MIRROR", "PIP_INDEX_URL", "PIP_FIND_LINKS", "TORCH_CPU_INDEX"):
+        if re.match(r"[a-z]+://[^/]+@", arguments.get(name, "")):
+            raise ImageError(
+                session.host.name,
+                f"the image cannot be built with a password in {name}: Docker keeps it in the image's history",
+                "use a mirror on the network of the hosts that asks for none, a folder of wheels (--pip-find-links "
+                "FOLDER), `clusterkit bundle`, or an image that was built elsewhere (--image REF)",
+            )
     given = {name: value for name, value in (proxies or {}).items() if name.lower() in _PROXIES and value}
     result = await session.run(
         _script(recipe, arguments, given),
@@ -58,6 +67,16 @@ async def build(
     )
     image = await inspect(session, recipe.reference) if result.ok else None
     if image is None:
+        base = arguments.get("CPU_BASE") or arguments.get("CUDA_BASE") or ""
+        if base and await inspect(session, base) is None:
+            said = ((result.stdout + result.stderr).strip().splitlines() or [f"exit code {result.exit_code}"])[-1]
+            raise ImageError(
+                session.host.name,
+                f"{recipe.reference} cannot be built: its base {base} cannot be pulled: {said[-300:]}",
+                "ways on: a base in a registry that the head reaches, a mirror of yours (--image-base "
+                f"REGISTRY/{base}); a runtime image that exists already (--image REF); `clusterkit bundle` on a "
+                "machine with a network, and --bundle here; a proxy (--https-proxy)",
+            )
         last = "\n".join((result.stdout + result.stderr).strip().splitlines()[-15:])
         raise ImageError(
             session.host.name,
@@ -74,7 +93,9 @@ async def built(session: Session, recipe: Recipe) -> Image | None:
 
 
 def _script(recipe: Recipe, arguments: Mapping[str, str], proxies: Mapping[str, str]) -> str:
-    """Build from stdin. Values go through the environment: a mirror's or proxy's URL may hold a password."""
+    """Build from stdin. Values go through the environment: a proxy's URL may hold a password, and Docker keeps
+    those (no others) out of the image.
+    """
     values = {name: value for name, value in arguments.items() if value} | dict(proxies)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
     options = "".join(f" --build-arg {name}" for name in sorted(values))

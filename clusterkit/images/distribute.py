@@ -1,4 +1,4 @@
-"""The same image on all hosts: there already, pulled, loaded from shared storage, or handed from host to host."""
+"""The same image on all hosts: there already, pulled, loaded from shared storage, or sent from a host that has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from clusterkit.images import archive as archives
-from clusterkit.images import direct
 from clusterkit.images.archive import Archive
 from clusterkit.images.context import CONTENT_LABEL
 from clusterkit.images.errors import ImageError
@@ -18,6 +17,7 @@ from clusterkit.images.identity import Image, check_reference, inspect, is_id, i
 from clusterkit.images.lock import Lock
 from clusterkit.images.meter import Progress
 from clusterkit.images.pull import pull, resolve
+from clusterkit.images.relay import relay
 from clusterkit.ssh.api import HostError, Session
 from clusterkit.ssh.uploads import Place, unlimited
 
@@ -210,8 +210,9 @@ class Distribution:
             return [self.how]
         storage = [How.STORAGE] if self.storage is not None else []
         published = [How.PULL] if self._digest else []
-        few = bool(published) and self.hosts <= PULL_UP_TO
-        ways = [*published, *storage, How.FANOUT] if few else [*storage, How.FANOUT, *published]
+        few = self.hosts <= PULL_UP_TO
+        # The way through this machine is the slowest: last.
+        ways = [*published, *storage, How.FANOUT] if few else [*storage, *published, How.FANOUT]
         self._note(f"{self.reference}: distributed by {ways[0]}" + (f", else {ways[1]}" if len(ways) > 1 else ""))
         return ways
 
@@ -229,16 +230,12 @@ class Distribution:
             await self._hand_on(session, wanted)
 
     async def _hand_on(self, session: Session, wanted: Image) -> None:
-        """From any host that has it; from another one when that host is lost meanwhile."""
+        """Through this machine from any host that has it; from another one when that host is lost meanwhile."""
         while True:
             try:
                 async with self._holders.one() as source:
-                    try:
-                        await direct.send(source, session, wanted, progress=self.progress, timeout=self.timeout)
-                    except ImageError as error:
-                        self._note(f"{error.host}: {error.message.splitlines()[0]}; it goes through this machine")
-                        async with self.place(session.host.name):
-                            await direct.relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
+                    async with self.place(session.host.name):
+                        await relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
                     return
             except NoHolderError:
                 raise ImageError(session.host.name, "every host with the image was lost", "run setup again") from None

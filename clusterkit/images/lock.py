@@ -81,6 +81,7 @@ async def write(cluster: str, lock: Lock, session: Session, storage: str) -> boo
         write_private(local_path(cluster), text)
         changed = True
     if not _same(await read_shared(session, storage), lock):
+        # Should it fail, writing into it says why.
         await session.run(f"mkdir -p {shlex.quote(storage)}/clusterkit", root=True, timeout=30.0)
         await session.put(text.encode(), _shared(storage), root=True)
         changed = True

@@ -11,6 +11,7 @@ from clusterkit.images.errors import ImageError
 from clusterkit.images.identity import Image, inspect, is_id, is_tag, repository
 from clusterkit.images.meter import Progress
 from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.shell import pipe
 
 ATTEMPTS = 3
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
@@ -83,7 +84,7 @@ async def pull(
         if attempt:
             await asyncio.sleep(pause * 2 ** (attempt - 1))
         result = await session.run(_script(wanted), root=True, timeout=timeout, on_output=meter)
-        if result.stdout.rstrip().endswith("@exit 0"):
+        if result.ok:
             break
         said = _reason(result.stdout + result.stderr)
         if any(word in said.lower() for word in _FINAL):
@@ -91,7 +92,11 @@ async def pull(
     else:
         raise _failed(host, wanted, f"{said} ({ATTEMPTS} tries)")
     if digest and is_tag(reference):
-        await session.run(f"docker tag {shlex.quote(digest)} {shlex.quote(reference)}", root=True, timeout=60.0)
+        tagged = await session.run(
+            f"docker tag {shlex.quote(digest)} {shlex.quote(reference)}", root=True, timeout=60.0
+        )
+        if not tagged.ok:
+            raise _failed(host, wanted, _reason(tagged.stdout + tagged.stderr))
     image = await inspect(session, reference)
     if image is None:
         raise _failed(host, wanted, "Docker says that it was pulled and does not have it")
@@ -111,12 +116,14 @@ def _failed(host: str, wanted: str, said: str) -> ImageError:
 def _script(wanted: str) -> str:
     """`docker pull`, on a terminal of its own where there is `script`: only there does it tell bytes."""
     plain = f"docker pull {shlex.quote(wanted)}"
-    ending = 'code=$?; echo; echo "@exit $code"'
+    on_terminal = pipe(
+        ("docker pull", f"script -qec {shlex.quote(plain)} /dev/null </dev/null 2>&1"),
+        ("showing", "stdbuf -o0 tr '\\r' '\\n'"),
+    )
     return f"""export TERM=xterm COLUMNS=200
 if command -v script >/dev/null 2>&1 && command -v stdbuf >/dev/null 2>&1; then
-  {{ script -qec {shlex.quote(plain)} /dev/null </dev/null 2>&1; {ending}; }} | stdbuf -o0 tr '\\r' '\\n'
-else
-  {plain} 2>&1; {ending}
+{on_terminal}else
+  {plain} 2>&1
 fi
 """
 
@@ -124,7 +131,7 @@ fi
 def _reason(output: str) -> str:
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in output.splitlines()]
     errors = [line for line in lines if "error" in line.lower() or "denied" in line.lower()]
-    others = [line for line in lines if line and not line.startswith("@exit")]
+    others = [line for line in lines if line and line != "failed: docker pull"]
     return (errors or others or ["no reason given"])[-1][:500]
 
 

@@ -1,9 +1,9 @@
 """Downloads a repository of the Hugging Face hub into a folder of the shared storage, on a node.
 
-Runs inside the runtime container, from stdin: `python3 - '{"repository": …, "folder": …}'`. Needs huggingface_hub and
-nothing of clusterkit. Progress goes to stdout; the last line is `done` with a JSON record. What was downloaded before
-an interruption is used again; every file is checked by size and hash; Git LFS pointers are replaced by the files they
-stand for; other files of the user are kept.
+Runs inside the runtime container, from stdin, with one argument: '{"repository": …, "folder": …}'. Needs
+huggingface_hub and nothing of clusterkit. Progress goes to stdout; the last line is `done` with a JSON record. What was
+downloaded before an interruption is used again; every file is checked by size and hash; Git LFS pointers are replaced
+by the files they stand for; other files of the user are kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -250,8 +251,11 @@ def _locked(staging: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FetchError(f"another download into {staging} is going on: wait for its end") from None
-        except OSError:
-            pass  # a file system without locks
+        except OSError as error:
+            raise FetchError(
+                f"{staging} cannot be locked ({error.strerror}), so that two downloads could spoil one another: mount "
+                "the storage with file locks (Lustre: -o flock; NFS: without nolock)"
+            ) from None
         yield
     finally:
         os.close(descriptor)
@@ -333,7 +337,8 @@ def main(argument: str) -> int:
         print("error: the image has no huggingface_hub", file=sys.stderr)
         return 1
     except FetchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # An address may hold a user and a password.
+        print(f"error: {re.sub(r'//[^/@ ]+@', '//', str(error))}", file=sys.stderr)
         return 1
     print(f"done {json.dumps(record)}")
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 from clusterkit.assets.manifest import MANIFEST, origin, read_manifest
 from clusterkit.node_assets.model import NodeAsset
 from clusterkit.node_assets.view import View, wrong
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import HostError, Result, Session, Trouble
 from clusterkit.ssh.uploads import Place, unlimited
 from clusterkit.steps.api import Refused
 from trainer.files import sha256
@@ -146,9 +146,8 @@ async def _send(
 
 
 async def _sizes(session: Session, folder: str) -> dict[str, int]:
-    result = await session.run(
-        f"cd {shlex.quote(folder)} 2>/dev/null || exit 0\nfind . -type f -printf '%s\\t%P\\n'\n", root=True
-    )
+    quoted = shlex.quote(folder)
+    result = await _must(session, f"[ -d {quoted} ] || exit 0\ncd {quoted}\nfind . -type f -printf '%s\\t%P\\n'\n")
     pairs = (line.split("\t", 1) for line in result.stdout.splitlines())
     return {name: int(size) for size, name in pairs}
 
@@ -170,8 +169,8 @@ async def _remove(session: Session, folder: str, names: list[str]) -> None:
     await _must(session, "rm -f -- " + " ".join(shlex.quote(f"{folder}/{name}") for name in names))
 
 
-async def _must(session: Session, script: str, stdin: bytes = b"", timeout: float = 60.0) -> None:
-    result = await session.run(f"set -eu\n{script}", root=True, stdin=stdin, timeout=timeout)
+async def _must(session: Session, script: str, stdin: bytes = b"", timeout: float = 60.0) -> Result:
+    result = await session.run(script, root=True, stdin=stdin, timeout=timeout)
     if not result.ok:
         reason = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
         raise HostError(
@@ -180,6 +179,7 @@ async def _must(session: Session, script: str, stdin: bytes = b"", timeout: floa
             f"the shared storage cannot be written: {reason}",
             "check its space and rights",
         )
+    return result
 
 
 def _publish(folder: str, staging: str, names: list[str]) -> str:

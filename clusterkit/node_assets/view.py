@@ -10,9 +10,10 @@ from typing import Any
 
 from clusterkit.assets.manifest import MANIFEST
 from clusterkit.node_assets.model import NodeAsset, Origin
-from clusterkit.ssh.api import Session
+from clusterkit.ssh.api import HostError, Session, Trouble
 from clusterkit.steps.api import Refused
 
+_ABSENT = 3
 LOOK_SECONDS = 60.0
 
 
@@ -35,17 +36,24 @@ async def look(session: Session, asset: NodeAsset) -> View:
     """
     folder = shlex.quote(asset.folder)
     script = (
-        f"[ -d {folder} ] || exit 3\ncd {folder}\n"
-        f"cat {MANIFEST} 2>/dev/null || echo null\n"
+        f"[ -d {folder} ] || exit {_ABSENT}\ncd {folder}\n"
+        f"if [ -e {MANIFEST} ]; then cat {MANIFEST}; else echo null; fi\n"
         "echo @@sizes\n"
         # Downloads in the making and version control are no part of the asset.
-        r"find . -name .git -prune -o -name .cache -prune -o -type f -printf '%s\t%P\n'"
+        r"find . -ignore_readdir_race -name .git -prune -o -name .cache -prune -o -type f -printf '%s\t%P\n'"
         "\necho @@pointers\n"
-        "find . -name .git -prune -o -type f -size -3 "
-        "-exec grep -l -a '^version https://git-lfs.github.com/spec/' {} + 2>/dev/null\nexit 0\n"
+        "find . -ignore_readdir_race -name .git -prune -o -type f -size -3 "
+        # grep ends with 1 where no file has the line.
+        """-exec sh -c 'grep -l -a -s "^version https://git-lfs.github.com/spec/" "$@" || [ $? = 1 ]' sh {} +\n"""
     )
     result = await session.run(script, root=True, timeout=LOOK_SECONDS)
-    return parse_view(result.stdout) if result.exit_code == 0 else View(False)
+    if result.exit_code == _ABSENT:
+        return View(False)
+    if not result.ok:
+        said = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
+        message = f"{asset.folder} cannot be looked at: {said}"
+        raise HostError(session.host.name, Trouble.LOST, message, "look at the storage's mount and its rights there")
+    return parse_view(result.stdout)
 
 
 def parse_view(text: str) -> View:

@@ -63,6 +63,8 @@ class Session(Protocol):
     ) -> Result:
         """Run a POSIX sh script (`sh -c`), as root where asked (directly, or through sudo with the password on stdin).
 
+        What runs as root runs under `set -eu`.
+
         The remote command is ended when `timeout` seconds are over. on_output: gets stdout and stderr line by line.
         The script and stdin never show in an argument list of this machine.
 

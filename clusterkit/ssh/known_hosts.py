@@ -173,7 +173,8 @@ def _unwritable(endpoint: Endpoint, options: SshOptions, error: OSError) -> Host
         endpoint.name,
         Trouble.HOST_KEY,
         f"{options.known_hosts} cannot be used: {error.strerror}",
-        "Host keys are kept there. Make it writable for you, or set CLUSTERKIT_CONFIG to another folder.",
+        "Host keys are kept there. Make it writable for you, or set CLUSTERKIT_CONFIG to another folder, on a disk "
+        "with file locks.",
     )
 
 

@@ -18,6 +18,7 @@ from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.output import Output
 from clusterkit.ssh.root import PROBE, Root, SudoDialogue, no_password, no_sudo
+from clusterkit.ssh.shell import STRICT
 from clusterkit.ssh.stream import Stream
 
 _COMMANDS = 8
@@ -204,7 +205,7 @@ class SshSession:
                 self._sudo_trouble = error
                 raise
         with suppress(Ended):
-            await command.write(command.feed(script, reads_stdin=reads_stdin))
+            await command.write(command.feed(STRICT + script if root else script, reads_stdin=reads_stdin))
 
     async def _open(self, command: Command, shell: str) -> None:
         connection = self._link.connection
@@ -276,7 +277,7 @@ def _now() -> float:
 def _kill_script(group: int) -> str:
     """End a process group: politely, and after two seconds by force."""
     return f"""
-kill -s TERM -- -{group} 2>/dev/null || exit 0
+kill -s TERM -- -{group} 2>/dev/null || exit 0 # it has ended by itself
 tries=0
 while [ "$tries" -lt 20 ] && kill -s 0 -- -{group} 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
 kill -s KILL -- -{group} 2>/dev/null || :
@@ -298,7 +299,7 @@ cat >"$temporary"
 size=$(wc -c <"$temporary")
 if [ "$size" -ne {size} ]; then echo "$size bytes arrived instead of {size}" >&2; exit 1; fi
 chmod {mode:o} "$temporary"
-sync "$temporary" 2>/dev/null || :
+sync "$temporary"
 mv -f "$temporary" "$target"
 """
 

@@ -88,24 +88,6 @@ def source(uri: str, suites: str, components: str, keyring: str) -> str:
     )
 
 
-def set_aside(address: str, folder: str = "/etc/apt/sources.list.d") -> str:
-    """Script that renames other people's lists of a repository that we are about to add, and says so.
-
-    apt refuses to work at all when two lists name different keys for one repository.
-    """
-    return f"""for file in {folder}/*.list {folder}/*.sources; do
-  case $file in */clusterkit-*) continue ;; esac
-  if [ -e "$file" ] && awk -v address={shlex.quote(address)} \\
-    '!/^[ \\t]*#/ && index($0, address) {{ found = 1 }} END {{ exit !found }}' "$file"; then
-    aside=$file.disabled
-    if [ -e "$aside" ]; then aside=$file.$(date +%s).disabled; fi
-    mv "$file" "$aside"
-    echo "renamed $file to $aside: it names the repository that clusterkit sets up"
-  fi
-done
-"""
-
-
 def _open_bundle(system: System, wish: Wish) -> str:
     folder = f"{wish.bundle.rstrip('/')}/packages/{system.name}"
     return f"""bundle={shlex.quote(folder)}
@@ -135,7 +117,11 @@ apt_install() {
   printf '%s\\n' "$updated" | grep -E '^[EW]: ' >&2 || :
   return 1
 }
-unfinished() { [ -n "$(dpkg --audit)" ] || [ -n "$(find /var/lib/dpkg/updates -name '[0-9]*' 2>/dev/null)" ]; }
+unfinished() {
+  audit=$(dpkg --audit) || [ -n "$audit" ] || exit 1
+  updates=$(find /var/lib/dpkg/updates -name '[0-9]*') || exit 1
+  [ -n "$audit$updates" ]
+}
 if unfinished; then
   tries=0
   until said=$(dpkg --force-confdef --force-confold --configure -a 2>&1 </dev/null); do

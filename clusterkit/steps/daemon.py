@@ -99,9 +99,12 @@ if [ -L "$target" ]; then target=$(readlink -f "$target"); fi
 folder=$(dirname "$target")
 mkdir -p "$folder" {shlex.quote(str(pending).rpartition("/")[0])}
 now=
-if [ -e "$target" ]; then now=$(sha256sum <"$target" | cut -d ' ' -f 1); fi
+if [ -e "$target" ]; then
+  sum=$(sha256sum <"$target")
+  now=${{sum%% *}}
+fi
 new=$folder/.daemon.json.new
-trap 'rm -f "$new"' EXIT
+trap 'rm -f "$new" "$folder/.daemon.json.old"' EXIT
 if [ "$now" = {sha(content)} ]; then
   cat >/dev/null
   exit 0
@@ -132,7 +135,9 @@ if [ -n "$now" ]; then
   cp -p "$target" "$folder/.daemon.json.old"
   mv -f "$folder/.daemon.json.old" {_backup(path, old)}
 fi
-if ! grep -qs restart {shlex.quote(pending)}; then echo {effect} >{shlex.quote(pending)}; fi
+owed=
+if [ -e {shlex.quote(pending)} ]; then owed=$(cat {shlex.quote(pending)}); fi
+if [ "$owed" != restart ]; then echo {effect} >{shlex.quote(pending)}; fi
 mv -f "$new" "$target"
 """
 

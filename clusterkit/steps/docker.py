@@ -6,7 +6,7 @@ import re
 
 from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Host
-from clusterkit.steps import apt, dnf, engine
+from clusterkit.steps import apt, aptsources, dnf, engine
 from clusterkit.steps.api import Action, Refused, Wish
 from clusterkit.steps.packages import install_action
 from clusterkit.steps.shell import differs, fetch_key, put_back_mode, write_file
@@ -36,11 +36,6 @@ IN_THE_WAY = (
     "podman-docker",
     "docker",
     "docker-engine",
-)
-OTHERS_LISTS = (
-    "/etc/apt/sources.list.d/docker.list",
-    "/etc/apt/sources.list.d/docker.sources",
-    "/etc/apt/sources.list.d/docker-ce.list",
 )
 
 _NOT_RUNNING = re.compile(
@@ -157,12 +152,12 @@ def _add_repository(system: System, facts: Facts, wish: Wish) -> tuple[Action, .
             )
         )
     if differs(facts, path, content):
-        others = [name for name in OTHERS_LISTS if name in facts.files] if system.family == DEB else []
-        title = f"add Docker's package repository ({path})"
-        if others:
-            title += f"; rename {', '.join(others)} to *.disabled where it names the same repository"
-        before = apt.set_aside(wish.docker_url.partition("://")[2].rstrip("/")) if system.family == DEB else ""
-        actions.append(write_file(title, path, content, before=before))
+        others = {}
+        if system.family == DEB:
+            base = f"{wish.docker_url.rstrip('/')}/linux/{system.id}"
+            others = aptsources.in_the_way("Docker", base, system.codename, facts.apt_sources)
+        title = f"add Docker's package repository ({path})" + aptsources.also(others)
+        actions.append(write_file(title, path, content, before=aptsources.set_aside(others)))
     return tuple(actions)
 
 

@@ -14,37 +14,44 @@ _ANSWERS = """answers() {
 """
 
 _SYSTEMD = """start() {
-  systemctl daemon-reload
-  systemctl enable docker >/dev/null 2>&1 || :
-  systemctl reset-failed docker >/dev/null 2>&1 || :
-  systemctl start docker
+  # A unit that cannot be enabled (a masked one, a static one) may still start; one that never failed is not reset.
+  systemctl daemon-reload &&
+    { systemctl enable docker >/dev/null 2>&1 || :; } &&
+    { systemctl reset-failed docker >/dev/null 2>&1 || :; } &&
+    systemctl start docker
 }
 restart() {
-  systemctl daemon-reload
-  systemctl reset-failed docker >/dev/null 2>&1 || :
-  systemctl restart docker
+  systemctl daemon-reload &&
+    { systemctl reset-failed docker >/dev/null 2>&1 || :; } &&
+    systemctl restart docker
 }
 reload() { systemctl reload docker; }
 coming() { systemctl is-active --quiet docker; }
 words() { journalctl -u docker -n 20 --no-pager -o cat >&2 || :; }
 """
 
-_OWN = f"""pid() {{ cat /var/run/docker.pid 2>/dev/null || :; }}
-# A process ID left from before a reboot may belong to anything by now, and dockerd would refuse to start.
-alive() {{ [ -n "$(pid)" ] && [ "$(cat "/proc/$(pid)/comm" 2>/dev/null)" = dockerd ]; }}
+_OWN = f"""# Sets pid, where the engine runs. A process ID left from before a reboot may belong to anything by now.
+alive() {{
+  pid='' name=''
+  [ ! -e /var/run/docker.pid ] || pid=$(cat /var/run/docker.pid) || exit 1
+  [ -n "$pid" ] && [ -e "/proc/$pid" ] || return 1
+  name=$(cat "/proc/$pid/comm") || [ ! -e "/proc/$pid" ] || exit 1
+  [ "$name" = dockerd ]
+}}
 start() {{
   if alive; then return 0; fi
-  rm -f /var/run/docker.pid
+  # With a process ID left there dockerd would refuse to start.
+  rm -f /var/run/docker.pid || return 1
   if [ -r {DOCKERD_ENV} ]; then . {DOCKERD_ENV}; fi
   setsid nohup dockerd --pidfile /var/run/docker.pid </dev/null >>{DOCKERD_LOG} 2>&1 &
   child=$!
 }}
 restart() {{
-  old=$(pid)
   if alive; then
-    kill "$old"
+    old=$pid
+    kill "$old" || return 1
     tries=0
-    while [ "$(cat "/proc/$old/comm" 2>/dev/null)" = dockerd ]; do
+    while alive && [ "$pid" = "$old" ]; do
       tries=$((tries + 1))
       if [ "$tries" -ge 600 ]; then
         echo "dockerd (process $old) did not end within a minute" >&2
@@ -55,7 +62,7 @@ restart() {{
   fi
   start
 }}
-reload() {{ kill -HUP "$(pid)"; }}
+reload() {{ alive && kill -HUP "$pid"; }}
 child=
 coming() {{ alive || {{ [ -n "$child" ] && kill -0 "$child" 2>/dev/null; }}; }}
 # Below a panic stands a long trace: what it was about is further up.
@@ -101,7 +108,8 @@ def no_foreign_containers(cluster: str) -> str:
     label = shlex.quote(f"label=clusterkit.cluster={cluster}")
     return f"""if answers; then
   ours=$(docker ps -q --no-trunc --filter {label})
-  for id in $(docker ps -q --no-trunc); do
+  ids=$(docker ps -q --no-trunc)
+  for id in $ids; do
     case $ours in
       *"$id"*) ;;
       *)
@@ -110,5 +118,8 @@ def no_foreign_containers(cluster: str) -> str:
         ;;
     esac
   done
+elif coming; then
+  echo "Docker runs and does not answer, so nobody knows whose containers it has; nothing was restarted" >&2
+  exit 1
 fi
 """

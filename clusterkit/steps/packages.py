@@ -156,7 +156,7 @@ def install_action(
     names = " ".join(map(shlex.quote, packages))
     check = ""
     if wish.bundle and bundled:
-        names, check = f'$(cat "$bundle/{bundled}.names")', "# shellcheck disable=SC2046\n"
+        names, check = "$names", f'names=$(cat "$bundle/{bundled}.names")\n# shellcheck disable=SC2086\n'
     command = f"apt_update\n{check}apt_install {names}\n" if system.family == DEB else f"{check}dnf_install {names}\n"
     bare = ", ".join(name.partition("=")[0] for name in packages)
     origin = " from the bundle" if wish.bundle else ""

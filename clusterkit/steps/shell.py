@@ -98,7 +98,10 @@ url={shlex.quote(url)}
 mkdir -p {folder}
 ring=$(mktemp -d)
 trap 'rm -rf "$ring"' EXIT
-curl -fsSL --retry 3 --connect-timeout 20 --max-time 120 -o "$ring/served" "$url"
+# Not as an argument, which every user of the host can read: a mirror's address may have a password in it.
+curl -fsSL --retry 3 --connect-timeout 20 --max-time 120 -o "$ring/served" --config - <<URL
+url = "$url"
+URL
 gpg --homedir "$ring" --batch --quiet --import "$ring/served" >"$ring/said" 2>&1 || :
 gpg --homedir "$ring" --batch --quiet --armor --export {fingerprint} >"$ring/key" 2>>"$ring/said" || :
 if ! [ -s "$ring/key" ]; then

@@ -6,7 +6,7 @@ import re
 
 from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Host
-from clusterkit.steps import apt, dnf
+from clusterkit.steps import apt, aptsources, dnf
 from clusterkit.steps.api import Action, Refused, Wish
 from clusterkit.steps.packages import install_action
 from clusterkit.steps.shell import differs, fetch_key, put_back_mode, write_file
@@ -26,10 +26,6 @@ REPOSITORIES = {
     "deb": "/etc/apt/sources.list.d/clusterkit-nvidia.sources",
     "rpm": "/etc/yum.repos.d/clusterkit-nvidia.repo",
 }
-OTHERS_LISTS = tuple(
-    f"/etc/apt/sources.list.d/{name}.list"
-    for name in ("nvidia-container-toolkit", "nvidia-docker", "libnvidia-container", "nvidia-container-runtime")
-)
 CDI_SPECIFICATION = "/var/run/cdi/nvidia.yaml"  # where the toolkit's own refresh service writes it
 
 
@@ -99,14 +95,12 @@ def _install(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
         fetch = fetch_key(key_url, key, FINGERPRINT)
         actions.append(Action("fetch and verify NVIDIA's signing key", fetch, timeout=300.0, retries=2))
     if differs(facts, path, content):
-        title, before = f"add NVIDIA's package repository ({path})", ""
+        others = {}
         if system.family == DEB:
-            others = [name for name in OTHERS_LISTS if name in facts.files]
-            if others:
-                title += f"; rename {', '.join(others)} to *.disabled where it names the same repository"
-            address = wish.nvidia_url.partition("://")[2].rstrip("/")
-            before = apt.set_aside("nvidia.github.io" if address.startswith("nvidia.github.io") else address)
-        actions.append(write_file(title, path, content, before=before))
+            base = f"{wish.nvidia_url.rstrip('/')}/stable/deb/{DEB_ARCHITECTURE}"
+            others = aptsources.in_the_way("NVIDIA", base, "/", facts.apt_sources)
+        title = f"add NVIDIA's package repository ({path})" + aptsources.also(others)
+        actions.append(write_file(title, path, content, before=aptsources.set_aside(others)))
     return (*actions, install)
 
 

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 NEIGHBOUR = "neighbour"
 USERS_DAEMON_JSON = '{"log-level": "warn"}'
 WRONG_PASSWORD = "not the password of these hosts"
+FILL = "dd if=/dev/zero bs=4k status=none"
 
 
 # -- bare hosts -------------------------------------------------------------------------------------------------------
@@ -133,6 +134,35 @@ def test_changed_host_key_and_hosts_that_do_not_answer(stranger: Operator) -> No
     (command,) = [line for line in told.splitlines() if line.startswith("ssh-keygen -R")]
     subprocess.run(shlex.split(command), check=True, capture_output=True, timeout=30)
     assert stranger.check("--no-probes", hosts=[changed]).exit_code == 0
+
+
+def test_disks_that_are_full_at_three_steps(stranger: Operator) -> None:
+    """Of one host the disk of apt's downloads, of one that of /etc, of one the same while Docker is unpacked."""
+    downloads, settings, unpacking = stranger.testbed.nodes
+    for node in stranger.testbed.nodes:
+        node.exec(f"mkdir -p /etc/docker && printf '%s' '{USERS_DAEMON_JSON}' >/etc/docker/daemon.json")
+    downloads.exec(f"mount -t tmpfs -o size=1m small /var/cache && {FILL} of=/var/cache/fill || :")
+    for node in (settings, unpacking):
+        node.exec("mount -t tmpfs -o size=16m,mode=755 small /mnt && cp -a /etc/. /mnt && mount --bind /mnt /etc")
+    settings.exec(f"{FILL} of=/mnt/fill || :")
+    before = [users_files(node) for node in stranger.testbed.nodes]
+
+    words = ("--image", "no-such-registry.invalid/runtime:1")
+    running = stranger.start(*stranger.setup_words(*words))
+    stranger.await_log(unpacking, "== docker: install", running)
+    unpacking.exec(f"{FILL} of=/mnt/fill || :")
+    done = stranger.finish(running)
+
+    assert done.exit_code == 1, done.text
+    assert_fault(done, downloads, "packages", "/var/cache", "0 KiB free", fix="make room there")
+    assert_fault(done, settings, "connect", "/etc/clusterkit/", "No space left on device", fix="free space")
+    assert_fault(done, unpacking, "docker", "/etc (small, 0 KiB free)", fix="make room there")
+    assert [users_files(node) for node in stranger.testbed.nodes] == before
+    # Nothing is left half done, either: with room, the host goes on to what nobody has, the image.
+    unpacking.exec("rm /mnt/fill")
+    again = stranger.setup(*words, "--cluster", "alone", hosts=[unpacking])
+    assert again.failure(unpacking)["step"] == "image", again.text
+    assert set(before[2].splitlines()) <= set(users_files(unpacking).splitlines())
 
 
 # -- from bare hosts to a cluster, with a fault on every host ---------------------------------------------------------
@@ -418,6 +448,17 @@ def untouched(*nodes: Node) -> Iterator[None]:
         logins += ("/home/admin/.sudo_as_admin_successful",)
         assert [path for path in new if not path.startswith(logins)] == []
         assert node.exec("ls -A /storage").stdout == ""
+
+
+def users_files(node: Node) -> str:
+    """Checksums of files that are the user's: package sources, Docker's settings, keys, home folders."""
+    folders = (
+        "/etc/apt/sources.list* /etc/docker /etc/environment /etc/fstab /etc/hosts /etc/ssh /etc/sudoers* /home /root"
+    )
+    found = node.exec(f"find {folders} -type f ! -name 'clusterkit-*' -exec sha256sum {{}} + | sort -k 2").stdout
+    assert "/etc/docker/daemon.json" in found
+    assert "/root/.ssh/authorized_keys" in found
+    return found
 
 
 @contextlib.contextmanager

@@ -73,6 +73,17 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
     assert "nofile" in facts.hard_limits
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_package_sources_of_this_machine(shell: str) -> None:
+    require(shutil.which(SHELLS[shell][0]) is not None, f"no {shell} here")
+    files = [*Path("/etc/apt/sources.list.d").glob("*.list"), *Path("/etc/apt/sources.list.d").glob("*.sources")]
+    require(bool(files), "no package sources of apt here")
+    facts = look(Wants(packages=("dash",)), shell=SHELLS[shell])
+    for file in files:
+        lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
+        assert facts.apt_sources.get(str(file), "") == "\n".join(lines).rstrip("\n")
+
+
 def test_the_listener_of_a_wanted_port_is_named() -> None:
     require(shutil.which("ss") is not None, "no ss here")
     with socket.create_server(("127.0.0.1", 0)) as listener:

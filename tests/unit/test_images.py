@@ -6,17 +6,20 @@ import asyncio
 import gzip
 import io
 import itertools
+import os
 import tarfile
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from localsession import LocalSession
 
 from clusterkit.hosts.model import Host
 from clusterkit.images import Image, Lock, Recipe, check_reference
 from clusterkit.images import versions as pins
-from clusterkit.images.build import _script
+from clusterkit.images.build import _script, build
 from clusterkit.images.context import context
+from clusterkit.images.errors import ImageError
 from clusterkit.images.holders import Holders, NoHolderError
 from clusterkit.images.identity import parse, repository
 from clusterkit.images.lock import parse as parse_lock
@@ -135,6 +138,20 @@ def test_passwords_of_mirrors_and_proxies_are_in_no_argument_list() -> None:
     assert "--build-arg PIP_INDEX_URL --build-arg https_proxy" in command
 
 
+@pytest.mark.parametrize("option", ["apt_mirror", "pip_index_url", "pip_find_links", "torch_index"])
+def test_no_image_is_built_with_a_password_that_its_history_would_keep(option: str, tmp_path: Path) -> None:
+    address = {option: "https://me:secret@mirror.example/x"}
+    docker = tmp_path / "docker"  # a stand-in of an engine without images
+    docker.write_text('#!/bin/sh\n[ "$1" = image ] || : >"$0.built"\necho "Error: No such image" >&2; exit 1\n')
+    docker.chmod(0o755)
+    there = LocalSession(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    with pytest.raises(ImageError, match="Docker keeps it in the image's history") as caught:
+        asyncio.run(build(there, Recipe("cpu"), **address))  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+    assert "--pip-find-links" in caught.value.fix
+    assert not (tmp_path / "docker.built").exists()
+
+
 # -- pulling ----------------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +186,10 @@ def test_digest_out_of_a_manifest() -> None:
 
 
 def test_why_a_pull_failed_is_its_error_line() -> None:
-    output = "latest: Pulling from team/app\n\x1b[31mError response from daemon: manifest unknown\x1b[0m\n\n@exit 1\n"
+    output = "latest: Pulling from team/app\n\x1b[31mError response from daemon: manifest unknown\x1b[0m\n"
+    output += "failed: docker pull \n"
     assert _reason(output) == "Error response from daemon: manifest unknown"
-    assert _reason("@exit 1\n") == "no reason given"
+    assert _reason("failed: docker pull \n") == "no reason given"
 
 
 def test_progress_lines_are_for_progress_only() -> None:

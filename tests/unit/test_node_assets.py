@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,41 +105,83 @@ def test_unusable_path_is_refused(path: str) -> None:
 ASSET = NodeAsset("model", "name", "/storage/models/name", Origin.HUB, "org/name", setting="model.path")
 
 
-def test_download_runs_in_the_image_with_mirror_and_hidden_token() -> None:
-    action = fetch_action(ASSET, CLUSTER, Hub("runtime:1", "https://mirror.example", "hf_secret"))
-    assert "hf_secret" not in action.script + action.title
-    assert "hf_secret" not in repr(Hub("runtime:1", token="hf_secret"))
-    token, script = action.stdin.split(b"\n", 1)
-    assert token == b"hf_secret"
+PROXY = "http://ann:w0rd@proxy.example:3128"
+
+
+def test_download_runs_in_the_image_and_its_variables_come_over_stdin() -> None:
+    hub = Hub("runtime:1", "https://me:pw@mirror.example", "hf_secret", environment={"https_proxy": PROXY})
+    action = fetch_action(ASSET, CLUSTER, hub)
+    for secret in ("hf_secret", "w0rd", "pw@"):
+        assert secret not in action.script + action.title + repr(hub)
+    first, script = action.stdin.split(b"\n", 1)
+    variables = json.loads(first)
     assert script == Path(hub_fetch.__file__).read_bytes()
+    assert variables["HF_ENDPOINT"] == "https://me:pw@mirror.example"
+    assert (variables["HF_HUB_DISABLE_XET"], variables["HF_TOKEN"], variables["https_proxy"]) == (
+        "1",
+        "hf_secret",
+        PROXY,
+    )
     words = shlex.split(action.script.splitlines()[-1])
     assert words[:2] == ["docker", "run"]
-    assert {"HF_ENDPOINT=https://mirror.example", "HF_HUB_DISABLE_XET=1"} <= set(words)
+    assert "--env" not in words
     assert "type=bind,src=/storage,dst=/storage" in words
     assert {"clusterkit.cluster=lab", "clusterkit.role=fetch"} <= set(words)
     assert json.loads(words[-1])["repository"] == "org/name"
-    assert "HF_ENDPOINT" not in fetch_action(ASSET, CLUSTER, Hub("runtime:1")).script
+    assert b"HF_ENDPOINT" not in fetch_action(ASSET, CLUSTER, Hub("runtime:1")).stdin.split(b"\n", 1)[0]
 
 
-def test_token_lives_in_a_file_of_root_as_long_as_the_download(tmp_path: Path) -> None:
-    action = fetch_action(ASSET, CLUSTER, Hub("runtime:1", token="hf_secret"))
-    docker = tmp_path / "docker"  # what runs in the container's place notes what it is given
+def test_no_process_shows_a_password_while_a_download_runs(hub: FakeHub, tmp_path: Path) -> None:
+    """Looks into every process's arguments and first environment (what `docker inspect` shows) until the end."""
+    asset = replace(ASSET, folder=str(tmp_path / "model"))
+    secrets = (b"hf_secret", b"w0rd")
+    given = Hub("runtime:1", hub.url, "hf_secret", environment={"https_proxy": PROXY, "no_proxy": "127.0.0.1"})
+    action = fetch_action(asset, CLUSTER.model_copy(update={"storage": str(tmp_path)}), given)
+    docker = tmp_path / "docker"  # a stand-in that runs here what the container would run; all else is real
     docker.write_text(
         '#!/bin/sh\n[ "$1" = run ] || exit 0\n'
-        f"stat -c %a {tmp_path}/etc/hf_token >{tmp_path}/mode\ncp {tmp_path}/etc/hf_token {tmp_path}/token\n"
-        f"cat >{tmp_path}/stdin\nexit 7\n"
+        f'while [ "$1" != --entrypoint ]; do shift; done\nshift 3\nexec {sys.executable} "$@"\n'
     )
     docker.chmod(0o755)
-    script = action.script.replace("/etc/clusterkit/lab", f"{tmp_path}/etc")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["sh", "-c", f"set -eu\n{script}"], input=action.stdin, env=environment, timeout=30, check=False
+    process = subprocess.Popen(
+        ["sh", "-c", action.script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
     )
-    assert done.returncode == 7
-    assert (tmp_path / "mode").read_text().strip() == "600"
-    assert (tmp_path / "token").read_text() == "hf_secret"
-    assert (tmp_path / "stdin").read_bytes() == Path(hub_fetch.__file__).read_bytes()
-    assert not (tmp_path / "etc" / "hf_token").exists()
+    seen, shown = 0, set()
+    assert process.stdin is not None
+    process.stdin.write(action.stdin)
+    process.stdin.close()
+    running = True
+    while running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            running = False
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                text = (entry / "cmdline").read_bytes()
+                seen += b"hub_fetch.py" in text
+                shown |= {secret for secret in secrets if secret in text + (entry / "environ").read_bytes()}
+    assert process.stdout is not None
+    output = process.stdout.read()
+    assert process.returncode == 0, output.decode()
+    assert (tmp_path / "model" / "config.json").exists()
+    assert seen
+    assert not shown
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"w0rd" in path.read_bytes()]
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:  # a stand-in: no file system without locks can be mounted here
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(hub_fetch.fcntl, "flock", refused)
+    refusal = pytest.raises(hub_fetch.FetchError, match=r"cannot be locked \(No locks available\).*-o flock")
+    with refusal, hub_fetch._locked(tmp_path / "model"):
+        pass
 
 
 # -- the download itself ----------------------------------------------------------------------------------------------

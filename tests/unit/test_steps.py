@@ -22,7 +22,6 @@ from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PA
 from clusterkit.steps.api import Action, Refused, Wish
 from clusterkit.steps.shell import sha
 from clusterkit.steps.systems import SYSTEMS
-from tests.realparts import require
 
 FOLDER = Path(__file__).parents[1] / "cases" / "steps"
 CASES = sorted(FOLDER.glob("*/*.json"))
@@ -125,20 +124,6 @@ def test_every_script_is_posix_sh() -> None:
             [shell or "sh", "-n"], check=False, input=f"set -eu\n{text}", text=True, capture_output=True
         )
         assert checked.returncode == 0, f"{title}: {checked.stderr}"
-
-
-def test_shellcheck_finds_no_fault_in_any_script(tmp_path: Path) -> None:
-    require(shutil.which("shellcheck") is not None, "shellcheck is not installed (apt-get install shellcheck)")
-    titles = {}
-    for number, (text, title) in enumerate(all_scripts().items()):
-        file = tmp_path / f"{number}.sh"
-        file.write_text(f"#!/bin/sh\nset -eu\n{text}")
-        titles[str(file)] = title
-    # Blocks define functions and variables that not every script uses; files sourced on the host are not here.
-    ignored = "--exclude=SC1090,SC1091,SC2034,SC2317,SC2329"
-    checked = subprocess.run(["shellcheck", "-f", "gcc", ignored, *titles], check=False, text=True, capture_output=True)
-    faults = [f"{titles[line.partition(':')[0]]}: {line}" for line in checked.stdout.splitlines()]
-    assert faults == []
 
 
 def test_no_script_shows_a_secret() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterkit.steps import apt
+from clusterkit.steps import apt, aptsources
+from clusterkit.steps.api import Refused
 from clusterkit.steps.daemon import merge, read_settings, write_script
 from clusterkit.steps.shell import fetch_key, sha, write_file
 from clusterkit.steps.storage import make_script
@@ -222,24 +224,113 @@ class TestFiles:
         assert leftovers(tmp_path) == []
 
 
-class TestOthersLists:
-    def test_only_lists_of_the_same_repository_are_renamed_and_that_is_said(self, tmp_path: Path) -> None:
-        (tmp_path / "docker.list").write_text("deb https://download.docker.com/linux/ubuntu noble stable\n")
-        (tmp_path / "note.list").write_text("# deb https://download.docker.com/linux/ubuntu\ndeb http://other x main\n")
-        (tmp_path / "clusterkit-docker.sources").write_text("URIs: https://download.docker.com/linux/ubuntu\n")
-        done = sh(apt.set_aside("download.docker.com", str(tmp_path)))
+DOCKER = "https://download.docker.com/linux/ubuntu"
+CORP = f"""# ours
+deb [arch=amd64 signed-by=/usr/share/keyrings/corp.gpg] {DOCKER} noble stable # Docker
+deb-src http://packages.corp/internal noble main
+  deb http://packages.corp/flat ./
+#deb http://packages.corp/off noble main
+"""
+PARAGRAPHS = f"""# A comment
+Types: deb
+URIs: {DOCKER}/ http://packages.corp/x
+Suites: noble
+  noble-updates
+Components: main
+Signed-By:
+ -----BEGIN PGP PUBLIC KEY BLOCK-----
+ .
+ -----END PGP PUBLIC KEY BLOCK-----
+
+Enabled: no
+Types: deb
+URIs: http://packages.corp/off
+Suites: noble
+Components: main
+
+Types: deb
+URIs: http://packages.corp/flat/$(ARCH)
+# in the middle
+Suites: /
+"""
+
+
+def apt_reads(folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """What apt itself would ask for, of the lists of a folder."""
+    options = f"-o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts={shlex.quote(str(folder))}"
+    return sh(f"apt-get {options} -o APT::Architecture=amd64 update --print-uris")
+
+
+def as_probed(*files: Path) -> dict[str, str]:
+    """Texts as the probe reads them."""
+    found: dict[str, list[str]] = {}
+    for line in sh(f"grep -sHv '^[[:space:]]*#' {shlex.join(map(str, files))}").stdout.decode().splitlines():
+        path, _, text = line.partition(":")
+        found.setdefault(path, []).append(text)
+    return {path: "\n".join(lines).rstrip("\n") for path, lines in found.items()}
+
+
+class TestOthersSources:
+    @pytest.mark.parametrize(("name", "text"), [("corp.list", CORP), ("corp.sources", PARAGRAPHS)])
+    def test_files_are_read_as_apt_itself_reads_them(self, name: str, text: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_text(text)
+        listed = apt_reads(tmp_path)
+        assert listed.returncode == 0, listed.stderr
+        asked = {line.split("'")[1] for line in listed.stdout.decode().splitlines() if "InRelease" in line}
+        ours = aptsources.repositories(name, text)
+        wanted = {
+            f"{uri}/{suite.lstrip('/')}" if suite.endswith("/") else f"{uri}/dists/{suite}/" for uri, suite in ours
+        }
+        assert {f"{folder}InRelease" for folder in wanted} == asked
+
+    def test_a_list_of_the_same_repository_alone_is_renamed_and_apt_works_again(self, tmp_path: Path) -> None:
+        parts = tmp_path / "parts"
+        parts.mkdir()
+        (parts / "mine.list").write_text(
+            f"# mine\n\ndeb [signed-by=/usr/share/keyrings/a.gpg] {DOCKER} noble stable\n\n"
+        )
+        (parts / "corp.list").write_text("deb http://packages.corp/internal noble main\n")
+        (parts / "clusterkit-docker.sources").write_text(
+            apt.source(DOCKER, "noble", "stable", "/usr/share/keyrings/b.gpg")
+        )
+        assert b"Conflicting values set for option Signed-By" in apt_reads(parts).stderr
+        sources = as_probed(*sorted(parts.iterdir()))
+        found = aptsources.in_the_way("Docker", DOCKER, "noble", sources)
+        assert list(found) == [str(parts / "mine.list")]
+        done = sh(aptsources.set_aside(found))
         assert done.returncode == 0, done.stderr
-        assert b"renamed" in done.stdout
-        assert sorted(file.name for file in tmp_path.iterdir()) == [
+        assert f"renamed {parts}/mine.list to {parts}/mine.list.disabled".encode() in done.stdout
+        assert sorted(file.name for file in parts.iterdir()) == [
             "clusterkit-docker.sources",
-            "docker.list.disabled",
-            "note.list",
+            "corp.list",
+            "mine.list.disabled",
         ]
+        assert apt_reads(parts).returncode == 0
+
+    @pytest.mark.parametrize(("name", "text"), [("corp.list", CORP), ("corp.sources", PARAGRAPHS)])
+    def test_a_file_that_holds_others_too_is_refused(self, name: str, text: str) -> None:
+        with pytest.raises(Refused, match=f"{name} names Docker's repository") as refused:
+            aptsources.in_the_way("Docker", DOCKER, "noble", {f"/etc/apt/sources.list.d/{name}": text})
+        assert "a file of its own" in refused.value.fix
+
+    @pytest.mark.parametrize("uri", ["https://mirror.corp", f"{DOCKER}/sub", "https://download.docker.com"])
+    def test_another_address_on_the_same_server_is_others(self, uri: str) -> None:
+        assert aptsources.in_the_way("Docker", uri, "noble", {"/etc/apt/sources.list.d/corp.list": CORP}) == {}
+
+    def test_a_list_that_changed_since_the_plan_is_left_alone(self, tmp_path: Path) -> None:
+        file = tmp_path / "docker.list"
+        file.write_text(f"deb {DOCKER} noble stable\n")
+        script = aptsources.set_aside(as_probed(file, tmp_path / "none"))
+        file.write_text(f"deb {DOCKER} noble stable\ndeb http://packages.corp/internal noble main\n")
+        done = sh(script)
+        assert done.returncode == 1
+        assert b"changed by somebody else" in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["docker.list"]
 
     def test_an_earlier_renamed_list_is_not_overwritten(self, tmp_path: Path) -> None:
         (tmp_path / "docker.list.disabled").write_text("first")
-        (tmp_path / "docker.list").write_text("deb https://download.docker.com/linux/ubuntu noble stable\n")
-        assert sh(apt.set_aside("download.docker.com", str(tmp_path))).returncode == 0
+        (tmp_path / "docker.list").write_text(f"deb {DOCKER} noble stable\n")
+        assert sh(aptsources.set_aside(as_probed(tmp_path / "docker.list", tmp_path / "none"))).returncode == 0
         assert (tmp_path / "docker.list.disabled").read_text() == "first"
         assert len(list(tmp_path.glob("docker.list.*.disabled"))) == 1
 
@@ -273,6 +364,18 @@ class TestKeys:
         assert wanted in shown
         assert other not in shown
         assert stat.S_IMODE(target.stat().st_mode) == 0o644
+
+    def test_no_argument_of_a_process_names_the_address(self, keys: tuple[Path, str, str], tmp_path: Path) -> None:
+        """A mirror's address may have a password in it."""
+        served, wanted, _ = keys
+        seen, curl = tmp_path / "arguments", tmp_path / "bin" / "curl"
+        curl.parent.mkdir()
+        curl.write_text(f'#!/bin/sh\necho "$@" >{seen}\nexec {shutil.which("curl")} "$@"\n')
+        curl.chmod(0o755)
+        done = sh(f"PATH={curl.parent}:$PATH\n" + fetch_key(served.as_uri(), str(tmp_path / "key.asc"), wanted))
+        assert done.returncode == 0, done.stderr
+        assert "--config -" in seen.read_text()
+        assert served.name not in seen.read_text()
 
     def test_another_key_is_refused_with_the_fingerprint(self, keys: tuple[Path, str, str], tmp_path: Path) -> None:
         done = sh(fetch_key(keys[0].as_uri(), str(tmp_path / "key.asc"), "A" * 40))
