@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clusterkit.hosts.model import Host
 from clusterkit.ssh.api import HostError, Result, Trouble
+from clusterkit.ssh.shell import STRICT
 
 
 class LocalSession:
@@ -41,7 +42,7 @@ class LocalSession:
         process = await asyncio.create_subprocess_exec(
             *self._shell,
             "-c",
-            script,
+            STRICT + script if root else script,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

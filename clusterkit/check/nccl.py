@@ -75,12 +75,12 @@ def rank_script(first: int, count: int, world: int, address: str) -> str:
     return f"""
 export MASTER_ADDR={shlex.quote(address)} MASTER_PORT={PORT} WORLD_SIZE={world} NCCL_DEBUG=WARN
 pids=
-for local in $(seq 0 {count - 1}); do
+for local in {" ".join(map(str, range(count)))}; do
   RANK=$(({first} + local)) LOCAL_RANK=$local timeout -k 5 {SECONDS - 10} python3 -c {shlex.quote(_ALL_REDUCE)} &
   pids="$pids $!"
 done
 failed=0
-for pid in $pids; do wait $pid || failed=1; done
+for pid in $pids; do wait "$pid" || failed=1; done
 exit $failed
 """
 

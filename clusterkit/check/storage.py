@@ -98,12 +98,17 @@ class _Probe:
                 f"""
 [ -d {shlex.quote(self.folder)} ] || {{ echo absent; exit 0; }}
 umask 022
+newline='
+'
 mkdir -p "$mine" || exit 3
 set -C
 echo {member.nonce} >"$mine/nonce-{member.index}" || exit 3
 [ {member.index} != 0 ] || echo old >"$mine/renamed" || exit 3
-echo "written $(id -u) $(df -P {shlex.quote(self.folder)} | tail -n 1 | cut -d ' ' -f 1)" \
-     "$(stat -f -c %T {shlex.quote(self.folder)})"
+uid=$(id -u) || exit 3
+disk=$(df -P {shlex.quote(self.folder)}) || exit 3
+kind=$(stat -f -c %T {shlex.quote(self.folder)}) || exit 3
+disk=${{disk##*"$newline"}}
+echo "written $uid ${{disk%% *}} $kind"
 """
             ),
         )
@@ -252,9 +257,9 @@ if flock -n 9; then echo lock free; else echo lock held; fi
             lambda member: (
                 f"""
 [ -d "$mine" ] || exit 0
-rm -f "$mine/nonce-{member.index}"
-[ {member.index} != 0 ] || rm -f "$mine/renamed" "$mine/renaming" "$mine/lock" "$mine/release"
-rmdir "$mine" 2>/dev/null || true
+rm -f "$mine/nonce-{member.index}" || exit 3
+[ {member.index} != 0 ] || rm -f "$mine/renamed" "$mine/renaming" "$mine/lock" "$mine/release" || exit 3
+rmdir "$mine" 2>/dev/null || : # others have files in it
 """
             ),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trainer.disk import naming
+
 
 def config_folder() -> Path:
     """$CLUSTERKIT_CONFIG, or clusterkit/ in $XDG_CONFIG_HOME or ~/.config. It need not exist."""
@@ -17,9 +19,14 @@ def write_private(path: Path, text: str) -> None:
     """Replace a file in one step; only its owner may read it. Missing folders are made, for the owner alone.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; it names the path.
 
     """
+    with naming(path):
+        _write_private(path, text)
+
+
+def _write_private(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

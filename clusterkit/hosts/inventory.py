@@ -12,12 +12,15 @@ from clusterkit.hosts.folders import config_folder, write_private
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.hosts.names import parse_hosts
 from clusterkit.suggest import did_you_mean
-from trainer.errors import RunError, UserError
+from trainer.disk import file_failure
+from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 DEFAULT = "default"
+NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
+"""What the name of a cluster looks like."""
 
 _HEADER = """\
 # Written by clusterkit; edit it as you like. A host may be a name (node[01-04], root@10.0.0.5:2222) or have settings:
@@ -32,7 +35,7 @@ def path_of(name: str) -> Path:
         UserError: no name for a cluster.
 
     """
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", name):
+    if not re.fullmatch(NAME, name):
         raise UserError(f"'{name}' is no name for a cluster: use small letters, digits, '.', '_' and '-', 63 at most.")
     return config_folder() / "clusters" / f"{name}.yaml"
 
@@ -105,9 +108,7 @@ def save(cluster: Cluster) -> Path:
     try:
         write_private(path, _HEADER + yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     except OSError as error:
-        raise RunError(
-            f"{path} cannot be written: {error.strerror}\nSet CLUSTERKIT_CONFIG to a folder that is yours."
-        ) from None
+        raise file_failure(error, path, "set CLUSTERKIT_CONFIG to a folder that is yours") from None
     return path
 
 

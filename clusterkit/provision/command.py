@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.images.needs import needs_of_image
 from clusterkit.node_assets.hub import Hub
 from clusterkit.provision import view
 from clusterkit.provision.assetstage import AssetStage
@@ -17,6 +18,8 @@ from clusterkit.provision.failed import failed_hosts, keep_failed
 from clusterkit.provision.hostlog import new_log_folder
 from clusterkit.provision.imagestage import ImageStage
 from clusterkit.provision.model import Report
+from clusterkit.provision.nextsteps import NextStep, next_steps
+from clusterkit.provision.nextsteps import lines_of as next_lines
 from clusterkit.provision.options import (
     SetupOptions,
     bundle_of,
@@ -32,9 +35,11 @@ from clusterkit.provision.options import (
 from clusterkit.provision.raystage import RayStage
 from clusterkit.provision.setup import Request, Setup
 from clusterkit.provision.sharedstage import SharedStage
-from clusterkit.provision.site import Site, keep, until_ready, with_kept
+from clusterkit.provision.site import Site, keep, passwords_of, until_ready, with_kept, with_secrets
 from clusterkit.provision.trainstage import TrainStage
+from clusterkit.raycluster.current import choose, current, option, ready_clusters
 from clusterkit.raycluster.model import shm_bytes
+from clusterkit.raycluster.state import ClusterState
 from trainer.errors import InterruptedRunError, UserError
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ class Outcome:
     cluster: Cluster
     ray: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
+    following: tuple[str, ...] = ()
+    """The commands that may come next."""
 
     @property
     def exit_code(self) -> int:
@@ -65,6 +72,7 @@ class Outcome:
             **self.report.as_dict(),
             "ray": self.ray,
             "training": self.training,
+            "next": list(self.following),
         }
 
 
@@ -78,12 +86,14 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
 
     """
     cluster = selection.cluster
+    is_new = cluster.name not in ready_clusters()
     needs = needs_of(cluster, options)
-    options = replace(options, site=with_kept(cluster.name, options.site))
+    given, typed = with_secrets(options.site)
+    options = replace(options, site=with_kept(cluster.name, given))
     check_values(options)
     assets, order = preset_of(cluster, options)
     bundle = bundle_of(options)
-    image = ImageStage(image_of(options, bundle))
+    image = ImageStage(image_of(options, bundle), None if order is None else needs_of_image(order.config))
     check_refresh(image.wish, selection)
     token = hub_token(options)
     wish = wish_of(cluster, options, bundle)
@@ -99,7 +109,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         needs=needs,
         log_folder=new_log_folder(cluster.name, "setup"),
         dry=options.dry_run,
-        secrets=(token,),
+        secrets=(token, *passwords_of(options.site)),
         stages=(SharedStage(), image, AssetStage(assets, hub, image), ray, training),
         bundle=bundle,
         uploads=options.uploads,
@@ -109,7 +119,12 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         report = asyncio.run(_run(request, selection, options.site, claim))
         if not options.dry_run:
             _keep_failed(request, report)
-    return _outcome(request, report, training, options)
+    if typed:
+        report.notes.append(
+            f"{', '.join(typed)}: other users of this machine could see the password as it was typed. Next time say "
+            "env:NAME or file:PATH in place of the address. It is kept with the cluster, readable for you alone."
+        )
+    return _outcome(request, report, training, options, is_new=is_new)
 
 
 def only_failed(selection: Selection) -> Selection | None:
@@ -168,36 +183,57 @@ async def _run(request: Request, selection: Selection, site: Site, claim: Claim 
     return report
 
 
-def _outcome(request: Request, report: Report, training: TrainStage, options: SetupOptions) -> Outcome:
+def _outcome(request: Request, report: Report, training: TrainStage, options: SetupOptions, *, is_new: bool) -> Outcome:
     steps = next(iter(report.hosts.values())).states
-    lines = [view.summary(report, tuple(steps), dry=options.dry_run)]
-    if not options.dry_run:
-        lines += ["", *_next(request, report, training)]
+    lines, following = [view.summary(report, tuple(steps), dry=options.dry_run)], []
+    if not options.dry_run and report.failed:
+        lines += ["", *_repair(request, report)]
+    elif not options.dry_run and training.ray.state is not None:
+        chosen = make_current(request.cluster.name, is_new=is_new)
+        state, memory = training.ray.state, min((gpu.memory for gpu in training.ray.gpus), default=0)
+        following = next_steps(request.cluster, state, memory, options, training.dispatched)
+        lines += ["", *_ready(training, state, following), *([chosen] if chosen else [])]
     ray = None if training.ray.state is None else training.ray.state.as_dict()
     run = None if training.dispatched is None else training.dispatched.as_dict()
-    return Outcome("\n".join(lines), report, request.cluster, ray, run)
+    return Outcome("\n".join(lines), report, request.cluster, ray, run, tuple(step.command for step in following))
 
 
-def _next(request: Request, report: Report, training: TrainStage) -> list[str]:
-    named = "" if request.cluster.name == inventory.DEFAULT else f" --cluster {request.cluster.name}"
-    if report.failed:
-        lines = [
-            "Repair what is named above and run the same command again: it goes on from there.",
-            f"Only what failed: the same with --retry (clusterkit setup{named} --retry)",
-            f"Logs: {request.log_folder}",
-        ]
-        if len(report.failed) < len(report.hosts):
-            lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
-        return lines
-    lines = []
-    if training.ray.state is not None:
-        from clusterkit.cli.ray_status import lines_of  # noqa: PLC0415
+def _repair(request: Request, report: Report) -> list[str]:
+    named = option(request.cluster.name)
+    lines = [
+        "Repair what is named above and run the same command again: it goes on from there.",
+        f"Only what failed: the same with --retry (clusterkit setup{named} --retry)",
+        f"Logs: {request.log_folder}",
+    ]
+    if len(report.failed) < len(report.hosts):
+        lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
+    return lines
 
-        lines += [*lines_of(training.ray.state), ""]
+
+def make_current(name: str, *, is_new: bool) -> str:
+    """Have commands go to a new cluster, as minikube and gcloud do; one that was there before changes no choice.
+
+    Returns:
+        What to tell of it.
+
+    """
+    with suppress(UserError):  # a damaged choice is replaced
+        if not is_new and current().name:
+            return ""
+    try:
+        choose(name)
+    except UserError as error:
+        return str(error)
+    return f"commands go to cluster {name} now (clusterkit use)"
+
+
+def _ready(training: TrainStage, state: ClusterState, following: list[NextStep]) -> list[str]:
+    from clusterkit.cli.ray_status import lines_of  # noqa: PLC0415
+
+    lines = [*lines_of(state), ""]
     if training.dispatched is not None:
         lines += [f"{training.dispatched.sentence}; its files: {training.dispatched.run.logs}", ""]
-    lines.append(f"Next: clusterkit ray-status{named}    take it down: clusterkit down{named}")
-    return lines
+    return [*lines, *next_lines(following)]
 
 
 def keep_inventory(cluster: Cluster) -> None:

@@ -45,15 +45,20 @@ class HostLog:
 
     def __init__(self, folder: Path, host: str, secrets: tuple[str, ...] = ()) -> None:
         self.path = folder / f"{host.replace('/', '_')}.log"
-        self.secrets = tuple(secret for secret in secrets if secret)
+        # The longest first: one may be a part of another.
+        self.secrets = tuple(sorted({secret for secret in secrets if secret}, key=len, reverse=True))
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", buffering=1)
 
-    def line(self, text: str) -> None:
-        """Write a line, stamped."""
+    def masked(self, text: str) -> str:
+        """The text without the secrets."""
         for secret in self.secrets:
             text = text.replace(secret, "********")
-        text = text.rstrip("\n")
+        return text
+
+    def line(self, text: str) -> None:
+        """Write a line, stamped."""
+        text = self.masked(text).rstrip("\n")
         self.tail.append(text)
         stamp = time.strftime("%H:%M:%S")
         self._file.write("".join(f"{stamp} {part}\n" for part in text.split("\n")))

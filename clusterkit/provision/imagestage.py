@@ -13,6 +13,7 @@ from clusterkit.images.context import Recipe
 from clusterkit.images.distribute import Distribution, How, Outcome
 from clusterkit.images.errors import ImageError
 from clusterkit.images.identity import check_reference, inspect
+from clusterkit.images.needs import ImageNeeds, check_image
 from clusterkit.provision.model import State, StepFailedError
 from clusterkit.provision.runner import HostRunner
 from clusterkit.provision.setup import Setup, Stage
@@ -47,9 +48,15 @@ class ImageWish:
 
 @dataclass
 class ImageStage(Stage):
-    """reference: what the containers run, known once the head has it."""
+    """The stage's state.
+
+    wish: what was asked for.
+    needs: packages that the preset's run imports; None without a run.
+    reference: what the containers run, known once the head has it.
+    """
 
     wish: ImageWish
+    needs: ImageNeeds | None = None
     name: str = "image"
     reference: str = ""
     image_id: str = ""
@@ -113,6 +120,8 @@ class ImageStage(Stage):
             self._distribution = self._prepare(setup, await self._lock(setup, session))
         outcome = await self._distribution.seed(session)
         assert outcome.image is not None
+        if self.needs is not None:  # before others get it, and before Ray starts from it
+            await check_image(session, self.reference, self.needs)
         self.image_id = outcome.image.image_id
         await locks.write(
             setup.request.cluster.name, locks.Lock.of(outcome.image), session, setup.request.cluster.storage
@@ -156,7 +165,7 @@ class ImageStage(Stage):
         await session.run(f"mkdir -p {shlex.quote('/var/lib/clusterkit')}", root=True, timeout=30.0)
         async with setup.uploads.place(runner.host.name):
             await session.put(archive, target, root=True, on_bytes=tell)
-        load = f"docker load -i {shlex.quote(target)}; code=$?; rm -f {shlex.quote(target)}; exit $code"
+        load = f"trap 'rm -f {shlex.quote(target)}' EXIT\ndocker load -i {shlex.quote(target)}\n"
         result = await session.run(load, root=True, timeout=LOAD_SECONDS, on_output=runner.log.line)
         if not result.ok:
             raise ImageError(runner.host.name, f"docker load failed: {result.stderr.strip()[-300:]}", "see its log")

@@ -96,11 +96,16 @@ class HostReport:
 
 @dataclass
 class Report:
-    """The whole run. wall_seconds: from the first connection to the end."""
+    """The whole run.
+
+    wall_seconds: from the first connection to the end.
+    stopped: why all hosts were stopped in the middle; empty where they were not.
+    """
 
     hosts: dict[str, HostReport]
     wall_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    stopped: str = ""
 
     @property
     def failed(self) -> list[HostReport]:
@@ -114,7 +119,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 all hosts done, 1 none, 3 some."""
+        """0 all hosts done, 1 none or all were stopped, 3 some."""
+        if self.stopped:
+            return 1
         if not self.failed:
             return 0
         return 1 if len(self.failed) == len(self.hosts) else 3
@@ -127,5 +134,6 @@ class Report:
             "wall_seconds": round(self.wall_seconds, 3),
             "slowest_host_seconds": round(max((h.busy_seconds for h in self.hosts.values()), default=0.0), 3),
             "notes": self.notes,
+            "stopped": self.stopped,
             "hosts": [host.as_dict() for host in self.hosts.values()],
         }

@@ -16,7 +16,7 @@ from clusterkit.node_assets.model import NodeAsset, needed
 from clusterkit.planning.runnable import missing_parts
 from clusterkit.provision.hostlog import state_folder
 from clusterkit.provision.imagestage import ImageWish
-from clusterkit.provision.site import Site
+from clusterkit.provision.site import ADDRESSES, Site
 from clusterkit.raycluster.model import shm_bytes
 from clusterkit.ssh.uploads import UPLOADS
 from clusterkit.steps.api import Refused, Wish
@@ -83,19 +83,13 @@ def check_values(options: SetupOptions) -> None:
     ):
         if value not in allowed:
             raise UserError(f"{name} {value}: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
-    for name in (
-        "docker_url",
-        "nvidia_url",
-        "apt_mirror",
-        "pip_index_url",
-        "torch_index",
-        "hf_endpoint",
-        "http_proxy",
-        "https_proxy",
-    ):
+    for name in ADDRESSES:
+        if name == "pip_find_links":  # may be a folder
+            continue
         value = getattr(options.site, name)
         if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
-            raise UserError(f"--{name.replace('_', '-')} {value}: this is no URL; it begins with http:// or https://")
+            shown = f"--{name.replace('_', '-')} {value.rpartition('@')[2]}"
+            raise UserError(f"{shown}: this is no URL; it begins with http:// or https://")
     shm_bytes(options.site.shm)
 
 

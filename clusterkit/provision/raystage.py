@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from clusterkit.facts.model import Gpu
 from clusterkit.provision.imagestage import ImageStage
 from clusterkit.provision.model import State, StepFailedError
 from clusterkit.provision.runner import HostRunner
@@ -13,7 +14,7 @@ from clusterkit.provision.setup import Setup, Stage
 from clusterkit.raycluster.addresses import head_address
 from clusterkit.raycluster.model import WORKER, RaySettings
 from clusterkit.raycluster.plan import MustReplace, plan_node
-from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, ready, settings_for_plan, with_jobs
+from clusterkit.raycluster.start import NodeFailedError, NotReadyError, answering, may_replace, ready, settings_for_plan
 from clusterkit.raycluster.state import ClusterState
 from clusterkit.raycluster.token import cluster_token, read_token
 from clusterkit.ssh.api import Session
@@ -28,7 +29,7 @@ class RayStage(Stage):
     """Labelled containers with Ray as their main process, and the gate that all of them are alive in Ray.
 
     image: the stage before, which knows the runtime image. shm: bytes of /dev/shm, 0 for half of the memory. state: the
-    cluster as it was when it was ready.
+    cluster as it was when it was ready. gpus: of the hosts that were looked at.
     """
 
     image: ImageStage
@@ -37,6 +38,7 @@ class RayStage(Stage):
     shm: int = 0
     name: str = "ray"
     state: ClusterState | None = None
+    gpus: tuple[Gpu, ...] = ()
     _settings: RaySettings | None = field(default=None, repr=False)
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
@@ -96,9 +98,10 @@ class RayStage(Stage):
     async def _node(self, runner: HostRunner, settings: RaySettings, head: Session) -> None:
         assert runner.session is not None
         try:
-            actions = plan_node(runner.host, runner.facts, settings)
+            actions = plan_node(runner.host, runner.facts, replace(settings, recreate=False))
         except MustReplace as refusal:
-            raise await with_jobs(refusal, head, settings) from refusal
+            await may_replace(refusal, head, settings)
+            actions = plan_node(runner.host, runner.facts, settings)
         if not actions:
             runner.show(self.name, State.OK)
             return
@@ -135,6 +138,7 @@ class RayStage(Stage):
     async def finish(self, setup: Setup) -> None:
         """Wait until every host that came this far is alive in Ray."""
         cluster = setup.request.cluster
+        self.gpus = tuple(gpu for runner in setup.runners.values() for gpu in runner.facts.gpus)
         alive = setup.alive
         head = cluster.head_host.name
         if not alive or (head not in alive and setup.observed is None) or head not in setup.sessions:

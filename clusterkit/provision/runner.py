@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from clusterkit.facts.model import Facts
@@ -17,6 +21,11 @@ from trainer.errors import UserError
 
 RETRY_WAIT_S = 5.0
 LOGIN = "connect"
+
+WRITTEN = ("/", "/etc", "/var", "/var/lib", "/var/lib/docker", "/var/cache", "/usr", "/tmp", "/run", "/root")
+"""Where actions write to."""
+
+_DF = re.compile(r"(?P<source>.*\S)\s+(?P<size>\d+)\s+\d+\s+(?P<free>-?\d+)\s+\S+\s+(?P<mount>/.*)")
 
 Look = Callable[[Session], Awaitable[Facts]]
 """Reads the host's facts."""
@@ -62,6 +71,28 @@ class HostRunner:
         if self.dry:
             self.report.changes.clear()  # it is planned anew
         self.report.states = dict.fromkeys(self.report.states, State.WAITING)
+
+    @property
+    def current(self) -> str:
+        """The step that the host is at."""
+        states = self.report.states
+        running = [step for step, state in states.items() if state is State.RUNNING]
+        waiting = [step for step, state in states.items() if state is State.WAITING]
+        return (running or waiting or list(states) or [LOGIN])[0]
+
+    def fault(self, error: Exception) -> StepFailedError:
+        """Make the failure of an error that nobody foresaw; its traceback goes to the host's log."""
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        with contextlib.suppress(OSError):  # a full disk here
+            for line in lines:
+                self.log.line(line)
+        return StepFailedError(
+            self.current,
+            f"{type(error).__name__}: {error}",
+            lines=lines,
+            fix="this is a fault of clusterkit or of this machine; the log has the traceback. The others went on "
+            "without this host: run the same command again for it",
+        )
 
     @asynccontextmanager
     async def timed(self, step: str) -> AsyncIterator[None]:
@@ -126,7 +157,7 @@ class HostRunner:
         for attempt in range(action.retries + 1):
             self.log.heading(f"{step}: {action.title}")
             result = await self.session.run(
-                f"set -eu\n{action.script}",
+                action.script,
                 root=True,
                 stdin=action.stdin,
                 timeout=action.timeout,
@@ -139,10 +170,32 @@ class HostRunner:
                 self.show(step, State.RUNNING, f"{action.title}: failed, trying again")
                 await asyncio.sleep(RETRY_WAIT_S * (attempt + 1))
         lines = (result.stdout + result.stderr).splitlines()
+        full = await full_disks(self.session, (*WRITTEN, *self.facts.disks))
         raise StepFailedError(
             step,
-            f"could not {action.title}: exit code {result.exit_code}",
+            f"could not {action.title}: " + (f"the disk is full: {full}" if full else f"exit code {result.exit_code}"),
             command=action.title,
             lines=lines,
-            fix="the log has the whole output; run the same command again when the cause is gone",
+            fix="make room there (df -h; du -xh / | sort -h | tail; docker system df), then run the same command again"
+            if full
+            else "the log has the whole output; run the same command again when the cause is gone",
         )
+
+
+async def full_disks(session: Session, paths: Iterable[str]) -> str:
+    """Mount points of the paths' disks that have less than 1 MiB or no inode left, for people; empty without any.
+
+    Raises:
+        HostError: as `Session.run`.
+
+    """
+    listed = shlex.join(dict.fromkeys(paths))
+    # df fails for a path that is not there, and still tells of the others.
+    script = f"export LC_ALL=C\ntimeout 10 df -Pk {listed} || :\necho @inodes\ntimeout 10 df -Pi {listed} || :\n"
+    blocks, _, inodes = (await session.run(script, root=True, timeout=30.0)).stdout.partition("@inodes\n")
+    found: dict[str, str] = {}
+    for text, least, unit in ((blocks, 1024, "KiB"), (inodes, 1, "inodes")):
+        for line in text.splitlines():
+            if (words := _DF.match(line)) and int(words["size"]) and int(words["free"]) < least:
+                found.setdefault(words["mount"], f"{words['mount']} ({words['source']}, {words['free']} {unit} free)")
+    return ", ".join(found.values())

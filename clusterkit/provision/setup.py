@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,17 +18,18 @@ from clusterkit.check.needs import Needs
 from clusterkit.facts.model import Facts
 from clusterkit.facts.probe import Wants, gather
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.claim import Claim, Lease
+from clusterkit.provision.claim import Claim, ClaimedError, Lease, LeaseLostError, release
 from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.milestones import Milestones
 from clusterkit.provision.model import HostReport, Report, State, StepFailedError
 from clusterkit.provision.runner import LOGIN, HostRunner, Watch
 from clusterkit.raycluster.model import token_file
 from clusterkit.raycluster.ports import Ports
-from clusterkit.ssh.api import Session
+from clusterkit.ssh.api import Session, Trouble
 from clusterkit.ssh.uploads import UPLOADS, Uploads
 from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
 from clusterkit.steps.api import Wish
+from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.bundle import Bundle
@@ -94,8 +96,8 @@ class Stage:
 class Setup:
     """One run. Made anew for every command.
 
-    connect: opens connections. watch: told of every change of a row. claim: on the cluster, for the lease on its head;
-    None: none is taken.
+    connect: opens connections. watch: told of every change of a row. claim: on the cluster, for the leases on its
+    hosts; None: none are taken.
     """
 
     request: Request
@@ -120,8 +122,14 @@ class Setup:
         if head.name not in self.runners:
             row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
             self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: UserError | None = None
+        """Ends the run before anything was changed."""
+        self._changing = False
         # Nobody changes anything before it is clear whether somebody else does so at this moment.
-        self._lease = None if self.claim is None or request.dry else Lease(self.claim, self.note)
+        self._leases: dict[str, Lease] = {}
+        self._not_renewed: dict[str, LeaseLostError] = {}
+        self._guarding: set[str] = set()
         self._may_change = asyncio.Event()
         self._looked: dict[str, asyncio.Event] = {host.name: asyncio.Event() for host in request.hosts}
 
@@ -150,54 +158,142 @@ class Setup:
         return {name: runner for name, runner in self.runners.items() if runner.report.failure is None}
 
     async def run(self) -> Report:
-        """Take all hosts through. Failures are in the report, never raised."""
+        """Take all hosts through. What happens to one host is in the report, and the others finish.
+
+        Raises:
+            ClaimedError: somebody else works on the cluster; nothing was changed.
+            UserError: a key or an answer that all hosts want is missing; nothing was changed.
+
+        """
         began = time.monotonic()
+        everybody = [*self.runners.values(), *([self.observed] if self.observed else [])]
         try:
-            observing = [self._observe(self.observed)] if self.observed else []
-            await asyncio.gather(*observing, *(self._host(runner) for runner in self.runners.values()))
-            if not self.request.dry:
-                for stage in self.request.stages:
-                    await stage.finish(self)
+            self._tasks = {runner.host.name: asyncio.create_task(self._host(runner)) for runner in everybody}
+            endings = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            if self._refused is not None:
+                raise self._refused
+            if self.report.stopped:
+                for runner in self.alive.values():
+                    if State.WAITING in runner.report.states.values():
+                        self._stopped(runner)
+            for ending in endings:
+                if isinstance(ending, BaseException) and not self.report.stopped:
+                    raise ending
+            if not self.request.dry and not self.report.stopped:
+                await self._finish()
         finally:
-            if self._lease is not None:
-                await asyncio.shield(self._lease.release())
-            everybody = [*self.runners.values(), *([self.observed] if self.observed else [])]
+            await asyncio.shield(release(self._leases.values()))
             former = [session for runner in everybody for session in runner.former]
             await asyncio.gather(
                 *(session.close() for session in [*former, *self.sessions.values()]), return_exceptions=True
             )
             for runner in everybody:
-                runner.log.close()
+                with contextlib.suppress(OSError):
+                    runner.log.close()
             self.report.wall_seconds = time.monotonic() - began
         return self.report
+
+    async def _finish(self) -> None:
+        head = self.runners.get(self.request.cluster.head_host.name) or self.observed
+        assert head is not None
+        for stage in self.request.stages:
+            try:
+                await stage.finish(self)
+            except Exception as error:
+                self.fail(head if head is not self.observed else next(iter(self.runners.values())), head.fault(error))
 
     # -- one host ---------------------------------------------------------------------------------------------------
 
     async def _host(self, runner: HostRunner) -> None:
-        is_head = runner.host.name == self.request.cluster.head_host.name
+        """One host from end to end. Where only other hosts are worked on (--limit, --exclude) the head is looked at."""
+        failure: StepFailedError | None = None
         try:
-            await self._with_retries(runner, self._through)
-        except StepFailedError as failure:
-            self.fail(runner, failure)
-            if is_head:
-                self._may_change.set()
-                await self.head.fail(failure)
+            await self._with_retries(runner, self._observing if runner is self.observed else self._through)
+        except StepFailedError as error:
+            failure = error
+        except UserError as error:  # of the connection: see HostRunner.timed
+            failure = StepFailedError(LOGIN, str(error))
+            self._refuse(runner, error)
+        except asyncio.CancelledError:
+            if not (self._refused or self.report.stopped):
+                raise
+            self._stopped(runner)
+        except Exception as error:
+            # Nobody else's work ends for it.
+            failure = runner.fault(error)
         finally:
-            self._looked[runner.host.name].set()
+            await self._let_others_go_on(runner, failure)
+            if failure is not None and runner is not self.observed:
+                self.fail(runner, failure)
 
-    async def _observe(self, head: HostRunner) -> None:
-        """The head, where only other hosts are worked on (--limit, --exclude): looked at, never changed."""
-        try:
-            await self._with_retries(head, self._observing)
-        except StepFailedError as failure:
+    async def _let_others_go_on(self, runner: HostRunner, failure: StepFailedError | None) -> None:
+        if (looked := self._looked.get(runner.host.name)) is not None:
+            looked.set()
+        if self._is_head(runner):
             self._may_change.set()
-            await self.head.fail(failure)
+            if failure is not None:
+                await self.head.fail(failure)
+
+    def _is_head(self, runner: HostRunner) -> bool:
+        return runner.host.name == self.request.cluster.head_host.name
+
+    def _refuse(self, runner: HostRunner, error: UserError) -> None:
+        """End the whole run, as far as nothing was changed; else it is the host's own failure."""
+        if not self._changing:
+            self._refused = self._refused or error
+            self._cancel(besides=runner)
+        elif self._is_head(runner) and isinstance(error, ClaimedError):
+            self._stop(str(error))
+
+    def _cancel(self, besides: HostRunner | None = None) -> None:
+        for name, task in self._tasks.items():
+            if besides is None or name != besides.host.name:
+                task.cancel()
+
+    def _stop(self, reason: str) -> None:
+        """End all work in the middle; the report says where each host is."""
+        if not self.report.stopped:
+            self.report.stopped = reason
+            self.note(f"stopped: {reason}")
+            self._cancel()
+
+    def _stopped(self, runner: HostRunner) -> None:
+        if self.report.stopped and runner is not self.observed:
+            what = f"stopped in the middle: {self.report.stopped}"
+            self.fail(
+                runner, StepFailedError(runner.current, what, fix="when that is done, run the same command again")
+            )
+
+    def _lease_lost(self, host: str, error: LeaseLostError) -> None:
+        if error.taken:
+            self._stop(str(error))
+        elif host in self._guarding:
+            self._not_renewed[host] = error
+            self._tasks[host].cancel()
+        else:  # it is through, or about to be connected to again and to ask for the lease anew
+            self.note(str(error))
+
+    async def _guarded(self, runner: HostRunner, work: Callable[[HostRunner], Awaitable[None]]) -> None:
+        """Do the work; a lease that cannot be renewed ends it as a lost connection does."""
+        self._guarding.add(runner.host.name)
+        try:
+            await work(runner)
+        except asyncio.CancelledError:
+            error = self._not_renewed.pop(runner.host.name, None)
+            task = asyncio.current_task()
+            if error is None or self.report.stopped or task is None:
+                raise
+            task.uncancel()
+            raise StepFailedError(runner.current, str(error), trouble=Trouble.LOST) from None
+        finally:
+            self._guarding.discard(runner.host.name)
 
     async def _observing(self, head: HostRunner) -> None:
         async with head.timed(LOGIN):
             head.session = await self.connect(head.host)
-            await self._take_lease(head.session)
+            await self._take_lease(head)
             head.facts = await self._look(head.session)
+        self._may_change.set()
         if not self.request.dry:
             for stage in self.request.stages:
                 await stage.observe(self, head)
@@ -207,15 +303,12 @@ class Setup:
         most = self.request.retries
         for tries in range(1, most + 1):
             try:
-                await work(runner)
+                await self._guarded(runner, work)
             except StepFailedError as failure:
                 if not failure.transient:
                     raise
                 wait = min(self.request.retry_wait * 2 ** (tries - 1), LONGEST_WAIT_S)
-                if runner.host.name == self.request.cluster.head_host.name:
-                    self._may_change.set()
-                if (looked := self._looked.get(runner.host.name)) is not None:
-                    looked.set()  # the others compare themselves without it; it does so when it comes
+                await self._let_others_go_on(runner, None)  # they compare themselves without it; it does when it comes
                 what = f"{failure.step}: {failure.message.splitlines()[0]}"
                 runner.log.heading(f"{what}; again in {wait:g} s ({tries} of {most})")
                 self.note(f"{runner.host.name}: tried again ({tries} of {most}) after {what}")
@@ -224,19 +317,24 @@ class Setup:
                 await asyncio.sleep(wait)
             else:
                 return
-        await work(runner)
+        await self._guarded(runner, work)
 
-    async def _take_lease(self, head: Session) -> None:
-        """Raises ClaimedError, which ends the whole run."""
-        if self._lease is not None:
-            await self._lease.take(head)
-        self._may_change.set()
+    async def _take_lease(self, runner: HostRunner) -> None:
+        """Raises ClaimedError, and HostError where it cannot be taken."""
+        if self.claim is None or self.request.dry:
+            return
+        name = runner.host.name
+        if name not in self._leases:
+            self._leases[name] = Lease(self.claim, lambda error: self._lease_lost(name, error))
+        assert runner.session is not None
+        await self._leases[name].take(runner.session)
 
     async def _through(self, runner: HostRunner) -> None:
         async with runner.timed(LOGIN):
             runner.session = await self.connect(runner.host)
-            if runner.host.name == self.request.cluster.head_host.name:
-                await self._take_lease(runner.session)
+            if self._is_head(runner):
+                await self._take_lease(runner)
+                self._may_change.set()
         runner.show(LOGIN, State.OK)
         async with runner.timed("check"):
             runner.facts = await self._look(runner.session)
@@ -245,6 +343,12 @@ class Setup:
         self._looked[runner.host.name].set()
         runner.show("check", State.OK)
         await self._may_change.wait()
+        if not self._is_head(runner):
+            # The head may be down, or somebody else's as well: each host that is changed has its own.
+            async with runner.timed(LOGIN):
+                await self._take_lease(runner)
+            runner.show(LOGIN, State.OK)
+        self._changing = self._changing or not self.request.dry
         await self._send_bundle(runner)
         await runner.run_steps(STEPS, self.request.wish)
         if self.request.dry:
@@ -302,12 +406,14 @@ class Setup:
 
     def fail(self, runner: HostRunner, failure: StepFailedError) -> None:
         """Note a host's failure; it is left alone from here on."""
-        row = runner.report
+        row, masked = runner.report, runner.log.masked
+        failure.message, failure.lines = masked(failure.message), [masked(line) for line in failure.lines]
         row.failure = failure
         for step, state in row.states.items():
             if state is State.WAITING:
                 row.states[step] = State.SKIPPED
-        runner.log.heading(f"FAILED at {failure.step}: {failure.message}")
+        with contextlib.suppress(OSError):  # a full disk here; the report has it
+            runner.log.heading(f"FAILED at {failure.step}: {failure.message}")
         runner.show(failure.step, State.FAILED, failure.message)
 
     # -- facts ------------------------------------------------------------------------------------------------------

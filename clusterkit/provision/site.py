@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from clusterkit.hosts.folders import config_folder, write_private
 from trainer.errors import UserError
 
 OF_RAY = ("image", "image_base", "shm")
 """Options that Ray's containers are made from."""
+ADDRESSES = (
+    *("docker_url", "nvidia_url", "apt_mirror", "pip_index_url", "pip_find_links", "torch_index", "hf_endpoint"),
+    *("http_proxy", "https_proxy"),
+)
+"""Options that are addresses, which may hold a user and password."""
+USER_PART = re.compile(r"[a-z]+://([^/]+)@")
+SHORT = 3
+"""A password of so few letters is no word to be left out wherever it appears."""
 FORGET = "none"
 """Given as an option's value, it takes back what was kept."""
 
@@ -35,6 +46,44 @@ class Site:
     https_proxy: str = ""
     no_proxy: str = ""
     shm: str = ""
+
+
+def passwords_of(site: Site) -> tuple[str, ...]:
+    """Texts that no log may hold: of addresses with a user and password that part, and the password as it is typed."""
+    found: list[str] = []
+    for name in ADDRESSES:
+        there = USER_PART.match(getattr(site, name))
+        if there is None:
+            continue
+        password = there[1].partition(":")[2]
+        found += [there[1], *(text for text in (password, unquote(password)) if len(text) > SHORT)]
+    return tuple(dict.fromkeys(found))
+
+
+def with_secrets(site: Site) -> tuple[Site, list[str]]:
+    """The site with every address that was given as env:NAME or file:PATH, and options whose password was typed.
+
+    Raises:
+        UserError: an address is not there, or cannot be read.
+
+    """
+    options = {name: f"--{name.replace('_', '-')}" for name in ADDRESSES}
+    typed = [options[name] for name in ADDRESSES if USER_PART.match(getattr(site, name))]
+    return replace(site, **{name: _read_secret(options[name], getattr(site, name)) for name in ADDRESSES}), typed
+
+
+def _read_secret(option: str, value: str) -> str:
+    kind, _, place = value.partition(":")
+    if kind == "env":
+        if not (found := os.environ.get(place, "")):
+            raise UserError(f"{option} {value}: the environment has no {place}")
+        return found
+    if kind == "file":
+        try:
+            return Path(place).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{option} {value}: {getattr(error, 'strerror', None) or error}") from None
+    return value
 
 
 def path_of(cluster: str) -> Path:

@@ -9,8 +9,9 @@ import pytest
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
 from clusterkit.provision.command import keep_inventory, refuse_forgetting, run_setup
+from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.options import SetupOptions
-from clusterkit.provision.site import Site, keep, path_of, until_ready, with_kept
+from clusterkit.provision.site import Site, keep, passwords_of, path_of, until_ready, with_kept, with_secrets
 from trainer.errors import UserError
 
 
@@ -89,3 +90,27 @@ def test_impossible_options_are_refused_before_any_host_is_asked_or_anything_kep
         run_setup(select(HostOptions(hostnames=["127.0.0.9", "127.0.0.8"], private_key_file=["/nowhere/id"])), options)
     assert caught.value.exit_code == 2
     assert not (config / "clusters").exists()
+
+
+def test_an_address_with_a_password_is_read_from_where_it_is_and_left_out_of_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proxy").write_text("http://ann:w%40rd@proxy.example:3128\n")
+    monkeypatch.setenv("MIRROR", "https://pip:t0ken@mirror.example/simple")
+    given = Site(
+        http_proxy=f"file:{tmp_path}/proxy", pip_index_url="env:MIRROR", apt_mirror="http://x:typed@apt.example"
+    )
+    site, typed = with_secrets(given)
+    assert site.http_proxy == "http://ann:w%40rd@proxy.example:3128"
+    assert site.pip_index_url == "https://pip:t0ken@mirror.example/simple"
+    assert typed == ["--apt-mirror"]
+    for missing in ("env:NONE", f"file:{tmp_path}/none"):
+        with pytest.raises(UserError, match=f"--https-proxy {missing}: "):
+            with_secrets(Site(https_proxy=missing))
+
+    log = HostLog(tmp_path, "h1", passwords_of(site))
+    log.line("curl: http://ann:w%40rd@proxy.example:3128 said 407; pip w@rd; https://pip:t0ken@mirror.example; x:typed")
+    log.close()
+    text = log.path.read_text()
+    assert [secret for secret in ("w%40rd", "w@rd", "t0ken", "typed") if secret in text] == []
+    assert "proxy.example:3128 said 407" in text
