@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.dispatch.head import Head
+from clusterkit.dispatch.jobs import origin
 from clusterkit.dispatch.storage import newest_run, put_code
 from clusterkit.rundir import RunDirectory, user_name
+from clusterkit.runlog.console import last_lines
+from clusterkit.ssh.api import HostError, Trouble
 from trainer.errors import RunError, UserError
 from trainer.serving import registry
 from trainer.serving.keeper import end_hosts, host_command, placed, start_host
@@ -91,7 +94,7 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
             return one
         if host.poll() is not None or (one is not None and one.state == "ended"):
             registry.remove(folder, name)
-            lines = (folder / f"{name}.host.log").read_text(errors="replace").strip().splitlines()
+            lines = last_lines(folder / f"{name}.host.log", 1)
             raise RunError(
                 f"{name} did not start: {(one and one.reason) or (lines[-1] if lines else 'no reason given')}"
             )
@@ -136,19 +139,30 @@ def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:
 # -- on a cluster ---------------------------------------------------------------------------------------------------
 
 
-async def run_there(head: Head, experiment: str | None, trial: str | None) -> RunDirectory:
+async def run_there(head: Head, experiment: str | None, trial: str | None, user: str | None = None) -> RunDirectory:
     """The newest run of that name. Raises RunError when there is none."""
-    run = await newest_run(head.session, head.fileroot, user_name(), experiment, trial)
+    run = await newest_run(head.session, head.fileroot, user or user_name(), experiment, trial)
     if run is None:
-        raise RunError(f"no run {experiment or '*'}/{trial or '*'} of {user_name()} on cluster {head.cluster.name}")
+        raise RunError(
+            f"no run {experiment or '*'}/{trial or '*'} of {user or user_name()} on cluster {head.cluster.name}"
+        )
     return run
 
 
 async def there(head: Head, folder: Path) -> list[Registration]:
     """Servers that are registered in a folder of a cluster's storage."""
-    script = f'for f in {shlex.quote(str(folder))}/*.json; do [ -f "$f" ] && cat "$f" && echo; done; true'
+    script = f"""for file in {shlex.quote(str(folder))}/*.json; do
+  # A server that ends meanwhile takes its file along.
+  if text=$(cat "$file" 2>/dev/null); then printf '%s\\n' "$text"; elif [ -e "$file" ]; then exit 1; fi
+done
+"""
+    result = await head.session.run(script, root=True)
+    if not result.ok:
+        raise HostError(
+            head.session.host.name, Trouble.LOST, f"{folder} cannot be read", "look at its mount and rights"
+        )
     found = []
-    for line in (await head.session.run(script, root=True)).stdout.splitlines():
+    for line in result.stdout.splitlines():
         with suppress(ValueError):
             found.append(registry.parse(line))
     return found
@@ -189,7 +203,13 @@ async def job_there(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
             submission,
             f"exec {shlex.join(['python3', '-m', *words])}",
             environment={"PYTHONPATH": code, "USER": run.user, "LOGNAME": run.user},
-            metadata={"kind": "clusterkit-serve", "user": run.user, "experiment": run.experiment, "trial": run.trial},
+            metadata={
+                "kind": "clusterkit-serve",
+                "user": run.user,
+                "experiment": run.experiment,
+                "trial": run.trial,
+                **origin(),
+            },
         )
         while (job := await jobs.get(submission)).alive:
             await asyncio.sleep(POLL_SECONDS)

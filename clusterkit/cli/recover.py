@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import (
+    FILEROOT_OPTION,
+    HERE_OPTION,
+    RUNS,
+    Typed,
+    cluster_of_run,
+    folder_of_runs,
+    for_training,
+    told,
+)
 
 if TYPE_CHECKING:
     from clusterkit.recovery import Check
+    from clusterkit.resolve import Resolved
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -38,25 +49,33 @@ def check(
     task: str | None = typer.Option(None, "--task", help="Task of that command."),
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    fileroot: str | None = FILEROOT_OPTION,
     cluster: str | None = typer.Option(
         None, "--cluster", metavar="NAME", help="A run of that cluster; its files are read there."
     ),
+    here: bool = HERE_OPTION,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Say what a run would go on from, whether that is whole, and whether it fits; changes nothing.
 
     Every byte is compared with what was written, as the trainer does at its start. Exit codes: 0 a start would go on
-    from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage.
+    from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage. With --preset it goes
+    where train would go, else to the run that was started last; --here and --cluster NAME say which.
     """
     from clusterkit.aliases import notes_of  # noqa: PLC0415
+    from clusterkit.resolve import resolve  # noqa: PLC0415
 
     typed = list(overrides or [])
     output.notes(notes_of(typed))
+    resolved = resolve(preset, task, typed) if preset is not None else None
+    if resolved is None:
+        cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
+    else:
+        cluster = told(for_training(resolved, Typed(cluster, here, fileroot), start=False))
     found = (
-        _on_cluster(cluster, preset, task, typed, experiment, trial, fileroot)
+        _on_cluster(cluster, preset, task, typed, experiment, trial, fileroot or RUNS)
         if cluster is not None
-        else _here(preset, task, typed, experiment, trial, fileroot)
+        else _here(resolved, typed, experiment, trial, fileroot)
     )
     if as_json:
         output.result_json(found.as_dict())
@@ -67,19 +86,17 @@ def check(
 
 
 def _here(
-    preset: str | None, task: str | None, typed: list[str], experiment: str | None, trial: str | None, fileroot: str
+    resolved: Resolved | None, typed: list[str], experiment: str | None, trial: str | None, fileroot: str | None
 ) -> Check:
     from clusterkit.recovery import Check, own_config  # noqa: PLC0415
-    from clusterkit.resolve import resolve  # noqa: PLC0415
     from clusterkit.status import find_run  # noqa: PLC0415
     from trainer.checkpoint.slots import look  # noqa: PLC0415
 
-    root = Path(fileroot).expanduser().absolute()
-    if preset is None:
+    root = folder_of_runs(fileroot)
+    if resolved is None:
         run = find_run(root, experiment, trial)
         config = own_config(run, typed)
     else:
-        resolved = resolve(preset, task, typed)
         config = resolved.config
         root = Path(config.fileroot) if "fileroot" in resolved.settings else root
         named = trial or (config.trial_name if resolved.trial_is_named else None)

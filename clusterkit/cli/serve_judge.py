@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select
+from clusterkit.cli.target import FILEROOT_OPTION, HERE_OPTION, RUNS, Typed, for_training, told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +26,7 @@ def judge(
     *,
     hosts: HostOptions,
     model: str = typer.Option(
-        "", "--model", help="Folder of the model, an asset's name; with --cluster also org/name. Needed to start."
+        "", "--model", help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start."
     ),
     preset: str = typer.Option("memalpha-4B", "--preset", help="Preset of the run: gives its experiment's name."),
     experiment: str = typer.Option("", "--experiment", help="Experiment of the run; the preset's when left out."),
@@ -37,32 +39,38 @@ def judge(
     ),
     context_length: int = typer.Option(0, "--context-length", min=0, help="Longest request; 0: the model's own."),
     flags: str = typer.Option("", "--flags", help="More options of the server's own, in one quoted text."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Without --cluster: folder under which the run is."),
-    cache_dir: str = typer.Option("", "--cache-dir", help="Without --cluster: cache folder of assets."),
+    fileroot: str | None = FILEROOT_OPTION,
+    cache_dir: str = typer.Option("", "--cache-dir", help="On this machine: cache folder of assets."),
+    here: bool = HERE_OPTION,
     list_them: bool = typer.Option(False, "--list", help="Show the run's judge servers."),
     stop_them: bool = typer.Option(False, "--stop", help="End the run's judge servers."),
     as_json: bool = typer.Option(False, "--json", help="With --list: print JSON."),
 ) -> None:
     """Serve a reader and judge, registered for a run by experiment and trial.
 
-    Here: on this machine, until Ctrl-C. With --cluster: on GPUs that its Ray has free, until --stop; the command
-    returns when they answer. `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the
-    same cluster) finds them, checks their model, and waits for them when they are gone for a while.
+    It goes where train of the preset would go; --here and --cluster NAME say otherwise. On this machine it serves until
+    Ctrl-C; on a cluster on GPUs that its Ray has free, until --stop, and the command returns when they answer.
+    `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the same cluster) finds them,
+    checks their model, and waits for them when they are gone for a while.
     """
     from clusterkit.judging import JudgeOrder  # noqa: PLC0415
     from clusterkit.resolve import resolve  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
     from trainer.judge.places import gpu_groups  # noqa: PLC0415
 
+    resolved = resolve(preset)
+    config = resolved.config
+    if hosts.hostnames is None:
+        local = here or (hosts.cluster is None and ("," in gpus or address != LOOPBACK or bool(cache_dir)))
+        hosts = replace(hosts, cluster=told(for_training(resolved, Typed(hosts.cluster, local, fileroot), start=False)))
     there = hosts.cluster is not None or hosts.hostnames is not None
-    config = resolve(preset).config
     name = experiment or config.experiment_name
     order = JudgeOrder(name, trial, model, 0, per_server, engine, context_length, flags)
     if list_them or stop_them:
         if there:
             _look_there(select(hosts), order, stop_them, as_json)
         else:
-            _look_here(_folder_here(fileroot, name, trial), stop_them, as_json)
+            _look_here(_folder_here(fileroot or RUNS, name, trial), stop_them, as_json)
         return
     if not model:
         raise UserError("--model is missing: name the folder of the model that is to read and judge")
@@ -75,7 +83,7 @@ def judge(
             raise UserError("on a cluster, Ray chooses GPUs and addresses: give --gpus as a number, and no --address")
         _start_there(select(hosts), JudgeOrder(**{**vars(order), "gpus": sum(map(len, groups))}), preset, wanted)
         return
-    _serve_here(order, gpus, address, fileroot, cache_dir, preset, wanted)
+    _serve_here(order, gpus, address, fileroot or RUNS, cache_dir, preset, wanted)
 
 
 def _serve_here(

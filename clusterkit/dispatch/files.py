@@ -29,12 +29,14 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
 
     """
     named = " -o ".join(f"-name {name}" for name in RECORDS)
+    recover = shlex.quote(str(run.recover))
     script = (
         f"cd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
-        f"find . -maxdepth 2 -type f \\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' \\) "
+        "find . -ignore_readdir_race -maxdepth 2 -type f "
+        f"\\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' \\) "
         "-printf '%s %T@ %P\\n'\n"
-        "find . -maxdepth 1 -type d -name 'attempt_*' -printf '0 0 %P/\\n'\n"
-        f"find {shlex.quote(str(run.recover))} -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n' 2>/dev/null\nexit 0\n"
+        "find . -ignore_readdir_race -maxdepth 1 -type d -name 'attempt_*' -printf '0 0 %P/\\n'\n"
+        f"[ ! -d {recover} ] || find {recover} -ignore_readdir_race -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n'\n"
     )
     facts: Facts = {}
     for line in (await said(head, script)).splitlines():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from clusterkit.raycluster.ports import Ports
+from clusterkit.rundir import user_name
 from clusterkit.ssh.api import Session
 from trainer.errors import RunError
 
@@ -47,6 +49,22 @@ class Job:
     def alive(self) -> bool:
         """Whether it waits or runs."""
         return self.status in ALIVE
+
+    @property
+    def user(self) -> str:
+        """Who has submitted it, by its own word; empty for jobs that clusterkit did not submit."""
+        return self.metadata.get("user", "")
+
+    @property
+    def run(self) -> str:
+        """`EXPERIMENT/TRIAL`, after the user's name where that is not ours."""
+        name = f"{self.metadata.get('experiment', '-')}/{self.metadata.get('trial', '-')}"
+        return name if self.user == user_name() else f"{self.user or 'somebody'}'s {name}"
+
+
+def origin() -> dict[str, str]:
+    """What a job's metadata say of where it was submitted from: users of one name can be told apart by it."""
+    return {"submitted_from": f"{user_name()}@{platform.node()}"}
 
 
 class DuplicateJobError(RunError):

@@ -77,8 +77,8 @@ class Copies:
         user, cluster = user_name(), self.selection.cluster.name
         script = (
             f"cd {shlex.quote(f'{self.fileroot}/logs/{user}')} 2>/dev/null || exit 0\n"
-            "find . -mindepth 3 -maxdepth 3 -type f \\( -name metrics.jsonl -o -name config.yaml \\) "
-            "-printf '%T@ %P\\n'\n"
+            "find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f "
+            "\\( -name metrics.jsonl -o -name config.yaml \\) -printf '%T@ %P\\n'\n"
         )
         newest: dict[tuple[str, str], float] = {}
         for line in (await self._through(lambda head: said(head, script))).splitlines():
@@ -124,8 +124,10 @@ class Copies:
         """
         folder = shlex.quote(place)
         script = (
-            f"id=$(docker ps --quiet --filter label={LABEL_CLUSTER}={self.selection.cluster.name} 2>/dev/null"
-            " | head -n 1)\n"
+            # Without Docker, or with one that does not answer, the host itself looks.
+            f"ids=$(docker ps --quiet --filter label={LABEL_CLUSTER}={self.selection.cluster.name} 2>/dev/null) "
+            "|| ids=\n"
+            'id=${ids%%"\n"*}\n'
             f'[ -z "$id" ] || exec docker exec --interactive "$id" python3 - {folder}\n'
             f"exec python3 - {folder}\n"
         )

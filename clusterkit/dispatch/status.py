@@ -24,7 +24,7 @@ from clusterkit.dispatch.storage import fetch_records, newest_run
 from clusterkit.raycluster.state import ClusterState, observe
 from clusterkit.raycluster.token import read_token
 from clusterkit.rundir import RunDirectory, user_name
-from clusterkit.ssh.api import HostError, Session
+from clusterkit.ssh.api import HostError, Session, Trouble
 from clusterkit.status import Status, iso_time
 from clusterkit.status import observe as observe_run
 from trainer.errors import RunError
@@ -96,10 +96,15 @@ class ClusterStatus:
 
 
 @asynccontextmanager
-async def watching(selection: Selection, experiment: str | None, trial: str | None) -> AsyncIterator[Watch]:
-    """Look at a cluster again and again: connections are kept, and made anew where they were lost."""
+async def watching(
+    selection: Selection, experiment: str | None, trial: str | None, user: str | None = None
+) -> AsyncIterator[Watch]:
+    """Look at a cluster again and again: connections are kept, and made anew where they were lost.
+
+    selection: how to reach it. experiment, trial: the run; the newest that fits. user: whose; ours when left out.
+    """
     folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
-    watch = Watch(selection, experiment, trial, folder)
+    watch = Watch(selection, experiment, trial, folder, user or user_name())
     try:
         yield watch
     finally:
@@ -115,6 +120,7 @@ class Watch:
     experiment: str | None
     trial: str | None
     folder: Path
+    user: str
     sessions: dict[str, Session] = field(default_factory=dict)
     _copy: Copy | None = None
     _logs: Facts = field(default_factory=dict)
@@ -140,7 +146,7 @@ class Watch:
                 job = job_of(found, jobs)
                 run = await self._run(found, job, known=not said)
             elif self._reader is not None and (self.experiment or self.trial):
-                unseen.append(f"there is no run {self.experiment or '*'}/{self.trial or '*'} of {user_name()}")
+                unseen.append(f"there is no run {self.experiment or '*'}/{self.trial or '*'} of {self.user}")
         except (HostError, RunError) as error:
             unseen.append(str(error).splitlines()[0])
             self._forget_lost()
@@ -158,6 +164,9 @@ class Watch:
                 self._silent.pop(host.name, None)
             except HostError as error:
                 self._silent[host.name] = error
+            except TimeoutError:
+                message = f"no connection within {LOOK_SECONDS:g} s"
+                self._silent[host.name] = HostError(host.name, Trouble.SILENT, message, "Is the host overloaded?")
 
         missing = [host for host in self.selection.cluster.hosts if host.name not in self.sessions]
         await asyncio.gather(*(one(host) for host in missing))
@@ -202,15 +211,15 @@ class Watch:
         if reader is None:
             return None
         path = self.selection.cluster.storage
-        said = await reader.session.run(f"timeout 10 df -P -B1 {path} | tail -n 1", timeout=20.0)
-        words = said.stdout.split()
+        said = await reader.session.run(f"timeout 10 df -P -B1 {path}", timeout=20.0)
+        words = (said.stdout.splitlines() or [""])[-1].split()
         return Disk(path, int(words[1]), int(words[3])) if said.ok and len(words) > 4 else None
 
     async def _find(self) -> RunDirectory | None:
         reader = self._reader
         if reader is None:
             return None
-        return await newest_run(reader.session, reader.fileroot, user_name(), self.experiment, self.trial)
+        return await newest_run(reader.session, reader.fileroot, self.user, self.experiment, self.trial)
 
     async def _run(self, found: RunDirectory, job: Job | None, *, known: bool) -> Status:
         reader = self._reader

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import secrets
 import shlex
 import tarfile
 import tempfile
@@ -15,7 +17,9 @@ import yaml
 from clusterkit.hosts.model import Cluster
 from clusterkit.nodecode import archive, content_of, node_files
 from clusterkit.rundir import RunDirectory
+from clusterkit.runlog.tail import Tail
 from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.shell import pipe
 from clusterkit.ssh.stream import Stream
 from evaluation.steps import SCORES
 from trainer.config import RunConfig
@@ -24,6 +28,8 @@ PACK_SECONDS = 120.0
 FETCH_SECONDS = 3600.0
 METRICS = "metrics.jsonl"
 RECORDS = ("config.yaml", METRICS, "summary.json", "overrides.yaml")
+SUBMITTED = "submitted"
+"""In a run's folder: the configuration of every submission, each in a file of its own."""
 _MOST_RECORDS = 2 << 30
 
 
@@ -57,8 +63,7 @@ async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, byt
     """
     files = sorted([*node_files(), *own])
     folder = f"{cluster.storage}/codes/{content_of(files)[:16]}"
-    script = f"""set -eu
-umask 022
+    script = f"""umask 022
 [ ! -d {shlex.quote(folder)} ] || exit 0
 new=$(mktemp -d {shlex.quote(cluster.storage)}/codes/.new-XXXXXX)
 trap 'rm -rf "$new"' EXIT
@@ -72,18 +77,29 @@ mv -T "$new" {shlex.quote(folder)} 2>/dev/null || [ -d {shlex.quote(folder)} ]
     return folder
 
 
-async def put_config(head: Session, run: RunDirectory, config: RunConfig) -> None:
-    """Write the run's resolved configuration, whole or not at all.
+async def put_config(head: Session, run: RunDirectory, config: RunConfig) -> tuple[Path, str]:
+    """Write what a job is to run with, under a name that no other submission has; its place and its SHA-256.
+
+    Not config.yaml: two commands may submit the same trial at this moment. The job that Ray takes puts it there.
 
     Raises:
         HostError: the head was lost, or cannot write there.
 
     """
-    made = await head.run(f"umask 022 && mkdir -p {shlex.quote(str(run.logs))}", root=True)
+    text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    path = run.logs / SUBMITTED / f"{digest[:12]}-{secrets.token_hex(4)}.yaml"
+    made = await head.run(f"umask 022 && mkdir -p {shlex.quote(str(path.parent))}", root=True)
     if not made.ok:
         raise _cannot_write(head, str(run.logs), made.stderr)
-    text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
-    await head.put(text.encode(), str(run.config), root=True)
+    await head.put(text, str(path), root=True)
+    return path, digest
+
+
+async def drop_config(head: Session, path: Path) -> None:
+    """Take away the configuration of a submission that Ray did not take."""
+    folder = shlex.quote(str(path.parent))
+    await head.run(f"rm -f {shlex.quote(str(path))} && rmdir {folder} 2>/dev/null || :", root=True)
 
 
 async def fetch_records(
@@ -98,23 +114,32 @@ async def fetch_records(
         HostError: the head was lost, or cannot read there.
 
     """
-    logs, recover = (f"{folder}/{user}/{experiment}" for folder in ("logs", "recover"))
+    logs, recover = (shlex.quote(f"{folder}/{user}/{experiment}") for folder in ("logs", "recover"))
     chosen = "" if trial == "*" else f"/{shlex.quote(trial)}"
     names = " -o ".join(f"-name {name}" for name in RECORDS if metrics or name != METRICS)
-    script = rf"""set -eu
-cd {shlex.quote(fileroot)} 2>/dev/null || exec tar -cf - -T /dev/null
-{{
-  find {shlex.quote(logs)}{chosen or "/."} -maxdepth {0 if chosen else 1} -type d 2>/dev/null || :
-  for run in {shlex.quote(logs)}{chosen or "/*"}; do
-    find "$run" -mindepth 1 -maxdepth 1 -type d -name 'attempt_*' 2>/dev/null || :
-    find "$run" -mindepth 2 -maxdepth 2 -type f -name exit.json 2>/dev/null || :
-    find "$run" -mindepth 2 -maxdepth 2 -type f -path '*/{SCORES}/*.json' 2>/dev/null || :
-    find "$run" -mindepth 2 -maxdepth 2 -type f -name console.log -size -4096k 2>/dev/null || :
-    find "$run" -mindepth 1 -maxdepth 1 -type f \( {names} \) 2>/dev/null || :
+    # What grows while it is read, as a living run's files do, is fine: tar ends with 1.
+    packing = pipe(
+        ("listing", "list"), ("packing", "tar -czf - --no-recursion --ignore-failed-read -T - || [ $? = 1 ]")
+    )
+    script = rf"""[ -d {shlex.quote(fileroot)} ] || exec tar -cf - -T /dev/null
+cd {shlex.quote(fileroot)}
+look() {{
+  folder=$1
+  shift
+  [ ! -d "$folder" ] || find "$folder" -ignore_readdir_race "$@"
+}}
+list() {{
+  look {logs}{chosen or "/."} -maxdepth {0 if chosen else 1} -type d || return 1
+  for run in {logs}{chosen or "/*"}; do
+    look "$run" -mindepth 1 -maxdepth 1 -type d -name 'attempt_*' &&
+      look "$run" -mindepth 2 -maxdepth 2 -type f -name exit.json &&
+      look "$run" -mindepth 2 -maxdepth 2 -type f -path '*/{SCORES}/*.json' &&
+      look "$run" -mindepth 2 -maxdepth 2 -type f -name console.log -size -4096k &&
+      look "$run" -mindepth 1 -maxdepth 1 -type f \( {names} \) || return 1
   done
-  find {shlex.quote(recover)} -mindepth 2 -maxdepth 2 -name LATEST 2>/dev/null || :
-}} | tar -czf - --no-recursion --ignore-failed-read -T -
-"""
+  look {recover} -mindepth 2 -maxdepth 2 -name LATEST
+}}
+{packing}"""
     packed = io.BytesIO(await _read(head, script, fileroot))
     with tarfile.open(fileobj=packed, mode="r:*") as tar:
         tar.extractall(into, filter="data")
@@ -130,9 +155,11 @@ async def newest_run(
 
     """
     script = rf"""cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
-find . -mindepth 3 -maxdepth 3 -type f \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n' | sort -rn
+find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
+  \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n'
 """
-    for line in (await _read(head, script, fileroot)).decode(errors="replace").splitlines():
+    found = (await _read(head, script, fileroot)).decode(errors="replace").splitlines()
+    for line in sorted(found, key=lambda line: float(line.partition(" ")[0]), reverse=True):
         parts = line.partition(" ")[2].split("/")
         if experiment in (None, parts[0]) and trial in (None, parts[1]):
             return RunDirectory(Path(fileroot), user, parts[0], parts[1])
@@ -147,7 +174,12 @@ async def read_from(head: Session, path: Path, offset: int, most: int = 8 << 20)
 
     """
     name = shlex.quote(str(path))
-    return await _read(head, f"[ ! -e {name} ] || tail -c +{offset + 1} {name} | head -c {most}", str(path))
+    script = f"""[ -e {name} ] || exit 0
+size=$(stat -c %s {name})
+[ "$size" -gt {offset} ] || exit 0
+exec dd if={name} bs=1M iflag=skip_bytes,count_bytes,fullblock skip={offset} count={most} status=none
+"""
+    return await _read(head, script, str(path))
 
 
 async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Path, leave_out: str = "") -> None:
@@ -174,23 +206,29 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
             tar.extractall(into, filter="data")
 
 
-async def read_last(head: Session, path: Path, lines: int) -> tuple[bytes, int]:
-    """The last lines of a file (0: all of it), and its size in bytes up to their end.
+async def size_of(head: Session, path: Path) -> int:
+    """Bytes of a file.
 
     Raises:
         HostError: the head was lost, or cannot read there; there is no such file.
 
     """
-    name = shlex.quote(str(path))
-    data = await _read(
-        head, f"size=$(stat -c %s {name}) && echo $size && head -c $size {name}{_tail(lines)}", str(path)
-    )
-    size, _, rest = data.partition(b"\n")
-    return rest, int(size)
+    return int(await _read(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
 
 
-def _tail(lines: int) -> str:
-    return f" | tail -n {lines}" if lines else ""
+async def read_last(head: Session, path: Path, lines: int) -> tuple[Tail, int]:
+    """The last lines of a file, of which only the end is read, and the offset of their end.
+
+    Raises:
+        HostError: the head was lost, or cannot read there; there is no such file.
+
+    """
+    size = await size_of(head, path)
+    tail = Tail(size, lines)
+    while (wanted := tail.wanted()) is not None:
+        offset, length = wanted
+        tail.add(await read_from(head, path, offset, length))
+    return tail, size
 
 
 async def newest_attempt(head: Session, run: RunDirectory) -> int:
@@ -206,7 +244,7 @@ async def newest_attempt(head: Session, run: RunDirectory) -> int:
 
 
 async def _read(head: Session, script: str, what: str) -> bytes:
-    """All that a script prints. Code 1 is tar's word for a file that grew meanwhile, as those of a living run do."""
+    """All that a script prints."""
     streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
     parts, size = [], 0
     async with streaming.stream(script, root=True, timeout=600.0) as stream:
@@ -218,7 +256,7 @@ async def _read(head: Session, script: str, what: str) -> bytes:
                 raise HostError(head.host.name, Trouble.LOST, f"{what} holds more records than fit here")
         code = await stream.wait()
         said = stream.errors.last_lines()
-        if code > 1 or (code and not parts):
+        if code:
             raise HostError(head.host.name, Trouble.WRITE, f"{what} cannot be read: {said or f'exit code {code}'}")
     return b"".join(parts)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.diagnose.applied import with_applied
-from clusterkit.dispatch.jobs import Job, RayJobs, jobs_of, submit_or_attach
-from clusterkit.dispatch.storage import cache_of, fetch_records, fileroot_of, put_code, put_config
+from clusterkit.dispatch.jobs import DuplicateJobError, Job, RayJobs, jobs_of, origin, submit_or_attach
+from clusterkit.dispatch.storage import cache_of, drop_config, fetch_records, fileroot_of, put_code, put_config
 from clusterkit.hosts.model import Cluster
 from clusterkit.nodecode import content_of
 from clusterkit.raycluster.ports import Ports
@@ -152,33 +152,38 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
     run = _run_of(config, user, trial.run.trial)
     say("sending code and configuration")
     code = await put_code(head, order.cluster, order.own_code)
-    await put_config(head, run, config.model_copy(update={"trial_name": run.trial}))
+    submitted, digest = await put_config(head, run, config.model_copy(update={"trial_name": run.trial}))
     prefix = f"{user}-{run.experiment}-{run.trial}-"
     numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
     submission_id = f"{prefix}{max((int(n) for n in numbers if n.isdigit()), default=0) + 1}"
     say("submitting the job")
-    await jobs.submit(
-        submission_id,
-        f"exec python3 -m trainer.launch.job {shlex.quote(str(run.config))}",
-        # The user's name, not the container's: runs of several people on one cluster lie beside each other.
-        environment={
-            "PYTHONPATH": code,
-            "USER": user,
-            "LOGNAME": user,
-            # So long may a stopped run write its recover checkpoint before Ray kills it; Ray's own limit is 3 s.
-            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
-        },
-        metadata={
-            "kind": _KIND,
-            "user": user,
-            "experiment": run.experiment,
-            "trial": run.trial,
-            "fingerprint": order.fingerprint,
-            "run_dir": str(run.logs),
-        },
-    )
+    try:
+        await jobs.submit(
+            submission_id,
+            f"exec python3 -m trainer.launch.job {shlex.quote(str(run.config))} {shlex.quote(str(submitted))} {digest}",
+            # The user's name, not the container's: runs of several people on one cluster lie beside each other.
+            environment={
+                "PYTHONPATH": code,
+                "USER": user,
+                "LOGNAME": user,
+                # So long may a stopped run write its recover checkpoint before Ray kills it; Ray's own limit is 3 s.
+                "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+            },
+            metadata={
+                "kind": _KIND,
+                "user": user,
+                "experiment": run.experiment,
+                "trial": run.trial,
+                "fingerprint": order.fingerprint,
+                "run_dir": str(run.logs),
+                **origin(),
+            },
+        )
+    except DuplicateJobError:  # another command has the trial now, with settings that need not be ours
+        await drop_config(head, submitted)
+        raise
     say("waiting for the trainer to begin")
-    await _begun(head, jobs, submission_id, run)
+    await _begun(head, jobs, submission_id, run, submitted)
     return Dispatched("started", run, submission_id, resume_step)
 
 
@@ -202,7 +207,7 @@ def _run_of(config: RunConfig, user: str, trial: str) -> RunDirectory:
     return RunDirectory(Path(config.fileroot), user, config.experiment_name, trial)
 
 
-async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory) -> None:
+async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory, submitted: Path) -> None:
     """Wait until the trainer has opened its log: Ray calls a job running whose first import is yet to fail.
 
     Raises:
@@ -211,7 +216,7 @@ async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirec
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + START_SECONDS
-    begun = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(run.config))} ]"
+    begun = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(submitted))} ]"
     while True:
         job = await jobs.get(submission_id)
         if job.status == "SUCCEEDED" or (await head.run(begun, root=True)).ok:

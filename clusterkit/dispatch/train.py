@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from clusterkit.dispatch.head import Head
 from clusterkit.dispatch.submit import Dispatched, Order, dispatch, on_cluster
+from clusterkit.evaluating.bring import Bringer
 from clusterkit.hosts.model import Cluster
-from clusterkit.node_assets.model import JUDGE, NodeAsset, needed
+from clusterkit.node_assets.model import JUDGE, NodeAsset, Origin, needed
 from clusterkit.node_assets.view import look, wrong
 from clusterkit.owncode import own_files
+from clusterkit.provision.claim import claimed, leased
 from clusterkit.resolve import Resolved, resolve
 from clusterkit.steps.api import Refused
 from trainer.errors import UserError
@@ -44,27 +46,44 @@ def order_of(
 
 
 async def train(
-    selection: Selection, order: Order, assets: Sequence[NodeAsset], preset: str, say: Callable[[str], None]
+    selection: Selection, order: Order, assets: Sequence[NodeAsset], say: Callable[[str], None]
 ) -> Dispatched:
-    """Start the run, or attach to it.
+    """Start the run, or attach to it; a model or data set that is not on the storage is brought there first.
 
     Raises:
-        UserError: a model or data set is not on the storage. RunError, HostError: as `dispatch`.
+        UserError: it cannot be had, or somebody else sets the cluster up. RunError, HostError: as `dispatch`, or a
+            download or a copy failed.
 
     """
     from clusterkit.dispatch.head import head_of  # noqa: PLC0415
 
     async with head_of(selection) as head:
-        await _require(head, assets, preset)
+        await have_assets(head, assets, say)
         return await dispatch(head.session, order, head.token, say=say)
 
 
-async def _require(head: Head, assets: Sequence[NodeAsset], preset: str) -> None:
+async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[str], None]) -> None:
+    """Have all models and data sets of a run on the storage, except the model of its judge.
+
+    Raises:
+        UserError: one cannot be had, or somebody else sets the cluster up. RunError, HostError: a download or a copy
+            failed.
+
+    """
+    missing = []
     for asset in assets:
         if asset.setting == JUDGE:  # whoever serves it needs it; that may be another machine
             continue
         if said := wrong(asset, await look(head.session, asset)):
-            raise UserError(
-                f"{asset.kind} {asset.name} is not on the cluster ({said}): fetch it with clusterkit setup --cluster "
-                f"{head.cluster.name} --preset {preset} --no-train"
-            )
+            if asset.origin is Origin.HOST:
+                raise UserError(f"{asset.kind} {asset.name} is not on the cluster: {said}")
+            missing.append(asset)
+    if not missing:
+        return
+    # A download ends the one that is under way: one command at a time, as with a set-up, which downloads the same.
+    with claimed(head.cluster.name, "train") as claim:
+        async with leased(claim, [head.session]) as refused:
+            for error in refused.values():
+                raise error
+            for asset in missing:
+                await Bringer(head, say, "").provide(asset)

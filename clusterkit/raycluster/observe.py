@@ -14,6 +14,7 @@ from typing import Any
 from clusterkit.raycluster.model import HEAD, LABEL_CLUSTER, LABEL_GPUS, LABEL_ROLE, NODE_ROLES
 from clusterkit.raycluster.ports import Ports
 from clusterkit.ssh.api import HostError, Result, Session, Trouble
+from clusterkit.ssh.shell import first_of, for_each
 
 LOOK_SECONDS = 90.0
 LOG_LINES = 15
@@ -78,15 +79,23 @@ class RayNode:
     id: str = ""
 
 
+UNKNOWN = "unknown"
+"""Whose a job is that was not submitted with clusterkit."""
+
+
 @dataclass(frozen=True, slots=True)
 class RayAnswer:
-    """What Ray said. error: why it did not."""
+    """What Ray said.
+
+    jobs: those that wait or run. users: who submitted each of them. error: why Ray did not answer.
+    """
 
     version: str = ""
     nodes: tuple[RayNode, ...] = ()
     jobs: tuple[str, ...] = ()
     error: str = ""
     status: str = field(default="", repr=False)
+    users: dict[str, str] = field(default_factory=dict)
 
     def alive(self) -> dict[str, RayNode]:
         """Living nodes by name; of several with one name, the last that Ray lists."""
@@ -121,8 +130,9 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
         HostError: the host could not be asked. A Ray that does not answer is an `error` of the answer.
 
     """
+    heads = f"docker ps --quiet {_filters(cluster)} --filter label={LABEL_ROLE}={HEAD}"
     script = (
-        f"id=$(docker ps --quiet {_filters(cluster)} --filter label={LABEL_ROLE}={HEAD} | head -n 1)\n"
+        f"{first_of(heads)}"
         "[ -n \"$id\" ] || { echo 'the head container does not run' >&2; exit 1; }\n"
         f'exec docker exec --interactive "$id" python3 - head {(ports or Ports()).dashboard}\n'
     )
@@ -166,26 +176,34 @@ def _containers_script(cluster: str, inside: bool) -> str:
     roles = "|".join(NODE_ROLES)
     ask = (
         f'  case $role in {roles}) printf "{_INFO} "\n'
+        # One that does not answer is told by the lack of its versions.
         '    docker exec --interactive "$id" python3 - node <&3 2>/dev/null || echo null;;\n'
         "  esac\n"
         if inside
         else ""
     )
     # There is at most one running node a host, so stdin is read once.
+    state = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL_ROLE}"}}}}'
+    look = (
+        f'if ! {{ docker inspect --format {shlex.quote(_FORMAT)} "$id" &&\n'
+        f'  state=$(docker inspect --format {shlex.quote(state)} "$id"); }}; then\n'
+        '  gone "$id"\n'
+        "  continue\n"
+        "fi\n"
+        "role=${state#* }\n"
+        'if [ "${state%% *}" = true ]; then\n'
+        f"  :\n{ask}"
+        "else\n"
+        # What it said last is of use and no more.
+        f'  echo {_LOG}; docker logs --tail {LOG_LINES} "$id" 2>&1 || :; echo; echo {_LOG}\n'
+        "fi\n"
+    )
     return (
         "exec 3<&0 </dev/null\n"
         "command -v docker >/dev/null || exit 0\n"
-        f"ids=$(docker ps --all --quiet --no-trunc {_filters(cluster)}) || exit 1\n"
-        "for id in $ids; do\n"
-        f'  docker inspect --format {shlex.quote(_FORMAT)} "$id" || continue\n'
-        f'  role=$(docker inspect --format \'{{{{index .Config.Labels "{LABEL_ROLE}"}}}}\' "$id")\n'
-        '  if [ "$(docker inspect --format \'{{.State.Running}}\' "$id")" = true ]; then\n'
-        f"  :\n{ask}"
-        "  else\n"
-        f'    echo {_LOG}; docker logs --tail {LOG_LINES} "$id" 2>&1; echo; echo {_LOG}\n'
-        "  fi\n"
-        "done\n"
-    )
+        # One that is removed meanwhile is none; an engine that does not answer any more is an error.
+        'gone() { left=$(docker ps --all --quiet --filter "id=$1") && [ -z "$left" ]; }\n'
+    ) + for_each(f"docker ps --all --quiet --no-trunc {_filters(cluster)}", look)
 
 
 def parse_containers(text: str) -> tuple[ContainerState, ...]:
@@ -238,12 +256,12 @@ def parse_answer(result: Result) -> RayAnswer:
         name, address = str(node.get("node_name", "")), str(node["node_ip"])
         head, its_id = bool(node.get("is_head_node")), str(node.get("node_id", ""))
         nodes.append(RayNode(name, address, str(node["state"]), head, cpus, gpus, memory, its_id))
-    jobs = tuple(
-        str(job.get("submission_id") or job.get("job_id"))
+    users = {
+        str(job.get("submission_id") or job.get("job_id")): str((job.get("metadata") or {}).get("user") or UNKNOWN)
         for job in answer["jobs"]
         if job.get("status") in ("PENDING", "RUNNING")
-    )
-    return RayAnswer(str(answer["ray"]), tuple(nodes), jobs)
+    }
+    return RayAnswer(str(answer["ray"]), tuple(nodes), tuple(users), users=users)
 
 
 def _json(text: str) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from clusterkit.raycluster.model import (
     own_nodes,
     token_file,
 )
+from clusterkit.ssh.shell import for_each
 from clusterkit.steps.api import Action, Refused
 from clusterkit.steps.shell import put_back_mode
 
@@ -292,20 +293,19 @@ def _action(title: str, command: list[str], settings: RaySettings, own: tuple[Co
 def _drop(containers: tuple[Container, ...], settings: RaySettings) -> str:
     """Script that removes them as far as they still carry the label; their last words go to the log."""
     return "".join(
-        f"for id in $(docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
-        f"--filter label={LABEL_CLUSTER}={settings.cluster.name}); do\n"
-        '  docker logs --tail 20 "$id" 2>&1 || true\n'
-        '  docker rm --force "$id" >/dev/null\n'
-        "done\n"
+        for_each(
+            f"docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
+            f"--filter label={LABEL_CLUSTER}={settings.cluster.name}",
+            'docker logs --tail 20 "$id" 2>&1 || :\ndocker rm --force "$id" >/dev/null',
+        )
         for container in containers
     )
 
 
 def _drop_unstarted(settings: RaySettings, command: list[str]) -> str:
     name = command[command.index("--name") + 1]
-    return (
-        f"for id in $(docker ps --all --quiet --filter name=^{name}$ --filter status=created "
-        f"--filter label={LABEL_CLUSTER}={settings.cluster.name}); do\n"
-        '  docker rm --force "$id" >/dev/null\n'
-        "done\n"
+    return for_each(
+        f"docker ps --all --quiet --filter name=^{name}$ --filter status=created "
+        f"--filter label={LABEL_CLUSTER}={settings.cluster.name}",
+        'docker rm --force "$id" >/dev/null',
     )

@@ -11,6 +11,7 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.raycluster.model import LABEL_CLUSTER, LEASE_FILE, NODE_FOLDER, node_folder
 from clusterkit.raycluster.observe import ContainerState, containers_everywhere
 from clusterkit.ssh.api import HostError, Session
+from clusterkit.ssh.shell import for_each
 
 STOP_SECONDS = 20
 REMOVE_SECONDS = 180.0
@@ -77,11 +78,11 @@ async def remove(
 def _script(cluster: str, found: Leftovers) -> str:
     """Remove the containers that were shown as far as they still carry the label, then our own files by name."""
     removed = "".join(
-        f"for id in $(docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
-        f"--filter label={LABEL_CLUSTER}={cluster}); do\n"
-        f'  docker stop -t {STOP_SECONDS} "$id" >/dev/null\n'
-        '  docker rm --force "$id" >/dev/null\n'
-        "done\n"
+        for_each(
+            f"docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
+            f"--filter label={LABEL_CLUSTER}={shlex.quote(cluster)}",
+            f'docker stop -t {STOP_SECONDS} "$id" >/dev/null\ndocker rm --force "$id" >/dev/null',
+        )
         for container in found.containers
     )
     folder = node_folder(cluster)
@@ -92,4 +93,4 @@ def _script(cluster: str, found: Leftovers) -> str:
         f"[ ! -d {folder} ] || rmdir --ignore-fail-on-non-empty {folder}\n"
         f"[ ! -d {NODE_FOLDER} ] || rmdir --ignore-fail-on-non-empty {NODE_FOLDER}\n"
     )
-    return f"set -eu\n{removed}{files}"
+    return f"{removed}{files}"

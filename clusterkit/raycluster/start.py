@@ -13,6 +13,7 @@ from clusterkit.raycluster.observe import ContainerState, ask_ray, containers_on
 from clusterkit.raycluster.plan import MustReplace, plan_node
 from clusterkit.raycluster.ports import Ports
 from clusterkit.raycluster.state import ClusterState, observe
+from clusterkit.rundir import user_name
 from clusterkit.ssh.api import HostError, Session
 from clusterkit.steps.api import Refused
 
@@ -121,16 +122,25 @@ async def ready(
         await asyncio.sleep(poll_seconds)
 
 
-async def with_jobs(refusal: MustReplace, head: Session, settings: RaySettings) -> MustReplace:
-    """Add to the refusal what would be ended: the jobs that Ray works on.
+async def may_replace(refusal: MustReplace, head: Session, settings: RaySettings) -> None:
+    """Return where a running container may be replaced: --recreate was given, and no job of others is alive.
 
     Raises:
+        MustReplace: `refusal` with the jobs that would end, or with those of others.
         HostError: the head could not be asked.
 
     """
     answer = await ask_ray(head, settings.cluster.name, settings.ports)
-    jobs = f"; running now: {', '.join(answer.jobs)}" if answer.jobs else ""
-    return MustReplace(refusal.message, refusal.fix + jobs)
+    if not settings.recreate:
+        jobs = f"; running now: {', '.join(answer.jobs)}" if answer.jobs else ""
+        raise MustReplace(refusal.message, refusal.fix + jobs)
+    others = {job: user for job, user in answer.users.items() if user != user_name()}
+    if others:
+        raise MustReplace(
+            f"{refusal.message}, and to replace it ends what is not yours: "
+            f"{', '.join(f'{job} of {user}' for job, user in others.items())}",
+            "ask them to stop, or stop it for them (clusterkit stop --user NAME), and run the same command again",
+        )
 
 
 async def _with_logs(state: ClusterState, sessions: Mapping[str, Session], cluster: str) -> ClusterState:

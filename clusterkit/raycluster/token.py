@@ -8,7 +8,8 @@ from pathlib import Path
 
 from clusterkit.hosts.folders import config_folder, write_private
 from clusterkit.raycluster.model import token_file
-from clusterkit.ssh.api import Session
+from clusterkit.ssh.api import HostError, Session, Trouble
+from trainer.disk import file_failure
 from trainer.errors import UserError
 
 _TOKEN = re.compile(r"[0-9a-f]{64}")
@@ -55,14 +56,17 @@ async def cluster_token(head: Session, cluster: str) -> str:
     token = read_token(cluster)
     if token:
         return token
-    result = await head.run(f"cat {token_file(cluster)} 2>/dev/null", root=True, timeout=30)
+    path_there = token_file(cluster)
+    result = await head.run(f"[ ! -e {path_there} ] || cat {path_there}", root=True, timeout=30)
+    if not result.ok:
+        raise HostError(head.host.name, Trouble.LOST, f"{path_there} cannot be read: {result.stderr.strip()}", "")
     found = result.stdout.strip()
     token = found if _TOKEN.fullmatch(found) else secrets.token_hex(32)
     path = local_file(cluster)
     try:
         write_private(path, token + "\n")
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        raise file_failure(error, path, "set CLUSTERKIT_CONFIG to a folder that is yours") from error
     return token
 
 

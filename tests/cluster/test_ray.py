@@ -236,7 +236,11 @@ def test_other_settings_replace_running_containers_only_when_asked(cli: Cli, hea
 
 
 def test_down_needs_a_yes(cli: Cli, testbed: Testbed) -> None:
-    done = cli("down", "--cluster", CLUSTER)
+    """The job of the tests above was not submitted by clusterkit: nobody knows whose it is, so it has to be named."""
+    foreign = cli("down", "--cluster", CLUSTER, "-y")
+    assert foreign.returncode == 2
+    assert "long-one of unknown. Nothing was removed" in foreign.stderr
+    done = cli("down", "--cluster", CLUSTER, "--user", "unknown")
     assert done.returncode == 2
     assert "-y" in done.stderr
     assert name("worker") in done.stderr  # what it would remove is shown
@@ -248,7 +252,7 @@ def test_down_takes_all_that_is_ours_and_nothing_else(cli: Cli, testbed: Testbed
     unreachable, *_ = testbed.nodes[2:]
     unreachable.freeze()
     try:
-        partly = cli("down", "--cluster", CLUSTER, "-y", "--connect-timeout", "3", "--json")
+        partly = cli("down", "--cluster", CLUSTER, "-y", "--user", "unknown", "--connect-timeout", "3", "--json")
     finally:
         unreachable.start()
     assert partly.returncode == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from run_writer import RunWriter
 from runs import SETTINGS
 from safetensors.torch import load_file
 from setup_command import Done, Operator
-from testbed import Node, Testbed
+from testbed import PASSWORD, Node, Testbed
 from testbed_images import base_image
 from testbed_runtime import put_on_storage
 
 from clusterkit.images import Image
 from clusterkit.presets import leaves
-from clusterkit.rundir import user_name
+from clusterkit.rundir import hold_lock, user_name
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -262,6 +265,56 @@ def test_worker_that_dies_and_comes_back(operator: Operator, pair: list[Node], r
     assert (seen["cluster"]["ready"], seen["unseen"], seen["exit_code"]) == (True, [], 0)
 
 
+def test_the_commands_as_a_user_types_them(operator: Operator, pair: list[Node], tmp_path: Path) -> None:
+    """After `setup --hostnames` what it printed last works as printed: train, status, logs, eval, stop."""
+
+    def typed(command: str, *more: str) -> Done:
+        done = operator(*command.split()[1:], *more, cwd=tmp_path)
+        assert done.exit_code == 0, done.text
+        return done
+
+    setup = typed("clusterkit setup", "--hostnames", *(node.address for node in pair))
+    assert "0 changes" in setup.stdout
+    printed = re.findall(r"^  .+?  (clusterkit .+)$", setup.stdout.partition("Next:")[2], re.MULTILINE)
+    train, status_, logs, evaluate, stop, ray, down = printed
+    assert train == "clusterkit train --preset tiny --cluster default"  # no host has a GPU, and tiny would train here
+    assert (status_, logs, stop) == ("clusterkit status", "clusterkit logs -f", "clusterkit stop")
+    assert (evaluate, ray) == ("clusterkit eval --model-path tiny-recall/run1", "clusterkit ray-status")
+    assert down == "clusterkit down"
+
+    listed = typed("clusterkit use")
+    assert listed.stdout == "* default  (the current one)\n"
+    long = small("typed", **{"train.total_steps": 100000})[3:]
+    typed(train, *long, "--detach")
+    await_status(operator, lambda seen: seen["trial"] == "typed" and seen["progress"]["global_step"] >= 3)
+    seen = typed(status_)
+    assert seen.stderr == "on cluster default (the current one; this machine: --here)\n"
+    assert "tiny-recall/typed" in seen.stdout
+    assert "2 of 2 nodes" in seen.stdout
+    log = (run_folder(operator, "typed") / "main.log").read_text()
+    assert typed("clusterkit logs", "-n", "0").stdout.startswith(log[:500])
+    scored = typed(evaluate, "--num-questions", "4")
+    assert "on cluster default (the current one; this machine: --here)" in scored.stderr
+    assert re.search(r"\|\s+recall \|\s+4 \|", scored.stdout), scored.stdout
+    assert "--- prompt" in typed("clusterkit eval show", "--question", "1").stdout
+    assert "typed" in typed("clusterkit jobs").stdout
+    assert "tiny-recall/typed" in typed("clusterkit diagnose").stdout
+    assert typed("clusterkit report", "--out", "-").stdout.startswith("<!")
+    assert "ready" not in typed(ray).stderr
+    mine = RunWriter(tmp_path / "runs", trial="mine").config().attempt()
+    with hold_lock(mine.run.logs / "run.lock"):
+        refused = operator("stop", cwd=tmp_path)
+    assert refused.exit_code == 2
+    for part in (
+        "tiny-recall/mine on this machine (--here)",
+        "tiny-recall/typed on cluster default (--cluster default)",
+    ):
+        assert part in refused.stderr
+    assert "is stopped" in typed(stop).stdout
+    there = typed("clusterkit recover check", "--trial", "typed")
+    assert "on cluster default (the current one; this machine: --here)" in there.stderr
+
+
 def test_what_cannot_be_stopped_or_shown(operator: Operator) -> None:
     nothing = operator("stop", "--cluster", "default")
     assert nothing.exit_code == 1
@@ -415,6 +468,67 @@ def test_an_evaluation_on_the_cluster_tells_what_it_lacks_and_can_be_stopped(
     assert (other.exit_code, "another evaluation writes into /storage/" in other.stderr) == (2, True), other.text
     stopped = operator("eval", "stop", "--cluster", "default", "--output-path", "scores")
     assert (stopped.exit_code, "is stopped" in stopped.stdout) == (0, True), stopped.text
+
+
+def person(
+    operator: Operator, pair: list[Node], folder: Path, name: str, account: str, sudo_password: str = ""
+) -> Operator:
+    """Somebody with a home of their own, who logs in to the hosts as an unprivileged account."""
+    one = Operator(operator.testbed, folder / name, operator.image, username=account, sudo_password=sudo_password)
+    one.environment |= {"USER": name, "LOGNAME": name}
+    done = one.setup("--image", "none", "--image-base", base_of(operator.testbed), hosts=pair)
+    assert done.exit_code == 0, done.text
+    return one
+
+
+def test_two_unprivileged_users_touch_only_their_own_runs(operator: Operator, pair: list[Node], tmp_path: Path) -> None:
+    alice = person(operator, pair, tmp_path, "alice", "admin", PASSWORD)
+    bob = person(operator, pair, tmp_path, "bob", "deploy")
+    there, long = ("--cluster", "default"), {"train.total_steps": 100000, "train.ranks": 1}
+
+    # Two submissions of one trial at the same moment: one trains, with its own settings, and the other is refused.
+    both = {seed: alice.start(*small("mine", seed=seed, **long), *there, "--detach") for seed in (11, 12)}
+    said = {seed: one.communicate(timeout=300)[1] for seed, one in both.items()}
+    codes = {both[seed].returncode: seed for seed in both}
+    assert sorted(codes) == [0, 2], said
+    assert "/mine is being trained with other settings, as job alice-" in said[codes[2]]
+    (folder,) = operator.testbed.storage.glob("ray/experiments/logs/alice/*/mine")
+    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == codes[0]
+    await_status(alice, lambda seen: seen["progress"]["global_step"] >= 3)
+
+    begun = bob(*small("mine", **long), *there, "--detach")
+    assert begun.exit_code == 0, begun.text
+    seen = await_status(bob, lambda seen: seen["progress"]["global_step"] >= 3)
+    assert "/logs/bob/" in seen["run_dir"]
+    listed = bob("jobs", *there, "--json")
+    assert {job["user"] for job in json.loads(listed.stdout)} == {"bob"}
+    assert "alice (1)" in listed.stderr
+    (log,) = operator.testbed.storage.glob("ray/experiments/logs/bob/*/mine/main.log")
+    assert bob("logs", *there, "--lines", "0").stdout.startswith(log.read_text()[:200])
+    stopped = bob("stop", *there)
+    assert stopped.exit_code == 0, stopped.text
+    before = status(alice)["progress"]["global_step"]
+    assert status(bob)["state"] == "interrupted"
+
+    for words in (("stop", *there), ("stop", *there, "--force", "--trial", "mine")):
+        refused = bob(*words)
+        assert refused.exit_code == 1, refused.text
+        assert "of others: alice's" in refused.stderr
+        assert "(--user alice)" in refused.stderr
+    down = bob("down", *there, "-y")
+    assert (down.exit_code, "of alice. Nothing was removed" in down.stderr) == (2, True), down.text
+    assert "--user alice" in down.stderr
+    recreated = bob.setup("--shm", "100m", "--recreate", hosts=pair)
+    assert recreated.exit_code != 0
+    assert "of alice" in recreated.failure(pair[0])["message"]
+    seen = await_status(alice, lambda seen: seen["progress"]["global_step"] > before + 1)
+    assert (seen["state"], seen["attempts"]) == ("running", 1)
+
+    assert "/logs/alice/" in status(bob, "--user", "alice")["run_dir"]
+    named = bob("stop", *there, "--user", "alice")
+    assert named.exit_code == 0, named.text
+    assert "alice's " in named.stdout
+    assert status(alice)["state"] == "interrupted"
 
 
 def test_status_without_ray_and_without_the_head(operator: Operator, pair: list[Node]) -> None:

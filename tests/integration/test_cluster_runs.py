@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -141,7 +142,7 @@ def test_dashboard_shows_what_the_run_writes_meanwhile(world: World) -> None:
         url = process.stdout.readline().strip()
 
         def page() -> str:
-            with urllib.request.urlopen(f"{url}page", timeout=30) as answer:
+            with urllib.request.urlopen(url.replace("/?", "/page?"), timeout=30) as answer:
                 return str(answer.read().decode())
 
         assert "5 of 30" in page()
@@ -262,3 +263,60 @@ def test_no_host_answers(world: World) -> None:
     assert "h1" in said
     assert "h2" in said
     assert time.monotonic() - began < 60
+
+
+# -- without --cluster ------------------------------------------------------------------------------------------------
+
+
+def started(writer: RunWriter, seconds_ago: float) -> None:
+    moment = time.time() - seconds_ago
+    os.utime(writer.run.config, (moment, moment))
+
+
+def test_commands_go_to_the_current_cluster(world: World, tmp_path: Path) -> None:
+    writer = failed(world)
+    world("use", "c")
+    done = world("status", code=1)
+    assert f"folder       {writer.run.logs}" in done.stdout
+    assert done.stderr == "on cluster c (the current one; this machine: --here)\n"
+    assert world.json("status", code=1)["run_dir"] == str(writer.run.logs)
+    assert "gpu-memory" in [finding["id"] for finding in world.json("diagnose")["findings"]]
+    page = tmp_path / "page.html"
+    assert world.json("report", "--out", str(page))["runs"] == ["tiny-recall/run1"]
+    delivered = world("alerts", "--once", "--command", "true")
+    assert "delivered: failed, step 3" in delivered.stderr
+    config = resolve("tiny").config
+    write_slot(writer.run.recover, "slot-a", 1, 2, config)
+    assert world.json("recover", "check")["folder"] == str(writer.run.recover)
+    assert "no runs found under" in world("status", "--here", code=1).stderr
+
+
+def test_the_run_that_was_started_last_is_shown_and_the_other_named(world: World) -> None:
+    there = failed(world)
+    here = RunWriter(world.root.parents[2] / "runs", trial="mine").config().attempt().steps(1, 4).finish("completed", 4)
+    world("use", "c")
+
+    started(there, 50)
+    started(here, 500)
+    done = world("status", code=1)
+    assert "tiny-recall/run1" in done.stdout
+    assert "where tiny-recall/run1 was started last; of this machine: tiny-recall/mine (--here)" in done.stderr
+
+    started(here, 5)
+    done = world("status")
+    assert "tiny-recall/mine" in done.stdout
+    assert "where tiny-recall/mine was started last; on cluster c: tiny-recall/run1 (--cluster c)" in done.stderr
+
+    named = world("diagnose", "--trial", "run1")
+    assert "GPU memory ran out" in named.stdout
+    only_here = world("status", "--trial", "mine")
+    assert "on this machine (cluster c has no such run of yours)" in only_here.stderr
+
+    world.hosts[0].stop()  # the other host shows the same storage
+    assert "tiny-recall/mine" in world("status").stdout
+    world.hosts[1].stop()
+    silent = world("status", code=1)
+    assert silent.stdout == ""
+    assert "cluster c (the current one) cannot be looked at: h1: " in silent.stderr
+    assert "add --here" in silent.stderr
+    assert "tiny-recall/mine" in world("status", "--here").stdout

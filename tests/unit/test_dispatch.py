@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clusterkit.dispatch.jobs import Job
+from clusterkit.dispatch.stop import chosen, of_others
 from clusterkit.dispatch.submit import Order, on_cluster
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.resolve import resolve
@@ -22,9 +25,9 @@ from trainer.errors import UserError
 CLUSTER = Cluster(hosts=(Host(name="h1"),), storage="/storage")
 
 
-def job(config: Path) -> subprocess.Popen[str]:
+def job(config: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer.launch.job", str(config)],
+        [sys.executable, "-m", "trainer.launch.job", str(config), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,6 +67,46 @@ def test_job_keeps_the_trainers_words_and_exit_code(tmp_path: Path) -> None:
         assert running.returncode == 2
         assert "no_such_key" in said
         assert (config.parent / f"attempt_{attempt}" / "console.log").read_text() == said
+
+
+def test_job_runs_with_what_it_was_submitted_with_whatever_config_yaml_says(tmp_path: Path) -> None:
+    config = write_config(tmp_path, seed=1)
+    submitted = tmp_path / "logs" / "submitted" / "one.yaml"
+    submitted.parent.mkdir()
+    submitted.write_text(yaml.safe_dump({"fileroot": str(tmp_path / "runs"), "no_such_key": 2}))
+    digest = hashlib.sha256(submitted.read_bytes()).hexdigest()
+    running = job(config, str(submitted), digest)
+    said, _ = running.communicate(timeout=60)
+    assert (running.returncode, "no_such_key" in said) == (2, True), said
+    assert config.read_bytes() == submitted.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["changed", "gone"])
+def test_job_refuses_what_it_was_not_submitted_with(tmp_path: Path, change: str) -> None:
+    config = write_config(tmp_path, seed=1)
+    before = config.read_bytes()
+    submitted = tmp_path / "one.yaml"
+    if change == "changed":
+        submitted.write_text("seed: 2\n")
+    running = job(config, str(submitted), hashlib.sha256(b"seed: 3\n").hexdigest())
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert "is not what this job was submitted with" in said
+    assert "Traceback" not in said
+    assert config.read_bytes() == before
+    assert not list(config.parent.glob("attempt_*"))
+
+
+def test_only_runs_of_the_user_are_chosen() -> None:
+    def one(user: str, trial: str, status: str = "RUNNING", kind: str = "clusterkit-train") -> Job:
+        data = {"kind": kind, "user": user, "experiment": "e", "trial": trial}
+        return Job(f"{user}-{trial}", status, metadata={key: value for key, value in data.items() if value})
+
+    known = [one("alice", "run1"), one("bob", "run1"), one("bob", "run2", "STOPPED"), one("", "x", kind="")]
+    assert [job.user for job in chosen(known, "bob", None, None)] == ["bob"]
+    assert [job.user for job in chosen(known, "alice", "e", "run1")] == ["alice"]
+    assert chosen(known, "carol", None, None) == []
+    assert [job.user for job in of_others(known, "bob")] == ["alice", ""]
 
 
 def begun(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
