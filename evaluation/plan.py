@@ -93,12 +93,18 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
     if config.server.url:
         inputs["url"] = config.server.url
     if method is None:
-        own = {"agent": config.agent.model_dump()} if suite.as_trained and config.prompt_type == "auto" else {}
+        own = {"agent": _agent(config)} if suite.as_trained and config.prompt_type == "auto" else {}
         return inputs | own | {"prompt_type": config.prompt_type, "max_gen_tokens": config.max_gen_tokens}
-    inputs |= {"method": method, "agent": config.agent.model_dump()}
+    inputs |= {"method": method, "agent": _agent(config)}
     if suite.rule and (method == "memagent" or judged(suite.rule)):
         where = {"url", "concurrency", "timeout_s", "wait_s", "cache"}
         inputs["judge"] = config.judge.model_dump(exclude=where)
     if method == "rag":
         inputs["rag_top_k"] = config.rag_top_k
     return inputs
+
+
+def _agent(config: EvalConfig) -> dict[str, Any]:
+    """The agent's settings. Of a wording from a file the text counts, and where there is none nothing is said of it."""
+    left_out = {"template_file"} if config.agent.wording else {"template_file", "wording"}
+    return config.agent.model_dump(exclude=left_out)

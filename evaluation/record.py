@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.errors import RunError, UserError
-from trainer.files import is_full, write_atomic
+from trainer.disk import file_failure
+from trainer.errors import UserError
+from trainer.files import write_atomic
 
 GREEDY = "greedy"
 Key = tuple[str, str]
@@ -158,19 +159,21 @@ def output_lock(folder: Path) -> Iterator[None]:
                 f"another evaluation (process {holder}) writes into {folder}: wait for its end, or choose another "
                 "--output-path"
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        except OSError as error:  # a file system without locks
+            raise disk_failure(folder / "eval.lock", error) from error
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        except OSError as error:
+            raise disk_failure(folder, error) from error
         yield
 
 
 def disk_failure(path: Path, error: OSError) -> UserError:
-    """What to tell of a disk's answer."""
-    if is_full(error):
-        return RunError(
-            f"no space left at {path}: free some, then start the same command again to go on with what is written"
-        )
-    return UserError(f"cannot write {path}: {error.strerror or error}. Choose another --output-path")
+    """What to tell of a disk's answer; the same command goes on with what is written."""
+    told = file_failure(error, path, "choose another --output-path")
+    return type(told)(f"{told}. The same command then goes on with what is written")
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -50,7 +50,7 @@ def row_results(
         row["maj"] = metrics.mean(majorities)
     for name, scores in (("greedy_acc", greedy_scores), ("sample_pass@1", sample_scores)):
         if scores:
-            row[f"{name}_interval"] = metrics.bootstrap_interval(scores)
+            row[f"{name}_interval"] = metrics.score_interval(scores)
     measured = [outcomes[q, GREEDY] for q in questions] if greedy else [o for q in questions for o in per_question[q]]
     if any(o["metrics"] for o in measured):
         row["metrics"] = {name: metrics.mean([o["metrics"].get(name, 0.0) for o in measured]) for name in METRICS}

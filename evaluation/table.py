@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from evaluation.metrics import row_interval
+
 COLUMNS = (
     "dataset", "num_questions", "greedy_length", "sample_length", "greedy_acc", "sample_pass@1", "pass@8", "pass@16",
 )  # fmt: skip
@@ -37,7 +39,7 @@ def detail_table(rows: Sequence[dict[str, Any]]) -> str:
     body = []
     for row in rows:
         majority = ABSENT if row.get("maj") is None else f"{100 * row['maj']:.1f} (n={row['samples']})"
-        spans = [_span(row.get(name)) for name in ("greedy_acc_interval", "sample_pass@1_interval")]
+        spans = [_span(row_interval(row, name)) for name in ("greedy_acc", "sample_pass@1")]
         counts = [str(row[name]) for name in ("no_answer", "cut_off", "grading_gave_up", "missing")]
         body.append([str(row["dataset"]), *spans, majority, *counts])
     return boxed(header, body)
@@ -128,6 +130,6 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 def _flat_metrics(row: dict[str, Any]) -> dict[str, Any]:
     flat = dict(row.get("metrics") or {})
     for name in ("greedy_acc", "sample_pass@1"):
-        if interval := row.get(f"{name}_interval"):
+        if interval := row_interval(row, name):
             flat[f"{name}_low"], flat[f"{name}_high"] = interval
     return flat

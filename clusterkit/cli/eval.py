@@ -10,6 +10,7 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.eval_show import show, stop
+from clusterkit.cli.target import FILEROOT_OPTION, RUNS, Typed, folder_of_runs, for_checkpoint, told
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def evaluate(
         "--model-path",
         "--model_path",
         help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out. "
-        "With --cluster also NAME of /storage/models.",
+        "On a cluster also NAME of /storage/models.",
     ),
     output_path: str = typer.Option(
         "eval", "--output-path", "--output_path", help="Folder for answers, verdicts and tables."
@@ -46,7 +47,7 @@ def evaluate(
     data_path: str = typer.Option(
         "",
         "--data-path",
-        help="Folder that data are looked for in first; with --cluster one of this machine, or below its storage.",
+        help="Folder that data are looked for in first; on a cluster one of this machine, or below its storage.",
     ),
     num_questions: int = typer.Option(0, "--num-questions", help="Only the first so many questions of each; 0: all."),
     max_gen_tokens: int = typer.Option(
@@ -96,29 +97,31 @@ def evaluate(
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
     ] = None,
     cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    fileroot: str | None = FILEROOT_OPTION,
     watch: str | None = typer.Option(
         None,
         "--watch",
         metavar="DIR",
-        help="Score every checkpoint below DIR, and each new one as it appears; with --cluster: of EXPERIMENT/TRIAL.",
+        help="Score every checkpoint below DIR, and each new one as it appears; on a cluster: of EXPERIMENT/TRIAL.",
     ),
     once: bool = typer.Option(False, "--once", help="With --watch: end after the checkpoints that are there."),
     cluster: str | None = typer.Option(
         None,
         "--cluster",
         metavar="NAME",
-        help="Evaluate on this cluster, as a job of its Ray; results are copied here.",
+        help="Evaluate on that cluster, as a job of its Ray; results are copied here.",
     ),
-    detach: bool = typer.Option(False, "--detach", help="With --cluster: do not wait for the end."),
+    here: bool = typer.Option(False, "--here", help="Evaluate on this machine, whichever cluster is current."),
+    detach: bool = typer.Option(False, "--detach", help="On a cluster: do not wait for the end."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration; ask nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
     """Score a checkpoint on mathematics and memory suites: a table, its intervals, and every verdict with its reason.
 
-    What was answered is never asked again: a killed evaluation goes on with the same command. clusterkit eval show
-    FOLDER --question K prints one answer; FOLDER/index.html has all that are wrong.
+    A checkpoint of a run of this machine is scored here, all else on the current cluster (clusterkit use); --here and
+    --cluster NAME say otherwise. What was answered is never asked again: a killed evaluation goes on with the same
+    command. clusterkit eval show FOLDER --question K prints one answer; FOLDER/index.html has all that are wrong.
     """
     if context.invoked_subcommand is not None:
         return
@@ -147,13 +150,15 @@ def evaluate(
     }
 
     shown = (lambda _: None) if no_progress else output.note
+    by_itself = cluster is None and (server_url or cache_dir)  # a server or a folder of this machine
+    cluster = told(for_checkpoint(watch or model_path, Typed(cluster, here or bool(by_itself), fileroot)))
     if cluster is not None:
         if watch is not None and model_path is not None:
             raise UserError(_CHOOSES_ITSELF)
         from clusterkit.evaluating.there import Wanted  # noqa: PLC0415
 
         words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare or ()), tuple(setting or ()))
-        wanted = Wanted(*words, values, fileroot, watch or "", once)
+        wanted = Wanted(*words, values, fileroot or RUNS, watch or "", once)
         _evaluate_on(cluster, wanted, detach=detach, dry_run=dry_run, as_json=as_json, shown=shown)
         return
     if detach:
@@ -181,13 +186,14 @@ def evaluate(
         return
     from clusterkit.evaluating.request import choose_checkpoint  # noqa: PLC0415
 
-    config = request(choose_checkpoint(model_path, Path(fileroot).expanduser().absolute()))
-    if dry_run:
-        _print_plan(config, as_json)
-        return
+    config = request(choose_checkpoint(model_path, folder_of_runs(fileroot)))
     from clusterkit.evaluating.process import require_evaluator, run_evaluation  # noqa: PLC0415
 
+    if dry_run:
+        _print_plan(config, as_json)
     require_evaluator()
+    if dry_run:
+        return
     _print_results(run_evaluation(config, shown, output.debug), as_json)
 
 

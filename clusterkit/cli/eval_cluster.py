@@ -100,12 +100,13 @@ def fetch_newest(cluster: str, output_path: str, into: Path) -> Path:
     return _with_head(select(HostOptions(cluster=cluster)), fetch)
 
 
-def stop_on(cluster: str, output_path: str) -> str:
+def stop_on(cluster: str, output_path: str, user: str) -> str:
     """End the evaluation that writes into a folder there; a sentence. Raises RunError where none does."""
     from clusterkit.evaluating.job import stop  # noqa: PLC0415
 
     return _with_head(
-        select(HostOptions(cluster=cluster)), lambda head: stop(head, output_folder(head, output_path), output.note)
+        select(HostOptions(cluster=cluster)),
+        lambda head: stop(head, output_folder(head, output_path, user), output.note, user),
     )
 
 

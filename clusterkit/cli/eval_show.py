@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import USER_OPTION, Kind, Typed, checked_user, target, told
+from trainer.errors import UserError
 
 
 def show(
@@ -25,7 +29,10 @@ def show(
         from clusterkit.cli.eval_cluster import copy_of, fetch_newest  # noqa: PLC0415
 
         folder = str(fetch_newest(cluster, folder, copy_of(cluster, folder)))
-    path = find_results(folder)
+    try:
+        path = find_results(folder)
+    except UserError:  # nothing of an evaluation here: those of the current cluster
+        path = _of_current(folder)
     row = read_row(read_results(path), path.parent, dataset)
     if question is None:
         if as_json:
@@ -41,12 +48,29 @@ def show(
 
 
 def stop(
-    cluster: str = typer.Option(..., "--cluster", metavar="NAME", help="Where it runs."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Where it runs; on the current cluster when left out."
+    ),
     output_path: str = typer.Option(
         "eval", "--output-path", "--output_path", help="That of the command that started it."
     ),
+    user: str | None = USER_OPTION,
 ) -> None:
-    """End an evaluation on a cluster in order; the same command goes on with it. One of this machine: Ctrl-C."""
+    """End your evaluation on a cluster in order, or that of --user; the same command goes on with it.
+
+    One of this machine: Ctrl-C.
+    """
     from clusterkit.cli.eval_cluster import stop_on  # noqa: PLC0415
 
-    output.result(stop_on(cluster, output_path))
+    place = told(target(Kind.ON_A_CLUSTER, Typed(cluster)))
+    assert place is not None
+    output.result(stop_on(place, output_path, checked_user(user)))
+
+
+def _of_current(folder: str) -> Path:
+    """The latest results of the current cluster, copied here. Raises UserError where there are none."""
+    from clusterkit.cli.eval_cluster import copy_of, fetch_newest  # noqa: PLC0415
+    from evaluation.results import find_results  # noqa: PLC0415
+
+    place = told(target(Kind.CLUSTER_FIRST))
+    return find_results(str(fetch_newest(place, folder, copy_of(place, folder))) if place is not None else folder)

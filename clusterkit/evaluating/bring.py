@@ -71,7 +71,7 @@ class Bringer:
             return asset.folder
         if asset.origin is Origin.HOST:
             raise UserError(f"{problem}: name a folder that the hosts have, or one of this machine")
-        await self._provide(asset)
+        await self.provide(asset)
         return asset.folder
 
     async def _upload(self, asset: NodeAsset) -> str:
@@ -84,10 +84,16 @@ class Bringer:
             content = hashlib.sha256("".join(f"{name} {one['sha256']}\n" for name, one in files.items()).encode())
             name = f"{asset.name}-{content.hexdigest()[:8]}"
             asset = replace(asset, name=name, folder=f"{asset.folder.rpartition('/')[0]}/{name}")
-        await self._provide(asset)
+        await self.provide(asset)
         return asset.folder
 
-    async def _provide(self, asset: NodeAsset) -> None:
+    async def provide(self, asset: NodeAsset) -> None:
+        """Download or copy it to its folder.
+
+        Raises:
+            UserError: a folder of the user's stands in the way. RunError, HostError: the download or copy failed.
+
+        """
         if not self.change:
             return
         remote = asset.origin is Origin.HUB
@@ -126,7 +132,7 @@ class Bringer:
             problem = ""
             for _ in range(action.retries + 1):
                 result = await self.head.session.run(
-                    f"set -eu\n{action.script}", root=True, stdin=action.stdin, timeout=action.timeout
+                    action.script, root=True, stdin=action.stdin, timeout=action.timeout
                 )
                 if result.ok:
                     break

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.report.markup import Html, join, tag
+from evaluation.metrics import row_interval
 from evaluation.steps import global_step
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 560, 220, 46, 26
@@ -34,7 +35,7 @@ def points_of(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[P
         for row in one["rows"]:
             for measure, _ in _MEASURES:
                 if (value := row.get(measure)) is not None:
-                    low, high = row.get(f"{measure}_interval") or (value, value)
+                    low, high = row_interval(row, measure) or (value, value)
                     found.setdefault((row["dataset"], measure), {})[step] = Point(step, value, low, high)
     return {key: [points[step] for step in sorted(points)] for key, points in found.items()}
 

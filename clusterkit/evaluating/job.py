@@ -19,7 +19,7 @@ import yaml
 from clusterkit.dispatch.files import said
 from clusterkit.dispatch.follow import watch_job
 from clusterkit.dispatch.head import Head, head_of
-from clusterkit.dispatch.jobs import Job, RayJobs, submit_or_attach
+from clusterkit.dispatch.jobs import Job, RayJobs, origin, submit_or_attach
 from clusterkit.dispatch.storage import fetch_folders, put_code, read_from
 from clusterkit.evaluating.process import Finished, Told
 from clusterkit.launch import disk_errors
@@ -77,10 +77,11 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
     known = [job for job in await jobs.all() if job.metadata.get("kind") == KIND]
     for job in known:
         if job.alive and job.metadata.get("output") == output:
-            if job.metadata.get("fingerprint") == fingerprint:
+            if job.user == user and job.metadata.get("fingerprint") == fingerprint:
                 return Asked(job.submission_id, output, job.metadata["log"], attached=True)
+            whose = "another" if job.user == user else f"{job.user}'s"
             raise UserError(
-                f"another evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
+                f"{whose} evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
                 f"clusterkit eval stop {_named(head)}, or choose another --output-path"
             )
     gpus = await _gpus(head, config)
@@ -118,6 +119,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
             "fingerprint": fingerprint,
             "output": output,
             "log": log,
+            **origin(),
         },
         gpus=0 if watches else gpus,  # a watch asks for them when there is something to score
     )
@@ -128,7 +130,7 @@ async def _gpus(head: Head, config: EvalConfig) -> int:
     """GPUs that Ray is asked for: as many as were typed, else all of a host such as the head; 0 where it has none."""
     if config.server.gpus or config.server.engine == "openai" or config.server.url:
         return config.server.gpus
-    counted = int((await said(head, "ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l")).strip() or 0)
+    counted = int((await said(head, 'set -- /dev/nvidia[0-9]*\n[ -e "$1" ] || set --\necho $#')).strip() or 0)
     return min(counted, 1) if config.server.engine == "embedded" else counted
 
 
@@ -178,7 +180,11 @@ async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
     """
     results = json.loads(await _whole(head, f"{output}/{name}/{RESULTS}"))
     names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
-    with disk_errors(here), output_lock(here), tempfile.TemporaryDirectory(prefix=".copy-", dir=here) as staging:
+    with (
+        disk_errors(here, "choose another --output-path"),
+        output_lock(here),
+        tempfile.TemporaryDirectory(prefix=".copy-", dir=here) as staging,
+    ):
         await fetch_folders(head.session, output, names, Path(staging), leave_out="servers")
         for one in reversed(names):  # the results last: they say that all is there
             target = here / one
@@ -190,8 +196,8 @@ async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
 
 async def newest_results(head: Head, output: str) -> str:
     """Name of the folder of the latest results in a folder of evaluations. Raises UserError where there are none."""
-    script = f"ls -t {shlex.quote(output)}/*/{RESULTS} 2>/dev/null | head -n 1"
-    found = (await said(head, script)).strip()
+    script = f'set -- {shlex.quote(output)}/*/{RESULTS}\n[ -e "$1" ] || exit 0\nexec ls -t -- "$@"\n'
+    found, *_ = (await said(head, script)).splitlines() or [""]
     if not found:
         raise UserError(
             f"no results of an evaluation in {output} on cluster {head.cluster.name}: start one with clusterkit eval "
@@ -200,15 +206,18 @@ async def newest_results(head: Head, output: str) -> str:
     return PurePosixPath(found).parent.name
 
 
-async def stop(head: Head, output: str, say: Say) -> str:
-    """End the evaluation that writes into a folder there; how that went, as a sentence.
+async def stop(head: Head, output: str, say: Say, user: str | None = None) -> str:
+    """End the evaluation of a user, ours when left out, that writes into a folder; how that went, as a sentence.
 
     Raises:
         RunError: there is none, or it does not end.
 
     """
     async with head.jobs() as jobs:
-        alive = [job for job in await jobs.all() if job.alive and job.metadata.get("output") == output]
+        there = [job for job in await jobs.all() if job.alive and job.metadata.get("output") == output]
+        alive = [job for job in there if job.user == (user or user_name())]
+        if there and not alive:
+            raise UserError(f"the evaluation that writes into {output} is {there[0].user}'s: --user {there[0].user}")
         if not alive:
             raise RunError(f"no evaluation writes into {output} on cluster {head.cluster.name}")
         name = alive[0].submission_id

@@ -53,7 +53,7 @@ def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finishe
     """
     output = Path(config.output_path)
     logs = output / "logs"
-    with disk_errors(output):
+    with disk_errors(output, "choose another --output-path"):
         logs.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         request, console = logs / f"{name}.yaml", logs / f"{name}.log"

@@ -73,8 +73,15 @@ def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
 
 
 def default_names(config: RunConfig | None) -> list[str]:
-    """The suite of the task that a run trains on. Raises UserError where there is none."""
+    """The suite of the task that a run trains on, or where it holds no problem out, one of others.
+
+    Raises:
+        UserError: there is none.
+
+    """
     task = config.task if config is not None else None
+    if task is not None and task.name == "math" and not task.eval_fraction:
+        return ["math_500"]
     if task is not None and task.name in ("recall", "needles", "facts", "math", "memalpha"):
         return [task.name]
     if task is not None and task.name == "hotpotqa":
@@ -109,6 +116,8 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
         place = tree
         for section in sections:
             place = place.setdefault(section, {})
+        if key == "agent.template_file":
+            place.pop("wording", None)  # of the file that the run was trained with
         place[leaf] = text if known[key] is str else yaml.safe_load(text)
     try:
         return EvalConfig.model_validate(tree)

@@ -58,10 +58,10 @@ class Wanted:
     once: bool = False
 
 
-def output_folder(head: Head, typed: str) -> str:
+def output_folder(head: Head, typed: str, user: str | None = None) -> str:
     """Where the answers lie there: below the runs' place, for a name. Raises UserError for a place that is not shared.
 
-    typed: --output-path.
+    typed: --output-path. user: whose; ours when left out.
     """
     storage = head.cluster.storage
     if typed.startswith(f"{storage}/"):
@@ -72,7 +72,7 @@ def output_folder(head: Head, typed: str) -> str:
             f"--output-path {typed}: with --cluster it is a name, such as eval, or a folder below {storage}, which is "
             "all that the hosts share"
         )
-    return f"{head.fileroot}/eval/{user_name()}/{name}"
+    return f"{head.fileroot}/eval/{user or user_name()}/{name}"
 
 
 async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = True) -> EvalConfig | WatchConfig:
@@ -221,7 +221,9 @@ async def _newest_checkpoint(head: Head, run: str | None) -> str:
     """The checkpoint of the highest step of a run (EXPERIMENT/TRIAL, else the run written to last); empty without."""
     root = f"{head.fileroot}/checkpoints/{user_name()}"
     below = shlex.quote(f"{root}/{run}" if run else root)
-    script = f"find {below} -name config.json -path '*/epoch*' -printf '%T@ %h\\n' 2>/dev/null; true"
+    script = (
+        f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
+    )
     found = [line.partition(" ")[::2] for line in (await said(head, script)).splitlines()]
     checkpoints = [(float(moment), Path(path)) for moment, path in found if global_step(Path(path)) is not None]
     if not checkpoints:
@@ -235,7 +237,8 @@ async def _inside(head: Head, folder: str) -> str:
     """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
     if await _there(head, f"{folder}/config.json"):
         return folder
-    script = f"find {shlex.quote(folder)} -name config.json -path '*/epoch*' -printf '%h\\n' 2>/dev/null; true"
+    below = shlex.quote(folder)
+    script = f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%h\\n'"
     paths = [Path(line) for line in (await said(head, script)).splitlines() if global_step(Path(line)) is not None]
     if not paths:
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")

@@ -53,11 +53,10 @@ def watch_folder(
             shown(f"scoring {checkpoint}")
             try:
                 finished = run_evaluation(config, shown, output.debug)
-            except RunError as error:
+                show_scored(finished.folder, as_json)
+            except (RunError, OSError) as error:
                 failed.append(checkpoint.name)
                 output.error(f"{checkpoint.name}: {error}")
-                continue
-            show_scored(finished.folder, as_json)
         if once:
             if failed:
                 raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")

@@ -55,6 +55,11 @@ def heldout_suite(config: TaskConfig, limit: int = 0) -> Suite:
         source = Math(config, 0)
         count = min(source.num_heldout("test"), most)
         if not count:
+            if not config.eval_fraction:
+                raise UserError(
+                    f"{path}: the run trained on all of its problems (task.eval_fraction=0), so none is held out: ask "
+                    "for other data sets, such as math_500"
+                )
             raise UserError(f"{path}: no problem is held out for the test: raise task.eval_fraction (--set)")
         tasks = [source.heldout("test", index) for index in range(count)]
         return [replace(task, answers=tuple(last_box(text) or text for text in task.answers)) for task in tasks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -159,3 +160,33 @@ def test_a_preset_gives_the_agent_of_a_checkpoint_from_elsewhere(tmp_path: Path)
     assert not (tmp_path / "eval").exists()
     with pytest.raises(UserError, match="chunk_tokens=0"):
         make_request({"model_path": "m", "output_path": "o", "data_names": ["recall"]}, None, ["agent.chunk_tokens=0"])
+
+
+def test_a_checkpoint_is_asked_in_the_words_of_a_file(tmp_path: Path) -> None:
+    model = chat_checkpoint(tmp_path / "model")
+    wording = tmp_path / "words.yaml"
+    wording.write_text(
+        "update: |\n  Q {problem} M {memory} S {section}\n  Memory:\nfinal: |-\n  Q {problem} M {memory} A\n"
+    )
+    limits = {"chunk_tokens": 100, "max_question_tokens": 20, "max_memory_tokens": 10, "max_final_tokens": 10}
+    words = ["eval", "--model-path", model, "--output-path", tmp_path / "out", "--data-names", "recall@2"]
+    words += ["--num-questions", "1", "--n-sampling", "0", "--cache-dir", tmp_path / "cache"]
+    for key, value in {**limits, "template_file": wording.name}.items():
+        words += ["--set", f"agent.{key}={value}"]
+
+    clusterkit(*words, cwd=tmp_path)
+    shown = clusterkit("eval", "show", tmp_path / "out", "--question", "1", cwd=tmp_path).stdout
+
+    assert re.search(r"--- prompt\n\[user\]Q \w+ M .+ A\[end\]\[assistant\]", shown)
+    (record,) = (tmp_path / "out" / "records").glob("*/inputs.json")
+    first = json.loads(record.read_text(encoding="utf-8"))["first_prompt"]
+    assert re.fullmatch(r"\[user\]Q \w+ M No previous memory S .+\nMemory:\n\[end\]\[assistant\]", first)
+
+    wording.unlink()
+    refused = clusterkit(*words, cwd=tmp_path, code=2)
+    assert (
+        f"agent.template_file={wording} cannot be read: No such file or directory: name a YAML file" in refused.stderr
+    )
+    train = ["train", "--preset", "135M_cpu", "--task", "hotpotqa", f"agent.template_file={wording}", "--dry-run"]
+    assert f"agent.template_file={wording} cannot be read" in clusterkit(*train, cwd=tmp_path, code=2).stderr
+    assert list(tmp_path.glob("runs")) == []

@@ -1,4 +1,4 @@
-"""What `clusterkit eval --cluster` copies: checkpoints and data of this machine, through a real SSH server.
+"""What `eval` and `train` on a cluster copy: checkpoints and data of this machine, through a real SSH server.
 
 The storage is a folder of this machine, so what arrives is used at once: rows are made of it, as the job would.
 """
@@ -19,9 +19,11 @@ from hub import FakeHub
 from sshd import Ssh, Sshd
 
 from clusterkit.dispatch.head import Head
+from clusterkit.dispatch.train import have_assets, order_of
 from clusterkit.evaluating.there import Wanted, request_there
 from clusterkit.hosts.model import Cluster
 from clusterkit.images.lock import Lock
+from clusterkit.provision import claim
 from clusterkit.rundir import user_name
 from clusterkit.ssh.session import SshSession
 from evaluation.config import EvalConfig
@@ -276,6 +278,48 @@ def test_a_model_of_the_hub_is_downloaded_by_the_head(
     assert config.model_path == f"{storage}/models/name"
     weights = Path(config.model_path, "model.safetensors").read_bytes()
     assert weights == files["model.safetensors"]
+
+
+def test_train_brings_what_the_storage_lacks(
+    docker: str, storage: Path, tmp_path: Path, ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a plain `clusterkit setup`: no second one is needed to fetch what a preset trains."""
+    monkeypatch.setattr(claim, "NODE_FOLDER", str(tmp_path / "etc"))
+    monkeypatch.setattr(claim, "node_folder", lambda cluster: f"{tmp_path}/etc/{cluster}")
+    monkeypatch.setenv("CLUSTERKIT_STATE", str(tmp_path / "state"))
+    lock = Lock(reference="clusterkit-test:1", image_id="sha256:0", repo_digest="", content="", date="")
+    (storage / "clusterkit").mkdir()
+    (storage / "clusterkit" / "image.lock.json").write_text(lock.model_dump_json())
+    site = ssh.folder / "config" / "clusters" / "c" / "site.json"
+    site.parent.mkdir(parents=True)
+    files = {path.name: path.read_bytes() for path in chat_checkpoint(tmp_path / "source").iterdir()}
+    data = tmp_path / "problems"
+    data.mkdir()
+    (data / "train.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n')
+    said: list[str] = []
+
+    async def work(session: SshSession, settings: list[str]) -> None:
+        cluster = Cluster(name="c", hosts=(session.host,), storage=str(storage))
+        _, assets, _ = order_of(cluster, "1.5B_n1", None, settings)
+        await have_assets(Head(session, cluster, "token"), assets, said.append)
+
+    server = ssh.servers(docker)
+    settings = ["model.path=org/name", f"task.path={data}", "task.dataset=train.jsonl"]
+    with FakeHub({"org/name": files}, large=("model.safetensors",)) as hub:
+        site.write_text(json.dumps({"hf_endpoint": hub.url}))
+        ssh.with_session(server, lambda session: work(session, settings))
+        assert said == [
+            f"downloading model org/name to {storage}/models/name",
+            f"copying dataset {data} to {storage}/datasets/problems",
+        ]
+        ssh.with_session(server, lambda session: work(session, settings))
+        assert len(said) == 2  # all is there
+        with claim.claimed("c", "setup"), pytest.raises(UserError, match="clusterkit setup"):
+            ssh.with_session(server, lambda session: work(session, ["model.path=org/other", *settings[1:]]))
+    assert (storage / "models" / "name" / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert (storage / "datasets" / "problems" / "train.jsonl").read_text() == (data / "train.jsonl").read_text()
+    with pytest.raises(UserError, match=r"model no-such is not on the cluster: .*models/no-such is not there"):
+        ssh.with_session(server, lambda session: work(session, [f"model.path={storage}/models/no-such", *settings[1:]]))
 
 
 def test_a_named_file_is_copied_beside_the_answers(

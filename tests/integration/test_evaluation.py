@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -181,6 +182,15 @@ def test_two_evaluations_cannot_write_into_one_folder(recall_model: Path, tmp_pa
     with output_lock(tmp_path), pytest.raises(UserError, match=rf"process {os.getpid()}\) writes into .*--output-path"):
         evaluate(recall_config(recall_model, tmp_path))
     evaluate(recall_config(recall_model, tmp_path))
+
+
+def test_a_folder_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:  # a stand-in: no file system without locks can be mounted here
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("evaluation.record.fcntl.flock", refused)
+    with pytest.raises(UserError, match=r"eval\.lock: No locks available.*--output-path"), output_lock(tmp_path):
+        pass
 
 
 def test_other_grading_judges_the_same_answers_anew(

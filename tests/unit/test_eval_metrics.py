@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from itertools import combinations
-from math import comb, sqrt
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterkit.evaluating.curve import points_of
 from evaluation import metrics, table
 from evaluation.record import RowRecord, text_sha
 from evaluation.results import compare, row_results
@@ -65,16 +66,66 @@ def test_majority(answers: list[str], right: list[bool], expected: float) -> Non
     assert metrics.majority(answers, right) == pytest.approx(expected)
 
 
-def test_the_bootstrap_interval_is_the_binomial_one_where_there_are_many_questions() -> None:
-    p, n = 0.4, 2000
-    scores = [1.0] * int(p * n) + [0.0] * int((1 - p) * n)
-    low, high = metrics.bootstrap_interval(scores)
-    half = 1.96 * sqrt(p * (1 - p) / n)
-    assert low == pytest.approx(p - half, abs=0.1 * half)
-    assert high == pytest.approx(p + half, abs=0.1 * half)
-    assert metrics.bootstrap_interval(scores) == (low, high)
-    assert metrics.bootstrap_interval([1.0] * 30) == (1.0, 1.0)
-    assert metrics.bootstrap_interval([]) == (0.0, 0.0)
+@pytest.mark.parametrize(
+    ("right", "wrong", "low", "high"),  # the last: Newcombe 1998, table I
+    [
+        (128, 0, 0.9709, 1.0),
+        (0, 128, 0.0, 0.0291),
+        (1, 0, 0.2065, 1.0),
+        (8, 2, 0.4902, 0.9433),
+        (81, 182, 0.2553, 0.3662),
+    ],
+)
+def test_right_and_wrong_have_wilsons_interval(right: int, wrong: int, low: float, high: float) -> None:
+    assert metrics.score_interval([1.0] * right + [0.0] * wrong) == (
+        pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5),
+    )  # fmt: skip
+
+
+def test_nothing_that_was_measured_says_nothing() -> None:
+    assert metrics.score_interval([]) == (0.0, 1.0)
+
+
+def test_samples_of_a_question_are_no_questions_of_their_own() -> None:
+    """Where a question's samples agree, 32 of them tell what one does; where they are drawn alike, nearly as 32 do."""
+    agree = [1.0] * 20 + [0.0] * 20
+    assert metrics.score_interval(agree) == metrics.score_interval([sum([a] * 32) / 32 for a in agree])
+    alike = metrics.score_interval([0.5] * 20 + [15 / 32] * 20)
+    assert alike[1] - alike[0] < (metrics.score_interval(agree)[1] - metrics.score_interval(agree)[0]) / 2
+    # One wrong answer of 4,096 to 128 questions: they may still hide a hard question in a hundred.
+    low, high = metrics.score_interval([1.0] * 127 + [31 / 32])
+    assert low < 0.975
+    assert 0.999 < high <= 1.0
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    rng = random.Random(2)
+
+    def questions(mean: float) -> float:
+        return sum(rng.random() < mean for _ in range(8)) / 8
+
+    kinds = {
+        "easy and hard": (lambda: questions(rng.betavariate(0.3, 0.3)), 0.5),
+        "all alike": (lambda: questions(0.97), 0.97),
+        "few that nothing solves": (lambda: 0.0 if rng.random() < 0.02 else questions(0.999), 0.98 * 0.999),
+        "right or wrong": (lambda: float(rng.random() < 0.9), 0.9),
+    }
+    for name, (draw, truth) in kinds.items():
+        found = [metrics.score_interval([draw() for _ in range(30)]) for _ in range(400)]
+        assert sum(low <= truth <= high for low, high in found) >= 0.93 * len(found), name
+
+
+def test_a_table_never_says_that_it_is_certain() -> None:
+    scores = {f"q{n}": {"greedy": 1.0, "sampled": None, "right": 0} for n in range(128)}
+    row = {
+        "dataset": "d", "samples": 0, "greedy_acc": 1.0, "greedy_acc_interval": [1.0, 1.0], "questions": scores,
+        "no_answer": 0, "cut_off": 0, "grading_gave_up": 0, "missing": 0,
+    }  # fmt: skip
+    assert "97.1 … 100.0" in table.detail_table([row])  # also of results that an earlier version wrote
+    assert "0.9708" in table.as_csv([row])
+    assert (
+        points_of([{"model_path": "ckpt/epoch1epochstep1globalstep7", "rows": [row]}])["d", "greedy_acc"][0].low < 0.98
+    )
 
 
 @pytest.mark.parametrize(("gained", "lost", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (1, 1, 1.0), (9, 1, 22 / 1024)])

@@ -241,7 +241,7 @@ def test_the_data_files_are_read_as_their_schemas_say(shared_data: Path) -> None
         ("memalpha-4B", ["memalpha"]),
         ("135M_cpu", ["ruler_hqa@6"]),
         ("135M", ["needles"]),
-        ("1.5B_n1", ["math"]),
+        ("1.5B_n1", ["math_500"]),
     ],
 )
 def test_without_names_a_run_is_asked_its_own_task(preset: str, names: list[str]) -> None:
