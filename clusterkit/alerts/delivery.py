@@ -68,7 +68,8 @@ class Webhook:
         host = urlsplit(self.url).hostname
         try:
             answer = httpx.post(self.url, json=body, timeout=TIMEOUT_SECONDS)
-        except httpx.HTTPError as error:  # its text may hold the address
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, OSError, ValueError) as error:
+            # Its text may hold the address.
             raise UndeliveredError(f"the webhook at {host} cannot be reached: {type(error).__name__}") from None
         if answer.is_success:
             return
@@ -100,8 +101,9 @@ class Command:
                 timeout=COMMAND_SECONDS,
                 check=False,
             )
-        except OSError as error:
-            raise UndeliveredError(f"{self.words[0]} cannot be run: {error.strerror}", final=True) from None
+        except (OSError, ValueError) as error:  # a null byte among the words is a ValueError
+            reason = getattr(error, "strerror", None) or error
+            raise UndeliveredError(f"{self.words[0]} cannot be run: {reason}", final=True) from None
         except subprocess.TimeoutExpired:
             raise UndeliveredError(f"{self.words[0]} did not end within {COMMAND_SECONDS:.0f} s") from None
         if done.returncode:
@@ -149,10 +151,23 @@ def webhook_from(source: str | None) -> Webhook:
         url, where = _read_secret(Path(rest).expanduser()), rest
     else:
         raise UserError(f"--webhook {source}: say file:PATH, or env:NAME for a variable of the environment")
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    url = url.strip()
+    if (lines := len(url.splitlines())) > 1:
+        raise UserError(f"{where} holds {lines} lines: it must hold the webhook's address alone, in one line")
+    if not _is_address(url):
         raise UserError(f"{where} does not hold an address that begins with https:// or http://")
-    return Webhook(url.strip())
+    return Webhook(url)
+
+
+def _is_address(url: str) -> bool:
+    """Whether a POST could be sent there, as far as its form tells."""
+    import httpx  # noqa: PLC0415 (slow)
+
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.host) and not any(sign.isspace() for sign in url)
 
 
 def command_from(text: str) -> Command:

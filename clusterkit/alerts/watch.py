@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from clusterkit.diagnose.view import explain_status
 from clusterkit.rundir import RunDirectory
 from clusterkit.runlog.metrics import History, MetricsTail
 from clusterkit.status import observe
-from trainer.errors import RunError
+from trainer.errors import UserError
 
 
 class Elsewhere(Protocol):
@@ -47,6 +48,7 @@ class Watcher:
         self._elsewhere, self._kept = elsewhere, kept or run.logs / "alerts.json"
         self.delivered = Delivered(self._kept, receiver.name)
         self._tail, self._history = MetricsTail(run.metrics), History()
+        self._trouble = ""
 
     def look(self) -> tuple[str, bool]:
         """One look: the run's state, and whether everything there was to send has been delivered.
@@ -68,16 +70,26 @@ class Watcher:
         return status.state, self._send(alert_of(status, explain_status(status)) or alert)
 
     def watch(self, every: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-        """Look every so many seconds until the run is complete and that is delivered."""
+        """Look every so many seconds until the run is complete and that is delivered, whatever a look comes upon."""
         while True:
             try:
                 state, sent = self.look()
-            except RunError as error:
-                self.say(f"cannot see the run for now ({str(error).splitlines()[0]}); trying again")
+            except Exception as error:  # a watcher that has died is told by nobody
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                self._say_once(f"cannot see the run for now ({kind}{lines[0]}); trying again")
             else:
+                self._trouble = "" if sent else self._trouble
                 if state == "finished" and sent:
                     return True
             sleep(every)
+
+    def _say_once(self, trouble: str) -> None:
+        """Tell it when it is new: the same every minute, for days, would hide all else."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            with suppress(OSError):  # stderr may be on the disk that is full
+                self.say(trouble)
 
     def _send(self, alert: Alert) -> bool:
         what = f"{alert.body['event']}, step {alert.body['global_step']}"
@@ -85,8 +97,8 @@ class Watcher:
             body = self._elsewhere.told(alert.body) if self._elsewhere else alert.body
             deliver(self.receiver, body, self.waits)
         except UndeliveredError as error:
-            self.say(f"not delivered ({what}): {error}")
+            self._say_once(f"not delivered ({what}): {error}; trying again")
             return False
         kept = self.delivered.add(alert)
-        self.say(f"delivered: {what}" + ("" if kept else f" (could not be noted in {self._kept.parent})"))
+        self._say_once(f"delivered: {what}" + ("" if kept else f" (could not be noted in {self._kept.parent})"))
         return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
 
 if TYPE_CHECKING:
     from clusterkit.alerts.watch import Watcher
@@ -19,10 +19,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=
 def alerts(
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
-    ),
+    fileroot: str | None = FILEROOT_OPTION,
+    cluster: str | None = CLUSTER_OPTION,
+    here: bool = HERE_OPTION,
     webhook: str | None = typer.Option(
         None,
         "--webhook",
@@ -36,7 +35,8 @@ def alerts(
     """Watch a run; send a failure, a stall, a stop and the end, each once, as JSON.
 
     Goes on until the run is complete or Ctrl-C. What was delivered is noted beside the run (for one of a cluster, in
-    the configuration folder of this machine): a second watcher does not repeat it.
+    the configuration folder of this machine): a second watcher does not repeat it. Without a name it goes to the
+    run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
     from clusterkit.alerts.delivery import command_from, webhook_from  # noqa: PLC0415
     from clusterkit.alerts.watch import Watcher  # noqa: PLC0415
@@ -46,14 +46,15 @@ def alerts(
     if command is not None and webhook is not None:
         raise UserError("--webhook and --command are two receivers: give one, and start a second watcher for the other")
     receiver = command_from(command) if command is not None else webhook_from(webhook)
+    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
     if cluster is None:
-        run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
+        run = find_run(folder_of_runs(fileroot), experiment, trial)
         _watch(Watcher(run, receiver, output.note), every, once)
         return
     from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
     from clusterkit.hosts.folders import config_folder  # noqa: PLC0415
 
-    with mirror_of(cluster, fileroot) as mirror:
+    with mirror_of(cluster, fileroot or RUNS) as mirror:
         run = mirror.find(experiment, trial)
         kept = config_folder() / "clusters" / cluster / "alerts" / run.experiment / f"{run.trial}.json"
         _watch(Watcher(run, receiver, output.note, elsewhere=mirror, kept=kept), every, once)

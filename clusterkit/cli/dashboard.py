@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import ExitStack
-from pathlib import Path
 
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -24,21 +24,25 @@ def dashboard(
         None, "--compare", help="A second run to draw beside it.", metavar="TRIAL or EXPERIMENT/TRIAL"
     ),
     port: int = typer.Option(DEFAULT_PORT, "--port", help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
-    ),
+    fileroot: str | None = FILEROOT_OPTION,
+    cluster: str | None = CLUSTER_OPTION,
+    here: bool = HERE_OPTION,
 ) -> None:
-    """Serve the runs as a live page to browsers on this machine, until Ctrl-C. It changes nothing."""
+    """Serve the runs as a live page to browsers on this machine, until Ctrl-C. It changes nothing.
+
+    Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
+    --cluster NAME say which.
+    """
     from clusterkit.report.dashboard import Dashboard, Views  # noqa: PLC0415
 
+    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
     with ExitStack() as stack:
         if cluster is None:
-            views = Views(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
+            views = Views(folder_of_runs(fileroot), experiment, trial, compare)
         else:
             from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
 
-            mirror = stack.enter_context(mirror_of(cluster, fileroot))
+            mirror = stack.enter_context(mirror_of(cluster, fileroot or RUNS))
             mirror.choose(experiment, trial, compare)  # what is wrong is told here, not to the browser
             views = Views(mirror.folder, experiment, trial, compare, mirror)
         server = stack.enter_context(Dashboard(port, views))

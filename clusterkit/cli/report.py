@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
 
 if TYPE_CHECKING:
     from clusterkit.rundir import RunDirectory
@@ -26,25 +27,29 @@ def report(
     out: str | None = typer.Option(
         None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
     ),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Runs of that cluster instead; --fileroot is then a folder there."
-    ),
+    fileroot: str | None = FILEROOT_OPTION,
+    cluster: str | None = CLUSTER_OPTION,
+    here: bool = HERE_OPTION,
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
-    """Write a run's rewards, lengths, times, checkpoints and restarts as one web page that needs nothing else."""
+    """Write a run's rewards, lengths, times, checkpoints and restarts as one web page that needs nothing else.
+
+    Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
+    --cluster NAME say which.
+    """
     from clusterkit.report.choose import choose_runs  # noqa: PLC0415
     from clusterkit.report.write import write_page  # noqa: PLC0415
 
+    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
     if cluster is not None:
         from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
 
-        with mirror_of(cluster, fileroot) as mirror:
+        with mirror_of(cluster, fileroot or RUNS) as mirror:
             directories = mirror.choose(experiment, trial, compare)
             page, runs = _page(directories)
             page = mirror.told(page)
     else:
-        directories = choose_runs(Path(fileroot).expanduser().absolute(), experiment, trial, compare)
+        directories = choose_runs(folder_of_runs(fileroot), experiment, trial, compare)
         page, runs = _page(directories)
     if out == "-":
         output.result(page)

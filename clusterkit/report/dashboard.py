@@ -1,7 +1,13 @@
-"""The same page served live to a browser on this machine. It reads; nothing that is asked of it changes anything."""
+"""The same page served live to a browser on this machine. It reads; nothing that is asked of it changes anything.
+
+Other users of a login node reach its loopback, too: every request must carry the token that is in the printed address.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import socketserver
 import sys
 import threading
@@ -11,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from clusterkit.report.choose import choose_runs
 from clusterkit.report.markup import Html, tag
@@ -142,7 +148,7 @@ def _same(old: list[tuple[Run, int]], new: list[tuple[Run, int]]) -> bool:
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The server, which only this machine reaches.
+    """The server, which only this machine reaches, and which answers only to those who know `token`.
 
     Raises:
         UserError: the port cannot be had.
@@ -153,6 +159,9 @@ class Dashboard(ThreadingHTTPServer):
 
     def __init__(self, port: int, views: Views) -> None:
         self.views = views
+        self.token = secrets.token_urlsafe(32)
+        # A browser sends the cookies of 127.0.0.1 to every port: dashboards must not overwrite one another's.
+        self.cookie = f"clusterkit-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
@@ -167,8 +176,8 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
-        return f"http://{ADDRESS}:{self.server_port}/"
+        """Where a browser finds it, with the token: a secret, as that of Jupyter."""
+        return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """A browser that goes away in the middle of an answer is no error of ours."""
@@ -192,6 +201,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         address = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        typed = self._is_token(query.pop("token", ""))
+        if not typed and not self._is_token(self._cookie()):
+            self._answer(
+                HTTPStatus.FORBIDDEN,
+                "Open the address that `clusterkit dashboard` has printed, all of it: it holds the token that only "
+                "its user knows. A dashboard that was started again has another one.\n",
+                "text/plain",
+            )
+            return
+        if typed and address.path == "/":  # away with the token from the address that a browser shows and remembers
+            self._answer(HTTPStatus.SEE_OTHER, "", "text/plain", "/" + (f"?{urlencode(query)}" if query else ""))
+            return
         run, compare, known = (query.get(name, "") for name in ("run", "compare", "drawn"))
         try:
             if address.path == "/":
@@ -225,9 +246,23 @@ class _Handler(BaseHTTPRequestHandler):
             name, port = hosts[0].strip().lower(), "0"
         return name in LOCAL_NAMES and port.isascii() and port.isdigit()
 
-    def _answer(self, status: HTTPStatus, text: str, kind: str) -> None:
+    def _is_token(self, said: str) -> bool:
+        return hmac.compare_digest(said.encode(errors="replace"), self.server.token.encode())
+
+    def _cookie(self) -> str:
+        """What the browser was given at its first visit; empty where it sends nothing such."""
+        parts = ";".join(self.headers.get_all("Cookie") or []).split(";")
+        pairs = (part.strip().partition("=") for part in parts)
+        return next((value for name, _, value in pairs if name == self.server.cookie), "")
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str, location: str = "") -> None:
+        """Send an answer. location: go there, with the token in a cookie."""
         data = text.encode()
         self.send_response(status)
+        if location:
+            self.send_header("Location", location)
+            # Lax, not Strict: the first click may be on a link in a web terminal. No script reads it.
+            self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Lax; Path=/")
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",
             "Content-Length": str(len(data)),

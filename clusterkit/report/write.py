@@ -6,15 +6,16 @@ import os
 import tempfile
 from pathlib import Path
 
-from trainer.errors import RunError, UserError
+from trainer.disk import file_failure
+from trainer.errors import UserError
 
 
 def write_page(page: str, path: Path) -> Path:
     """Write the page, whole or not at all, and give its absolute path.
 
     Raises:
-        UserError: the path is a folder, or lies in none.
-        RunError: it cannot be written.
+        UserError: the path is a folder, lies in none, or may not be written.
+        RunError: the disk is full.
 
     """
     path = path.absolute()
@@ -25,7 +26,7 @@ def write_page(page: str, path: Path) -> Path:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
-        raise _refused(path, error) from None
+        raise file_failure(error, path, "name another file with --out") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(page)
@@ -35,9 +36,5 @@ def write_page(page: str, path: Path) -> Path:
         Path(temporary).replace(path)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
-        raise _refused(path, error) from None
+        raise file_failure(error, path, "name another file with --out") from None
     return path
-
-
-def _refused(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be written ({error.strerror}): name another file with --out")

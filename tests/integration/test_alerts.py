@@ -227,3 +227,54 @@ def test_bad_usage_is_one_message(tmp_path: Path, arguments: tuple[str, ...], pa
     assert done.returncode == 2
     assert part in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_webhook_file_of_two_lines_is_refused_at_the_start(tmp_path: Path, receiver: Receiver) -> None:
+    _failed(tmp_path)
+    file = tmp_path / "webhook"
+    file.touch(mode=0o600)
+    for text in (f"{receiver.url}\n{receiver.url}x\n", f"{receiver.url} x", "https://[::1", f"{receiver.url}\x7f"):
+        file.write_text(text)
+        done = _alerts("--once", "--fileroot", str(tmp_path), "--webhook", f"file:{file}")
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert SECRET not in done.stderr
+    assert receiver.paths == []
+
+
+def test_a_watcher_outlives_all_that_a_look_comes_upon(tmp_path: Path, said: list[str]) -> None:
+    writer = _failed(tmp_path)
+    seen = tmp_path / "seen.json"
+    program = tmp_path / "tell"
+    program.write_text(f"#!/bin/sh\ncat > {seen}\n")  # not executable
+    watcher = Watcher(writer.run, Command((str(program),)), said.append, SOON)
+    metrics = writer.run.metrics.read_bytes()
+
+    def run_a_folder() -> None:
+        writer.run.metrics.unlink()
+        writer.run.metrics.mkdir()
+
+    def mend() -> None:
+        writer.run.metrics.rmdir()
+        writer.run.metrics.write_bytes(
+            metrics + b'{"kind": "step", "global_step": "x"}\n{"kind": "finish", "time": []}\n'
+        )
+
+    def finish() -> None:
+        program.chmod(0o755)
+        writer.run.metrics.write_bytes(metrics)
+        writer.attempt(resume_step=3).steps(4, 30).finish("completed", 30)
+
+    todo = iter([lambda: None, run_a_folder, lambda: None, mend, finish, lambda: None, lambda: None])
+    assert watcher.watch(0.0, lambda _: next(todo)())
+    assert json.loads(seen.read_text())["event"] == "completed"
+    assert sum("tell cannot be run" in line for line in said) >= 1
+    assert sum("cannot see the run for now (IsADirectoryError" in line for line in said) == 1, said
+
+
+def test_a_webhook_that_no_request_can_be_made_of_is_not_delivered_and_nothing_more(
+    tmp_path: Path, said: list[str]
+) -> None:
+    watcher = Watcher(_failed(tmp_path).run, Webhook(f"http://127.0.0.1:1{SECRET}\nx"), said.append, SOON)
+    assert watcher.look() == ("failed", False)
+    assert "cannot be reached: InvalidURL" in said[0]
+    assert SECRET not in said[0]

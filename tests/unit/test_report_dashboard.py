@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from run_writer import RunWriter
@@ -31,8 +32,10 @@ def server(tmp_path: Path) -> Iterator[Dashboard]:
 
 
 def _ask(server: Dashboard, path: str = "/", method: str = "GET", **headers: str) -> tuple[HTTPResponse, str]:
+    """As a browser that has been here before, unless `headers` hold another cookie."""
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    connection.request(method, path, headers={"Host": f"127.0.0.1:{server.server_port}", **headers})
+    given = {"Host": f"127.0.0.1:{server.server_port}", "Cookie": f"other=1; {server.cookie}={server.token}"}
+    connection.request(method, path, headers=given | headers)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
@@ -41,6 +44,45 @@ def _ask(server: Dashboard, path: str = "/", method: str = "GET", **headers: str
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def test_other_users_of_this_machine_see_nothing(server: Dashboard, tmp_path: Path) -> None:
+    RunWriter(tmp_path, "secret").attempt().steps(1, 3)
+    wrong = [f"{server.cookie}=", f"{server.cookie}={'x' * len(server.token)}", f"clusterkit={server.token}", "", "é"]
+
+    for path in ("/", "/page", "/nothing", "/?token=", "/page?token=x", f"/page?token={server.token}x", "/?token=%ff"):
+        for cookie in wrong:
+            response, text = _ask(server, path, Cookie=cookie)
+            assert response.status == 403
+            assert "secret" not in text
+            assert "address that `clusterkit dashboard` has printed" in text
+            assert "Set-Cookie" not in response.headers
+
+
+def test_a_browser_gets_in_by_the_printed_address_and_keeps_no_token_in_its_own(
+    server: Dashboard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    RunWriter(tmp_path).config().attempt().steps(1, 3)
+    path = server.url.partition(f":{server.server_port}")[2]
+
+    first, _ = _ask(server, f"{path}&run=tiny-recall/run1", Cookie="")
+    assert (first.status, first.headers["Location"]) == (303, "/?run=tiny-recall%2Frun1")
+    assert first.headers["Referrer-Policy"] == "no-referrer"
+    cookie, *marks = first.headers["Set-Cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Lax"} <= set(marks)
+
+    then, text = _ask(server, first.headers["Location"], Cookie=cookie)
+    assert then.status == 200
+    assert server.token not in text
+    assert _ask(server, f"/page?token={server.token}", Cookie="")[0].status == 200  # a program without cookies
+    assert server.token not in "".join(capfd.readouterr())
+
+
+def test_every_start_has_a_token_of_its_own(server: Dashboard, tmp_path: Path) -> None:
+    with Dashboard(0, Views(tmp_path, None, None, None)) as second:
+        assert len({server.token, second.token}) == 2
+        assert server.cookie != second.cookie
+    assert len(server.token) >= 40
 
 
 def test_it_listens_on_loopback_alone(server: Dashboard) -> None:
@@ -162,10 +204,12 @@ def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) ->
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        connection = HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=10)
-        connection.request("GET", "/")
-        assert connection.getresponse().status == 200
-        connection.close()
+        parts = urlsplit(address)
+        for path, status in ((f"/page?{parts.query}", 200), ("/page", 403)):
+            connection = HTTPConnection(parts.netloc, timeout=10)
+            connection.request("GET", path)
+            assert connection.getresponse().status == status
+            connection.close()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
     finally:
