@@ -8,6 +8,7 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.target import hosts_of_cluster
 
 if TYPE_CHECKING:
     from clusterkit.check.finding import Finding
@@ -49,7 +50,7 @@ def check(
     from clusterkit.ssh.connection import connect  # noqa: PLC0415
 
     needs = needs_of_preset(preset) if preset else Needs()
-    selection = select(hosts)
+    selection = select(hosts_of_cluster(hosts))
     request = CheckRequest(selection.cluster, selection.hosts, needs, probes, bandwidth, nccl)
     output.note(f"checking {len(request.hosts)} host(s)")
     report = asyncio.run(check_hosts(request, lambda host: connect(host, selection.ssh), output.note))

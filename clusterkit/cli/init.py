@@ -6,6 +6,7 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, cluster_of
+from clusterkit.raycluster.current import option
 
 _NAMES = typer.Argument(..., metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases.")
 _KEYS = typer.Option(None, "--private-key-file", metavar="FILE", help="Private key of any type.")
@@ -59,8 +60,6 @@ def init(
         output.result_json({"path": str(path), "changed": kept != wanted, "cluster": wanted.model_dump(mode="json")})
         return
     output.result(str(path))
-    named = "" if cluster == inventory.DEFAULT else f" --cluster {cluster}"
     hosts = len(wanted.hosts)
-    output.note(
-        f"{hosts} host{'s' if hosts > 1 else ''}, head node {wanted.head_host.name}.\nNext: clusterkit check{named}"
-    )
+    check = f"clusterkit check{option(cluster)}"
+    output.note(f"{hosts} host{'s' if hosts > 1 else ''}, head node {wanted.head_host.name}.\nNext: {check}")

@@ -22,6 +22,7 @@ COMMANDS = {
     "setup": Command("clusterkit.cli.setup", "Take SSH hosts to a ready Ray cluster."),
     "check": Command("clusterkit.cli.check", "Check whether hosts are fit for a cluster; changes nothing."),
     "init": Command("clusterkit.cli.init", "Keep hosts under a name, so that later commands need none."),
+    "use": Command("clusterkit.cli.use", "Choose the cluster that commands go to, or list them."),
     "ray-status": Command("clusterkit.cli.ray_status", "Show the cluster's nodes, GPUs and versions."),
     "down": Command("clusterkit.cli.down", "Take the cluster off its hosts; touches nothing of others."),
     "bundle": Command("clusterkit.cli.bundle", "Collect what hosts without a network need."),
@@ -143,6 +144,12 @@ def main() -> None:
     except Exception as error:
         if output.debug:
             raise
+        if isinstance(error, OSError):
+            from clusterkit.filefailure import in_words  # noqa: PLC0415
+
+            if told := in_words(error):
+                output.error(str(told))
+                sys.exit(told.exit_code)
         output.error(
             f"{type(error).__name__}: {error}\nThis is a fault of clusterkit or of this machine: "
             "add --debug to the command to see where it happened."

@@ -8,6 +8,7 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
+from clusterkit.cli.target import hosts_of_cluster
 
 if TYPE_CHECKING:
     from clusterkit.raycluster.state import ClusterState, NodeState
@@ -25,12 +26,12 @@ app = typer.Typer(
 def ray_status(*, hosts: HostOptions, as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """Show the cluster's Ray nodes, GPUs and versions.
 
-    Asks the hosts and Ray itself. Exit code: 0 every expected node and GPU is there, 1 something is missing, 2 bad
-    usage.
+    Asks the hosts and Ray itself, of the current cluster (clusterkit use) or of --cluster NAME. Exit code: 0 every
+    expected node and GPU is there, 1 something is missing, 2 bad usage.
     """
     import asyncio  # noqa: PLC0415
 
-    state = asyncio.run(_observe(select(hosts)))
+    state = asyncio.run(_observe(select(hosts_of_cluster(hosts))))
     if as_json:
         output.result_json(state.as_dict())
     else:

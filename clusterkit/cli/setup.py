@@ -8,6 +8,7 @@ import typer
 
 from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
+from clusterkit.cli.target import hosts_of_cluster
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -27,7 +28,9 @@ def setup(
     task: str | None = typer.Option(None, "--task", help="Task of the preset; its default when left out."),
     image: str = typer.Option("", "--image", metavar="REF", help="Runtime image; built on the head when left out."),
     image_from: str = typer.Option(
-        "auto", "--image-from", help="auto, pull, storage (saved once, loaded everywhere) or fanout (host to host)."
+        "auto",
+        "--image-from",
+        help="auto, pull, storage (saved once, loaded everywhere) or fanout (host to host, through here).",
     ),
     image_refresh: bool = typer.Option(
         False, "--image-refresh", help="Take what the image's tag means now, not what the lock file remembers."
@@ -48,8 +51,10 @@ def setup(
     hf_endpoint: str = typer.Option("", "--hf-endpoint", metavar="URL", help="Mirror of the Hugging Face hub."),
     hf_token_file: Path | None = _HF_TOKEN_FILE,
     ca_bundle: str = typer.Option("", "--ca-bundle", metavar="FILE", help="PEM certificates that hosts shall trust."),
-    http_proxy: str = typer.Option("", "--http-proxy", metavar="URL", help="Proxy of the hosts."),
-    https_proxy: str = typer.Option("", "--https-proxy", metavar="URL", help="Proxy of the hosts."),
+    http_proxy: str = typer.Option("", "--http-proxy", metavar="URL", help="Proxy of the hosts; env:NAME, file:PATH."),
+    https_proxy: str = typer.Option(
+        "", "--https-proxy", metavar="URL", help="Proxy of the hosts; env:NAME, file:PATH."
+    ),
     no_proxy: str = typer.Option("", "--no-proxy", metavar="LIST", help="What the hosts reach without it."),
     bundle: Path | None = _BUNDLE,
     model_path: str = typer.Option("", "--model-path", help="Model in place of the preset's: folder or repository."),
@@ -123,7 +128,7 @@ def setup(
         retries=retries,
     )
     output.notes(notes_of(settings))
-    selection: Selection | None = select(hosts)
+    selection: Selection | None = select(hosts_of_cluster(hosts))
     assert selection is not None
     cluster = selection.cluster
     if retry:

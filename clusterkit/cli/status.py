@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clusterkit.cli import output
-from trainer.errors import UserError
+from clusterkit.cli.target import (
+    FILEROOT_OPTION,
+    HERE_OPTION,
+    USER_OPTION,
+    Kind,
+    checked_user,
+    cluster_of_run,
+    folder_of_runs,
+    kind_for,
+)
+from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.rundir import RunDirectory
+    from clusterkit.runlog.view import LogView
     from clusterkit.status import Status
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,34 +40,39 @@ MISSING_LOOKS = 5
 def status(
     experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
     trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str = typer.Option("runs", "--fileroot", help="Folder under which runs are."),
+    fileroot: str | None = FILEROOT_OPTION,
     as_json: bool = typer.Option(False, "--json", help="Print JSON (with --watch: one line per observation)."),
     watch: bool = typer.Option(False, "--watch", help="Go on showing it until the run ends or Ctrl-C."),
     cluster: str | None = typer.Option(
         None, "--cluster", metavar="NAME", help="A run on that cluster, and the cluster: hosts, Ray, storage, job."
     ),
+    here: bool = HERE_OPTION,
+    user: str | None = USER_OPTION,
     log: str | None = typer.Option(
-        None, "--log", metavar="FILE", help="Read this log instead: AReaL's of any version, or ours."
+        None, "--log", metavar="FILE", help="Read this log instead: AReaL's of any version, or ours; - for stdin."
     ),
 ) -> None:
     """Show how a run is doing: step, reward trend, ETA, checkpoints, and whether it is alive.
 
-    Exit codes for scripts: 0 all is well, 1 the run failed, was killed or stands still (or there is none); with
-    --cluster also 3, something could not be seen or is missing.
+    Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
+    --cluster NAME say which. Exit codes for scripts: 0 all is well, 1 the run failed, was killed or stands still (or
+    there is none); on a cluster also 3, something could not be seen or is missing.
     """
     if log is not None:
         if experiment or trial:
             raise UserError("--log FILE names the log itself: leave --experiment and --trial out")
         _log_status(Path(log), as_json, watch)
         return
+    whose = checked_user(user)
+    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
     if cluster is not None:
-        _cluster_status(cluster, experiment, trial, as_json, watch)
+        _cluster_status(cluster, whose, experiment, trial, as_json, watch)
         return
     from clusterkit.diagnose.model import BAD  # noqa: PLC0415
     from clusterkit.status import find_run, observe  # noqa: PLC0415
     from clusterkit.status_view import status_lines  # noqa: PLC0415
 
-    run = find_run(Path(fileroot).expanduser().absolute(), experiment, trial)
+    run = find_run(folder_of_runs(fileroot), experiment, trial, user)
     if watch:
         observed = _watch(run, as_json)
     else:
@@ -76,29 +92,38 @@ def _facts(observed: Status) -> dict[str, Any]:
 
 
 def _log_status(path: Path, as_json: bool, watch: bool) -> None:
-    from clusterkit.runlog.reader import LogReader, MissingLogError, cache_folder  # noqa: PLC0415
+    from clusterkit.runlog.reader import MissingLogError, cache_folder, log_reader  # noqa: PLC0415
+    from clusterkit.runlog.stream import StreamReader  # noqa: PLC0415
     from clusterkit.runlog.text import log_lines  # noqa: PLC0415
 
-    reader = LogReader(path, cache_folder())
+    reader = log_reader(path, cache_folder())
+    piped = watch and isinstance(reader, StreamReader)
+
+    def look() -> LogView:
+        return reader.refresh(WATCH_SECONDS) if piped and isinstance(reader, StreamReader) else reader.refresh()
+
     with contextlib.ExitStack() as stack:
         show = _live_screen(stack) if watch and not as_json and sys.stdout.isatty() else output.result
-        view, missing = reader.refresh(), 0
+        view, missing = look(), 0
         while True:
-            if not as_json:
+            if as_json:
+                (output.line_json if watch else output.result_json)(view.as_dict())
+            elif view.state != "unknown" or (watch and not view.ended):
                 show("\n".join(log_lines(view)))
-            elif watch:
-                output.line_json(view.as_dict())
-            else:
-                output.result_json(view.as_dict())
             if not watch or view.ended:
-                return
-            time.sleep(WATCH_SECONDS)
+                break
+            if not piped:
+                time.sleep(WATCH_SECONDS)
             try:
-                view, missing = reader.refresh(), 0
+                view, missing = look(), 0
             except MissingLogError:
                 missing += 1
                 if missing > MISSING_LOOKS:
                     raise
+    if view.state == "unknown":
+        raise RunError("; ".join([view.message, *view.notes]))
+    if view.state == "failed":
+        raise typer.Exit(1)
 
 
 def _watch(run: RunDirectory, as_json: bool) -> Status:
@@ -119,7 +144,9 @@ def _watch(run: RunDirectory, as_json: bool) -> Status:
             time.sleep(WATCH_SECONDS)
 
 
-def _cluster_status(cluster: str, experiment: str | None, trial: str | None, as_json: bool, watch: bool) -> None:
+def _cluster_status(
+    cluster: str, user: str, experiment: str | None, trial: str | None, as_json: bool, watch: bool
+) -> None:
     import asyncio  # noqa: PLC0415
 
     from clusterkit.cli.hostoptions import HostOptions, select  # noqa: PLC0415
@@ -127,7 +154,7 @@ def _cluster_status(cluster: str, experiment: str | None, trial: str | None, as_
     from clusterkit.dispatch.status import watching  # noqa: PLC0415
 
     async def look() -> int:
-        async with watching(select(HostOptions(cluster=cluster)), experiment, trial) as eye:
+        async with watching(select(HostOptions(cluster=cluster)), experiment, trial, user) as eye:
             with contextlib.ExitStack() as stack:
                 show = _live_screen(stack) if watch and not as_json and sys.stdout.isatty() else output.result
                 while True:

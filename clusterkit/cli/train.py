@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterkit.cli import output
+from clusterkit.cli.target import Typed, for_training, told
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,15 +30,16 @@ def train(
     fileroot: str | None = typer.Option(None, "--fileroot", help="Folder under which the run is written [./runs]."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration and the plan; write nothing."),
     cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Train on the cluster that clusterkit setup made, not here."
+        None, "--cluster", metavar="NAME", help="Train on that cluster, which clusterkit setup made."
     ),
+    here: bool = typer.Option(False, "--here", help="Train on this machine, whichever cluster is current."),
     slurm: bool = typer.Option(
         False, "--slurm", help="Submit it to Slurm, from a login node; also mode=slurm (docs/slurm.md)."
     ),
     detach: bool = typer.Option(
         False,
         "--detach/--follow",
-        help="With --cluster: come back once it trains, with --slurm once it is submitted; or show it to its end.",
+        help="On a cluster: come back once it trains, with --slurm once it is submitted; or show it to its end.",
     ),
     partition: str = typer.Option("", "--partition", help="With --slurm: partition; sbatch's own default."),
     account: str = typer.Option("", "--account", help="With --slurm: account."),
@@ -70,31 +72,36 @@ def train(
 ) -> None:
     """Train a memory agent from a preset, or go on with an unfinished run.
 
-    Here, Ctrl-C writes a recover checkpoint; the same command then goes on where it stopped. On a cluster the run goes
-    on without us: the same command attaches to it, clusterkit stop ends it.
+    Presets without GPUs, such as tiny, train on this machine, all others on the current cluster (clusterkit use);
+    --here and --cluster NAME say otherwise. Here, Ctrl-C writes a recover checkpoint; the same command then goes on
+    where it stopped. A trainer that crashes is started again from it (recover_retries). On a cluster the run goes on
+    without us: the same command attaches to it, clusterkit stop ends it.
 
     trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
     rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
     """
     from clusterkit.aliases import notes_of  # noqa: PLC0415
+    from clusterkit.resolve import resolve  # noqa: PLC0415
 
     output.notes(notes_of(overrides or []))
+    slurm = slurm or "mode=slurm" in (overrides or [])
+    if slurm and (cluster is not None or here):
+        raise UserError(f"{'--here' if here else '--cluster NAME'} and --slurm (mode=slurm) are two places: choose one")
+    typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
+    wishes = (partition, account, time, tuple(sbatch_option or ()), requeue)
+    if not slurm:
+        if any((*wishes, container_image, container_mount)):
+            raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
+        cluster = told(for_training(resolve(preset, task, typed), Typed(cluster, here, fileroot)))
     if recover_from is not None:
         from clusterkit.cli.train_from import settings_from  # noqa: PLC0415
 
-        place = [f"fileroot={fileroot}"] if fileroot is not None else []
-        source = settings_from(recover_from, preset, task, [*(overrides or []), *place], cluster)
-        overrides = [*(overrides or []), *source]
-    slurm = slurm or "mode=slurm" in (overrides or [])
-    if slurm and cluster is not None:
-        raise UserError("--cluster NAME and --slurm (mode=slurm) are two places: choose one")
+        typed += settings_from(recover_from, preset, task, typed, cluster)
     if cluster is not None:
         from clusterkit.cli.train_cluster import train_on  # noqa: PLC0415
 
-        typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
         train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=not no_progress)
         return
-    wishes = (partition, account, time, tuple(sbatch_option or ()), requeue)
     if slurm:
         from clusterkit.cli.train_slurm import train_on_slurm  # noqa: PLC0415
         from clusterkit.slurm.script import Wishes  # noqa: PLC0415
@@ -102,7 +109,7 @@ def train(
         train_on_slurm(
             preset,
             task,
-            [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])],
+            typed,
             Wishes(*wishes),
             image=container_image,
             mounts=container_mount or (),
@@ -112,28 +119,24 @@ def train(
             shown=not no_progress,
         )
         return
-    if any((*wishes, container_image, container_mount)):
-        raise UserError("options for Slurm: add --slurm to submit the run, or leave them out to train here")
-    from clusterkit.launch import require_trainer, require_writable  # noqa: PLC0415
-    from clusterkit.planning.runnable import require_here, require_runnable  # noqa: PLC0415
-    from clusterkit.resolve import resolve  # noqa: PLC0415
-    from clusterkit.trials import Course, choose_trial, require_free  # noqa: PLC0415
+    from clusterkit.launch import require_writable  # noqa: PLC0415
+    from clusterkit.planning.runnable import refusal  # noqa: PLC0415
+    from clusterkit.trials import Course, choose_trial  # noqa: PLC0415
 
-    typed = [*(overrides or []), *([f"fileroot={fileroot}"] if fileroot is not None else [])]
     resolved = resolve(preset, task, typed)
     trial = choose_trial(resolved.config, resolved.trial_is_named)
     require_writable(trial.run)
     resolved = _with_applied(resolved, trial)
+    refused = refusal(resolved.config, trial)
     if dry_run:
         _print_plan(resolved, trial, as_json)
+    if refused:
+        raise refused
+    if dry_run:
         return
-    require_runnable(resolved.config)
-    require_here(resolved.config)
-    require_free(trial.run)
     if trial.course is Course.COMPLETE:
         _print_complete(trial, as_json)
         return
-    require_trainer()
     _train(resolved, trial, as_json, show_progress=not no_progress)
 
 
@@ -156,18 +159,19 @@ def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool)
     from clusterkit.launch import trainer_command  # noqa: PLC0415
     from clusterkit.plan import Plan  # noqa: PLC0415
     from clusterkit.progress import showing  # noqa: PLC0415
-    from clusterkit.training import again_command, follow, prepared  # noqa: PLC0415
+    from clusterkit.training import Restarts, again_command, follow, prepared  # noqa: PLC0415
 
     run = trial.run
     config = resolved.config.model_copy(update={"trial_name": run.trial})
     plan = Plan(config, trial)
     beginning = plan.course  # before our own lock makes the run look busy
-    with prepared(run, config) as attempt:
+    with prepared(run, config, trial) as attempt:
         output.note(f"{beginning}. Folder: {run.logs}")
         for warning in plan.warnings:
             output.note(f"warning: {warning}")
+        again = again_command(sys.argv[1:])
         with showing(f"{run.experiment}/{run.trial}", show_progress) as progress:
-            outcome = follow(run, trainer_command(run), attempt, progress, again_command(sys.argv[1:]))
+            outcome = follow(run, trainer_command(run), attempt, progress, again, Restarts.of(config))
     if as_json:
         output.result_json(outcome.as_dict(run))
     if outcome.exit_code == 0:
@@ -177,7 +181,7 @@ def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool)
         output.note(outcome.message)
     else:
         output.error(outcome.message)
-        _print_console(trial, attempt)
+        _print_console(trial, run.attempt_numbers()[-1])
     raise typer.Exit(outcome.exit_code)
 
 
@@ -185,13 +189,14 @@ def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
     import yaml  # noqa: PLC0415
 
     from clusterkit.plan import Plan  # noqa: PLC0415
+    from clusterkit.resolve import shown_values  # noqa: PLC0415
 
     config = resolved.config.model_copy(update={"trial_name": trial.run.trial})
     plan = Plan(config, trial)
     if as_json:
-        output.result_json({"config": config.model_dump(), "plan": plan.as_dict()})
+        output.result_json({"config": shown_values(config), "plan": plan.as_dict()})
         return
-    output.result(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
+    output.result(yaml.safe_dump(shown_values(config), sort_keys=False, allow_unicode=True))
     # As comments: the whole output is the YAML that would be written.
     output.result("\n".join(["#", "# The plan (nothing has been written)", *(f"# {line}" for line in plan.lines())]))
 

@@ -14,8 +14,10 @@ from clusterkit.cli.hostoptions import HostOptions, Selection, select
 from clusterkit.dispatch.follow import follow
 from clusterkit.dispatch.submit import Dispatched, Order
 from clusterkit.dispatch.train import order_of, train
+from clusterkit.plan import elsewhere
 from clusterkit.planning.runnable import require_runnable
 from clusterkit.progress import showing
+from clusterkit.resolve import shown_values
 from clusterkit.ssh.api import HostError
 from clusterkit.training import Outcome, again_command
 from trainer.errors import RunError
@@ -40,12 +42,12 @@ def train_on(
     """
     selection = select(HostOptions(cluster=cluster))
     order, assets, resolved = order_of(selection.cluster, preset, task, overrides)
+    require_runnable(resolved.config)
     if dry_run:
         _print_plan(order, as_json)
         return
-    require_runnable(resolved.config)
     try:
-        dispatched = asyncio.run(train(selection, order, assets, str(preset), output.note))
+        dispatched = asyncio.run(train(selection, order, assets, output.note))
     except HostError as error:
         raise RunError(str(error)) from error
     output.note(f"{dispatched.sentence}. Folder on the cluster: {dispatched.run.logs}")
@@ -95,9 +97,12 @@ def _how_to_go_on(cluster: str, dispatched: Dispatched) -> str:
 
 
 def _print_plan(order: Order, as_json: bool) -> None:
-    config = order.config.model_dump()
+    config, plan = shown_values(order.config), elsewhere(order.config)
     if as_json:
-        output.result_json({"config": config, "cluster": order.cluster.name})
+        planned = {"steps": plan.steps, "ranks": order.config.ranks, "gpus": order.config.gpus}
+        output.result_json({"config": config, "cluster": order.cluster.name, "plan": planned})
         return
     output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    output.result(f"# To be trained on cluster {order.cluster.name} (nothing has been written or started)")
+    lines = plan.lines_elsewhere(f"on cluster {order.cluster.name}")
+    heading = f"The plan, on cluster {order.cluster.name} (nothing has been written or started)"
+    output.result("\n".join(["#", f"# {heading}", *(f"# {line}" for line in lines)]))

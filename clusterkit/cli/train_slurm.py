@@ -12,9 +12,10 @@ import yaml
 from clusterkit.cli import output
 from clusterkit.diagnose.applied import with_applied
 from clusterkit.dispatch.submit import Dispatched
+from clusterkit.plan import elsewhere
 from clusterkit.planning.runnable import require_runnable
 from clusterkit.progress import showing
-from clusterkit.resolve import resolve
+from clusterkit.resolve import resolve, shown_values
 from clusterkit.rundir import RunDirectory
 from clusterkit.slurm.follow import follow
 from clusterkit.slurm.script import Wishes
@@ -106,8 +107,16 @@ def _how_to_go_on(dispatched: Dispatched) -> str:
 
 def _print_plan(config: RunConfig, text: str, as_json: bool) -> None:
     if as_json:
-        output.result_json({"config": config.model_dump(), "script": text})
+        output.result_json({"config": shown_values(config), "script": text})
         return
-    output.result(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
-    lines = ["", "To be submitted with sbatch (nothing has been written or submitted)", "", *text.splitlines()]
+    output.result(yaml.safe_dump(shown_values(config), sort_keys=False, allow_unicode=True))
+    plan = elsewhere(config).lines_elsewhere("on Slurm")
+    lines = [
+        "The plan",
+        *plan,
+        "",
+        "To be submitted with sbatch (nothing has been written or submitted)",
+        "",
+        *text.splitlines(),
+    ]
     output.result("\n".join(f"# {line}".rstrip() for line in lines))

@@ -105,7 +105,8 @@ def test_a_folder_that_cannot_be_written_is_refused() -> None:
     result = _run(Path("/"), "train", "--preset", "tiny", "--fileroot", "/proc/runs")
 
     assert (result.returncode, result.stdout) == (2, "")
-    assert "cannot write the run directory /proc/runs" in result.stderr
+    assert "cannot use /proc/runs: " in result.stderr
+    assert "The disk at /proc has" in result.stderr
     assert "--fileroot DIR" in result.stderr
 
 

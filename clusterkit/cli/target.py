@@ -1,0 +1,320 @@
+"""Where a command goes, this machine or which cluster: decided here for all of them (docs/cluster-runs.md)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from clusterkit.cli import output
+from clusterkit.cli.hostoptions import HostOptions, select
+from clusterkit.hosts import inventory
+from clusterkit.raycluster.current import Current, current
+from clusterkit.rundir import RunDirectory, runs, user_name
+from trainer.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from clusterkit.dispatch.newest import Newest
+    from clusterkit.resolve import Resolved
+
+RUNS = "runs"
+"""Folder of this machine's runs where --fileroot names none."""
+HERE_OPTION = typer.Option(False, "--here", help="Runs of this machine, whichever cluster is current.")
+CLUSTER_OPTION = typer.Option(
+    None, "--cluster", metavar="NAME", help="Runs of that cluster; --fileroot is then a folder there."
+)
+USER_OPTION = typer.Option(None, "--user", metavar="NAME", help="Of that user, instead of your own.")
+FILEROOT_OPTION = typer.Option(None, "--fileroot", help="Folder of this machine under which runs are [./runs].")
+
+
+class Kind(Enum):
+    """What decides where a command goes when the user does not say."""
+
+    ON_A_CLUSTER = "only a cluster can do it"
+    HERE = "this machine can do it"
+    CLUSTER_FIRST = "the current cluster does it; without one, this machine"
+    NEWEST_RUN = "where the run is that was started last"
+    LIVING_RUN = "where the run is that is alive"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a command goes. cluster: its name; None for this machine. note: tells it, unless the user said so."""
+
+    cluster: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What the command says about the place.
+
+    cluster: --cluster. here: --here. fileroot: --fileroot. experiment, trial: the run that is meant.
+    """
+
+    cluster: str | None = None
+    here: bool = False
+    fileroot: str | None = None
+    experiment: str | None = None
+    trial: str | None = None
+
+
+def target(kind: Kind, typed: Typed = Typed(), why_here: str = "") -> Target:
+    """Where a command goes.
+
+    Args:
+        kind: what decides when the user does not say.
+        typed: what the user said.
+        why_here: with Kind.HERE, why this machine does it.
+
+    Raises:
+        UserError: two places were named; there are several clusters and none is the current one.
+        RunError: runs of this machine and a current cluster that cannot be looked at.
+
+    """
+    if typed.cluster is not None and typed.here:
+        raise UserError("--here and --cluster NAME are two places: choose one")
+    if typed.cluster is not None or typed.here or (typed.fileroot is not None and not _is_on_cluster(typed.fileroot)):
+        return Target(typed.cluster)
+    if kind is Kind.HERE:
+        return Target(None, _here_note(why_here))
+    now = current()
+    if kind is Kind.ON_A_CLUSTER:
+        return _some_cluster(now)
+    mine = _runs_here(kind, typed)
+    if now.name:
+        alone = Target(now.name, f"on cluster {now.name} ({now.why}; this machine: --here)")
+        return _of_two(kind, typed, now, mine[-1]) if mine else alone
+    if now.ready and not mine:
+        raise UserError(_choose_one(now, "; this machine: --here"))
+    clusters = ", ".join(now.ready)
+    return Target(None, f"on this machine (clusters: {clusters}; clusterkit use NAME chooses one)" if clusters else "")
+
+
+def cluster_of_run(
+    cluster: str | None,
+    here: bool,
+    fileroot: str | None = None,
+    experiment: str | None = None,
+    trial: str | None = None,
+    *,
+    kind: Kind = Kind.NEWEST_RUN,
+) -> str | None:
+    """`target` for a command about one run, told on stderr; the cluster's name, or None for this machine."""
+    return told(target(kind, Typed(cluster, here, fileroot, experiment, trial)))
+
+
+def hosts_of_run(
+    hosts: HostOptions,
+    here: bool,
+    fileroot: str | None = None,
+    experiment: str | None = None,
+    trial: str | None = None,
+    *,
+    kind: Kind = Kind.NEWEST_RUN,
+) -> HostOptions | None:
+    """The same for a command with the options of hosts: with the cluster that is meant, or None for this machine."""
+    if hosts.hostnames is not None:
+        if here:
+            raise UserError("--here and --hostnames are two places: choose one")
+        return hosts
+    cluster = cluster_of_run(hosts.cluster, here, fileroot, experiment, trial, kind=kind)
+    return replace(hosts, cluster=cluster) if cluster is not None else None
+
+
+def hosts_of_cluster(hosts: HostOptions) -> HostOptions:
+    """The same for a command that only a cluster can do."""
+    if hosts.hostnames is not None:
+        return hosts
+    return replace(hosts, cluster=told(target(Kind.ON_A_CLUSTER, Typed(hosts.cluster))))
+
+
+def told(found: Target) -> str | None:
+    """Say on stderr where the command goes, unless the user said so; the cluster's name, or None."""
+    if found.note:
+        output.note(found.note)
+    return found.cluster
+
+
+def checked_user(typed: str | None) -> str:
+    """Whose runs are meant: those of --user, else our own.
+
+    Raises:
+        UserError: the name is none.
+
+    """
+    name = user_name() if typed is None else typed
+    if not name or name.startswith((".", "-")) or any(sign in name for sign in "/*?[]\n\0"):
+        raise UserError(f"--user {name}: this is no name of a user")
+    return name
+
+
+def kind_for(user: str | None, kind: Kind) -> Kind:
+    """What decides about the place: runs of others are on the cluster, unless the command says otherwise."""
+    return Kind.CLUSTER_FIRST if user is not None else kind
+
+
+def folder_of_runs(fileroot: str | None) -> Path:
+    """Where this machine's runs are, for --fileroot as typed."""
+    return Path(fileroot or RUNS).expanduser().absolute()
+
+
+def for_training(resolved: Resolved, typed: Typed, *, start: bool = True) -> Target:
+    """Where `train` goes: a run without GPUs and of one host to this machine, another one to the current cluster.
+
+    Args:
+        resolved: the run as typed; mode=local and mode=ray are places, too.
+        typed: what the user said about the place.
+        start: it will be started there, and not only looked at.
+
+    Raises:
+        UserError: as `target`; this machine has the run unfinished that would be started anew on the cluster.
+
+    """
+    config = resolved.config
+    if "mode" in resolved.settings and config.mode == "local" and typed.cluster is None:
+        return Target(None)
+    if config.gpus == 0 and config.n_nodes == 1 and config.mode != "ray":
+        name = f"preset {config.preset}" if config.preset else "the run"
+        return target(Kind.HERE, typed, f"{name} needs no GPU")
+    found = target(Kind.CLUSTER_FIRST, typed)
+    if start and found.note and found.cluster is not None:
+        _refuse_unfinished(resolved, found.cluster)
+    return found
+
+
+def for_checkpoint(checkpoint: str | None, typed: Typed) -> Target:
+    """Where `eval` goes: a checkpoint of a run of this machine is scored here, all else on the current cluster.
+
+    Args:
+        checkpoint: as typed; None for that of the newest run.
+        typed: what the user said about the place.
+
+    Raises:
+        UserError, RunError: as `target`.
+
+    """
+    if checkpoint is None:
+        return target(Kind.NEWEST_RUN, typed)
+    folder = Path(checkpoint).expanduser()
+    if folder.exists():
+        from clusterkit.evaluating.request import run_of  # noqa: PLC0415
+
+        ours = run_of(folder.absolute()) or run_of(folder.absolute() / "actor" / "epoch")
+        if ours is not None and not _is_on_cluster(str(folder.absolute()), although_here=True):
+            return target(Kind.HERE, typed, "its run is of this machine")
+    elif checkpoint.count("/") == 1 and not checkpoint.startswith(("/", ".", "~")):
+        experiment, trial = checkpoint.split("/")
+        if runs(folder_of_runs(typed.fileroot), experiment, trial):
+            return target(Kind.NEWEST_RUN, Typed(typed.cluster, typed.here, typed.fileroot, experiment, trial))
+    return target(Kind.CLUSTER_FIRST, typed)
+
+
+def _some_cluster(now: Current) -> Target:
+    """For commands about clusters themselves; `default` was meant by them before there was a choice."""
+    if now.name:
+        return Target(now.name, f"on cluster {now.name} ({now.why})")
+    kept = inventory.cluster_names()
+    if inventory.DEFAULT in kept or not kept:
+        return Target(inventory.DEFAULT, f"on cluster {inventory.DEFAULT}" if len(kept) > 1 else "")
+    if len(kept) == 1:
+        return Target(kept[0], f"on cluster {kept[0]} (the only one)")
+    raise UserError(_choose_one(Current("", "", tuple(kept)), ""))
+
+
+def _choose_one(now: Current, otherwise: str) -> str:
+    return (
+        f"there are several clusters ({', '.join(now.ready)}), and none is the current one.\n"
+        f"Choose it: clusterkit use NAME. For this command alone: --cluster NAME{otherwise}"
+    )
+
+
+def _runs_here(kind: Kind, typed: Typed) -> list[RunDirectory]:
+    if kind not in (Kind.NEWEST_RUN, Kind.LIVING_RUN):
+        return []
+    found = runs(folder_of_runs(typed.fileroot), typed.experiment, typed.trial)
+    return [run for run in found if run.holder()] if kind is Kind.LIVING_RUN else found
+
+
+def _of_two(kind: Kind, typed: Typed, now: Current, mine: RunDirectory) -> Target:
+    """Both this machine and the current cluster may have the run: look at the cluster."""
+    from clusterkit.dispatch.newest import living_run, newest_run  # noqa: PLC0415 (half of the commands need it)
+
+    name = f"{mine.experiment}/{mine.trial}"
+    look = living_run if kind is Kind.LIVING_RUN else newest_run
+    try:
+        there = look(select(HostOptions(cluster=now.name)), typed.experiment, typed.trial)
+    except (RunError, UserError) as error:
+        raise RunError(
+            f"cluster {now.name} ({now.why}) cannot be looked at: {error}\n"
+            f"For the runs of this machine ({name} is one) add --here"
+        ) from None
+    if there is None:
+        alive = "alive " if kind is Kind.LIVING_RUN else ""
+        return Target(None, f"on this machine (cluster {now.name} has no such run {alive}of yours)")
+    if kind is Kind.LIVING_RUN:
+        raise UserError(
+            f"two runs are alive: {name} on this machine (--here) and {there.name} on cluster {now.name} (--cluster "
+            f"{now.name}). Name one of the places"
+        )
+    return _started_last(now, mine, there)
+
+
+def _started_last(now: Current, mine: RunDirectory, there: Newest) -> Target:
+    name = f"{mine.experiment}/{mine.trial}"
+    if there.started_ago <= _started_ago(mine):
+        return Target(
+            now.name,
+            f"on cluster {now.name} ({now.why}), where {there.name} was started last; of this machine: {name} (--here)",
+        )
+    return Target(
+        None,
+        f"on this machine, where {name} was started last; on cluster {now.name}: {there.name} (--cluster {now.name})",
+    )
+
+
+def _started_ago(run: RunDirectory) -> float:
+    """Seconds since a run of this machine was started last: every start writes its configuration."""
+    for path in (run.config, run.logs):
+        with suppress(OSError):
+            return time.time() - path.stat().st_mtime
+    return 0.0
+
+
+def _here_note(why: str) -> str:
+    """Where there is a current cluster, that this machine was taken; a damaged choice matters to nobody here."""
+    try:
+        now = current()
+    except UserError:
+        return ""
+    return f"on this machine: {why} (on the cluster: --cluster {now.name})" if now.name else ""
+
+
+def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
+    from clusterkit.trials import Course, choose_trial  # noqa: PLC0415
+
+    try:
+        trial = choose_trial(resolved.config, resolved.trial_is_named)
+    except UserError:  # an unfinished one with other settings: none that this command would go on with
+        return
+    if trial.course is Course.RESUME:
+        raise UserError(
+            f"{trial.run.experiment}/{trial.run.trial} is unfinished on this machine ({trial.run.logs}).\n"
+            f"To go on with it, add --here; to train on the cluster, add --cluster {cluster}"
+        )
+
+
+def _is_on_cluster(folder: str, *, although_here: bool = False) -> bool:
+    """Whether a folder is on the current cluster's storage. although_here: also where this machine shows it, too."""
+    if not folder.startswith("/") or (Path(folder).exists() and not although_here):
+        return False
+    try:
+        name = current().name
+        return bool(name) and folder.startswith(f"{inventory.load(name).storage}/")
+    except UserError:
+        return False
