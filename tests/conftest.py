@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from realparts import data_is_missing
+from realparts import data_is_missing, write_jsonl
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -18,6 +18,13 @@ PEOPLE += ["Ida Thorn", "Jon Vale", "Kit Lark", "Lena Moss"]
 TOWNS = ["Arnby", "Belk", "Corvale", "Dunmere", "Eskow", "Fallory", "Greth", "Holmsund", "Istria Bay", "Jarrow Fen"]
 TOWNS += ["Kelmar", "Lindow"]
 RIVERS = ["Ouzel", "Pell", "Quern", "Rushy", "Sable", "Tamsin", "Ulver", "Vine", "Wend", "Xanten", "Yarrow", "Zell"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_clusters(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The clusters of whoever runs the tests are none of theirs: commands would go there."""
+    os.environ["CLUSTERKIT_CONFIG"] = str(tmp_path_factory.mktemp("no-clusters"))
+    os.environ.pop("CLUSTERKIT_CLUSTER", None)
 
 
 @pytest.fixture(scope="session")
@@ -66,11 +73,6 @@ def mini_hotpotqa_rows() -> tuple[list[dict[str, object]], list[dict[str, object
         for n, person in enumerate(PEOPLE)
     ]
     return questions, documents
-
-
-def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
-    """One JSON object a line."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +26,8 @@ def data_is_missing(reason: str) -> None:
     if os.environ.get("CLUSTERKIT_REQUIRE_DATA") == "1":
         pytest.fail(f"{reason} (and CLUSTERKIT_REQUIRE_DATA=1 forbids skipping)")
     pytest.skip(reason)
+
+
+def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
+    """One JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
