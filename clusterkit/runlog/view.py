@@ -120,11 +120,9 @@ class LogView:
         if self.traceback is not None:
             return self.traceback.message
         if self.state == "unknown":
-            unknown = f"{self.name} is no log of AReaL or of clusterkit: nothing in it is known"
-            if not self.kind:
-                return unknown
             command = f"clusterkit diagnose --log {shlex.quote(str(self.path))}"
-            return f"{unknown}; it looks like one of {self.kind}. What it says of errors: {command}"
+            like = f"; it looks like one of {self.kind}. What it says of errors: {command}" if self.kind else ""
+            return f"{self.name} is no log of AReaL or of clusterkit: nothing in it is known{like}"
         if self.state == "silent" and self.closed:
             return "the log ends here, without a word on how the run ended"
         if self.state == "silent":
