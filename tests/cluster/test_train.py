@@ -295,7 +295,7 @@ def test_the_commands_as_a_user_types_them(operator: Operator, pair: list[Node],
     assert typed("clusterkit logs", "-n", "0").stdout.startswith(log[:500])
     scored = typed(evaluate, "--num-questions", "4")
     assert "on cluster default (the current one; this machine: --here)" in scored.stderr
-    assert re.search(r"\|\s+recall \|\s+4 \|", scored.stdout), scored.stdout
+    assert re.search(r"\|\s+recall\s+\|\s+4\s+\|", scored.stdout), scored.stdout
     assert "--- prompt" in typed("clusterkit eval show", "--question", "1").stdout
     assert "typed" in typed("clusterkit jobs").stdout
     assert "tiny-recall/typed" in typed("clusterkit diagnose").stdout
