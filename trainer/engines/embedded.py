@@ -8,6 +8,7 @@ leave the block. Log-probs come from the very distribution that the token was dr
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,7 @@ class EmbeddedEngine:
         self.max_batch_tokens = max_batch_tokens
         self.stats = EngineStats()
         self._version = 0
+        self._cache_name: str | None = None
         self._waiting: list[_Request] = []
         self._paused = False
         self._flush_loop: asyncio.AbstractEventLoop | None = None
@@ -185,8 +187,8 @@ class EmbeddedEngine:
                 input_ids=torch.tensor([[tokens[i]] for i in keep], device=device),
                 attention_mask=valid[:, None, None, :],
                 position_ids=positions[:, None],
-                past_key_values=cache,
                 use_cache=True,
+                **self._cached(cache),
             ).last_hidden_state
             logits = self._logits(hidden)
             positions = positions + 1
@@ -211,10 +213,17 @@ class EmbeddedEngine:
             input_ids=ids,
             attention_mask=mask[:, None],
             position_ids=(valid.long().cumsum(1) - 1).clamp(min=0),
-            past_key_values=cache,
             use_cache=True,
+            **self._cached(cache),
         ).last_hidden_state
         return cache, valid, self._logits(hidden)
+
+    def _cached(self, cache: DynamicCache) -> dict[str, DynamicCache]:
+        """The argument that hands the model its KV cache: transformers 5.24 has another name for it."""
+        if self._cache_name is None:
+            names = inspect.signature(self.model.model.forward).parameters
+            self._cache_name = "cache" if "cache" in names else "past_key_values"
+        return {self._cache_name: cache}
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Of the next token, [rows, vocabulary] float32, from hidden states [rows, tokens, width]."""
