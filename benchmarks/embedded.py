@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.engines import embedded

@@ -39,7 +39,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from trainer.agents.memory import INSERT
 from trainer.config import RunConfig
 from trainer.judge.registry import judge_urls, judges_folder

@@ -20,19 +20,19 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from clusterkit.facts.model import Facts
-from clusterkit.facts.probe import Wants, gather
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision import view
-from clusterkit.provision.hostlog import HostLog
-from clusterkit.provision.model import HostReport, Report, State, StepFailedError
-from clusterkit.provision.runner import HostRunner, Watch
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.steps.packages import install_action
+from clusterkit.provision.steps.shell import place_file
+from clusterkit.provision.steps.step import Action, Step, Wish
+from clusterkit.provision.steps.systems import system_of
+from clusterkit.setup import view
+from clusterkit.setup.hostlog import HostLog
+from clusterkit.setup.model import HostReport, Report, State, StepFailedError
+from clusterkit.setup.runner import HostRunner, Watch
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
-from clusterkit.steps.api import Action, Step, Wish
-from clusterkit.steps.packages import install_action
-from clusterkit.steps.shell import place_file
-from clusterkit.steps.systems import system_of
 
 
 @dataclass(frozen=True)

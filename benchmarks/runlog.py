@@ -5,7 +5,7 @@
 The log is made of the lines of AReaL v0.2's master worker (tests/cases/runlog), renumbered, between lines of engines
 and workers; it is removed at the end. Measured, all in this run and with the file in the page cache:
 
-* a full parse, and `grep -c -F` of clusterkit.runlog.lines.KEYWORDS on the same file, in turn; medians of the rounds;
+* a full parse, and `grep -c -F` of clusterkit.runs.log.lines.KEYWORDS on the same file, in turn; medians of the rounds;
 * a refresh after the log grew by 1 MB: within a process that follows it (--watch), and as a new invocation that first
   loads what the last one remembered;
 * whether time grows in proportion to what a hostile log holds: seconds for four times as much, over four.
@@ -27,9 +27,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from clusterkit.runlog.lines import KEYWORDS
-from clusterkit.runlog.reader import LogReader
-from clusterkit.runlog.scan import LogScanner
+from clusterkit.runs.log.lines import KEYWORDS
+from clusterkit.runs.log.reader import LogReader
+from clusterkit.runs.log.scan import LogScanner
 
 SAMPLE = Path(__file__).parents[1] / "tests" / "cases" / "runlog" / "areal_v0.2_master_worker.log"
 MEGABYTE = 1_000_000

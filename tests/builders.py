@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.engines.embedded import EmbeddedEngine

@@ -11,35 +11,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterkit import bundle, serving
-from clusterkit.check import nccl, storage
-from clusterkit.dispatch import files as run_files
-from clusterkit.dispatch import storage as run_storage
-from clusterkit.dispatch.head import Head
-from clusterkit.evaluating import job, there
-from clusterkit.facts.model import Container, Docker, Facts
-from clusterkit.facts.probe import Wants, probe_script
+from clusterkit.backends.ray import files as run_files
+from clusterkit.backends.ray import storage as run_storage
+from clusterkit.backends.ray.head import Head
+from clusterkit.evaluate import job, remote
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.images import archive, identity, lock, pull, relay
-from clusterkit.images.archive import Archive
-from clusterkit.images.build import _script as build_script
-from clusterkit.images.context import Recipe
-from clusterkit.images.identity import Image
-from clusterkit.node_assets import upload, view
-from clusterkit.node_assets.hub import Hub, fetch_action
-from clusterkit.node_assets.model import NodeAsset, Origin
-from clusterkit.provision import claim
-from clusterkit.raycluster import observe, plan, remove
-from clusterkit.raycluster.model import LEASE_FILE, RaySettings
-from clusterkit.rundir import RunDirectory
+from clusterkit.provision import cluster_lock
+from clusterkit.provision.assets import upload, view
+from clusterkit.provision.assets.hub import Hub, fetch_action
+from clusterkit.provision.assets.model import NodeAsset, Origin
+from clusterkit.provision.bundle import folder as bundle
+from clusterkit.provision.checks import nccl, storage
+from clusterkit.provision.facts.model import Container, Docker, Facts
+from clusterkit.provision.facts.probe import Wants, probe_script
+from clusterkit.provision.images import archive, identity, lock, pull, relay
+from clusterkit.provision.images.archive import Archive
+from clusterkit.provision.images.build import _script as build_script
+from clusterkit.provision.images.context import Recipe
+from clusterkit.provision.images.identity import Image
+from clusterkit.provision.ray import observe, plan, remove
+from clusterkit.provision.ray.model import LEASE_FILE, RaySettings
+from clusterkit.provision.steps.all import STEPS
+from clusterkit.provision.steps.daemon import DAEMON_JSON
+from clusterkit.provision.steps.shell import sha
+from clusterkit.provision.steps.step import Refused, Wish
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.serving import engines
 from clusterkit.ssh import session as ssh_session
 from clusterkit.ssh.api import Result
 from clusterkit.ssh.root import PROBE
 from clusterkit.ssh.shell import STRICT
-from clusterkit.steps.all import STEPS
-from clusterkit.steps.api import Refused, Wish
-from clusterkit.steps.daemon import DAEMON_JSON
-from clusterkit.steps.shell import sha
 
 CASES = Path(__file__).parent / "cases" / "steps"
 ID = "0123456789abcdef" * 4
@@ -256,8 +257,8 @@ def _storage() -> list[HostScript]:
         ("runs: attempts", lambda s: run_storage.newest_attempt(s, run)),
         ("runs: listing", lambda s: run_files.listing(head(s), run)),
         ("evaluation: results", lambda s: job.newest_results(head(s), "/storage/evals")),
-        ("evaluation: checkpoint", lambda s: there._inside(head(s), "/storage/checkpoints")),
-        ("serving: servers", lambda s: serving.there(head(s), Path("/storage/servers"))),
+        ("evaluation: checkpoint", lambda s: remote._inside(head(s), "/storage/checkpoints")),
+        ("serving: servers", lambda s: engines.there(head(s), Path("/storage/servers"))),
     ):
         found += [HostScript(name, script, stdin, files) for script, stdin in recorded(call)]
     code = recorded(lambda s: run_storage.put_code(s, cluster))
@@ -307,14 +308,14 @@ def _others() -> list[HostScript]:
     write = recorded(lambda s: probe.write([s], storage.StorageReport()))
     clean = recorded(lambda s: probe.clean_up([s]))
     files = {f"{probe.mine}/nonce-0": "a" * 32}
-    mine = claim.Claim("lab", "setup", "ab-12", "me", 1, "now")
+    mine = cluster_lock.Claim("lab", "setup", "ab-12", "me", 1, "now")
     lease = {f"{remove.node_folder('lab')}/{LEASE_FILE}": f"{mine.identity}\n"}
     return [
         *(HostScript("check: write", script, b"", {"/storage/.keep": ""}) for script, _ in write),
         *(HostScript("check: clean up", script, b"", files) for script, _ in clean),
         HostScript("check: all-reduce", nccl.rank_script(0, 2, 2, "10.0.0.1"), bash=True),
-        HostScript("lease: take", STRICT + claim._take_script(mine, "", renew=False), b"lease", lease),
-        HostScript("lease: release", STRICT + claim._release_script(mine), b"", lease),
+        HostScript("lease: take", STRICT + cluster_lock._take_script(mine, "", renew=False), b"lease", lease),
+        HostScript("lease: release", STRICT + cluster_lock._release_script(mine), b"", lease),
         HostScript("ssh: end a command", ssh_session._kill_script(99), only_read=True),
         HostScript("ssh: how to be root", PROBE, only_read=True),
         HostScript("probe", probe_script(Wants(packages=("dash",), files=("/etc/fstab",)))),

@@ -28,8 +28,8 @@ import yaml
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 from sshd import Ssh, free_port, require_sshd
 
-from clusterkit.raycluster.ports import Ports
-from clusterkit.rundir import user_name
+from clusterkit.provision.ray.ports import Ports
+from clusterkit.runs.directory import user_name
 from tests.realparts import require
 
 NAME = "c"

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from clusterkit.resolve import resolve
-from clusterkit.rundir import RunDirectory, user_name
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import RunDirectory, user_name
 
 
 class RunWriter:

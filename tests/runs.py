@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from clusterkit.runlog.metrics import History, read_history
+from clusterkit.runs.log.metrics import History, read_history
 from trainer.config import RunConfig
 from trainer.paths import RunPaths
 

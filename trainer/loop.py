@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trainer import closing
+from trainer import eval_table
 from trainer.agents import make_agent
 from trainer.agents.memagent import MemAgent, check_budget, check_window
 from trainer.agents.memalpha import MemAlpha
 from trainer.agents.template import encode
+from trainer.base_run import RECENT_STEPS, Clock, SteppedRun, named
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -20,12 +21,11 @@ from trainer.metrics import Monitor
 from trainer.rewards import make_reward, reward_counts
 from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
-from trainer.rollout.making import SamplerParts, embedded_sampler
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
+from trainer.rollout.samplers import SamplerParts, embedded_sampler
 from trainer.schedule import Course
-from trainer.serving.wanted import gives_memory_away
-from trainer.stepped import RECENT_STEPS, Clock, SteppedRun, named
+from trainer.serving.server_placement import gives_memory_away
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
@@ -193,13 +193,13 @@ class TrainingRun(SteppedRun):
 
     def _finish(self) -> None:
         """Closing table, summary and the end of the log."""
-        lines = closing.lines(self.config) if self.evaluates else []
+        lines = eval_table.lines(self.config) if self.evaluates else []
         results = {line: self._measure(line, "after") for line in lines}
         self._close(
             num_tasks=max((result.num_tasks for result in results.values()), default=0),
-            trained_chunks=closing.trained_chunks(self.config),
+            trained_chunks=eval_table.trained_chunks(self.config),
             chance=getattr(self.source, "chance", None),
-            table=closing.table(self.paths.logs, results),
+            table=eval_table.table(self.paths.logs, results),
         )
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -222,20 +222,20 @@ class TrainingRun(SteppedRun):
         return False
 
     def _evaluate_before(self) -> None:
-        results = {line: self._measure(line, "before") for line in closing.lines(self.config)}
+        results = {line: self._measure(line, "before") for line in eval_table.lines(self.config)}
         if self.world.is_main:
-            closing.store_before(self.paths.logs, results)
+            eval_table.store_before(self.paths.logs, results)
 
     def _evaluate_heldout(self, number: int) -> None:
-        spec = closing.spec(closing.TRAINING_MIXTURE, self.config, ())
+        spec = eval_table.spec(eval_table.TRAINING_MIXTURE, self.config, ())
         greedy = self._evaluate(spec)
-        self._report_eval("heldout", number, closing.TRAINING_MIXTURE, greedy)
+        self._report_eval("heldout", number, eval_table.TRAINING_MIXTURE, greedy)
         self.monitor.scalars({"eval/accuracy": greedy.accuracy, **named("eval", greedy.metrics)}, number)
 
-    def _measure(self, line: closing.Line, name: str) -> EvalResult:
-        spec = closing.spec(line, self.config, self._refusal_ids())
+    def _measure(self, line: eval_table.Line, name: str) -> EvalResult:
+        spec = eval_table.spec(line, self.config, self._refusal_ids())
         result = self._evaluate(spec)
-        if line == closing.TRAINING_MIXTURE:
+        if line == eval_table.TRAINING_MIXTURE:
             sampled = self._evaluate(replace(spec, temperature=self.config.rollout.temperature))
             result = replace(result, sampled_accuracy=sampled.accuracy, seconds=result.seconds + sampled.seconds)
         self._report_eval(name, self.state.global_step, line, result)
@@ -248,7 +248,7 @@ class TrainingRun(SteppedRun):
         """First tokens with which the policy says that it knows no answer (the tiny model has a word for that)."""
         return tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
 
-    def _report_eval(self, name: str, number: int, line: closing.Line, result: EvalResult) -> None:
+    def _report_eval(self, name: str, number: int, line: eval_table.Line, result: EvalResult) -> None:
         self.monitor.record(
             "eval",
             global_step=number,

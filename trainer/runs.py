@@ -11,7 +11,7 @@ from trainer.config import RunConfig
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor
 from trainer.paths import RunPaths
-from trainer.rollout.only import RolloutRun, find_rollouts, number_of_tasks
+from trainer.rollout.generate_only import RolloutRun, find_rollouts, number_of_tasks
 from trainer.schedule import Course
 from trainer.sft.examples import load_examples
 from trainer.sft.loop import SftRun

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.alerts.watch import Watcher
+    from clusterkit.observe.alerts.watch import Watcher
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -38,9 +38,9 @@ def alerts(
     the configuration folder of this machine): a second watcher does not repeat it. Without a name it goes to the
     run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    from clusterkit.alerts.delivery import command_from, webhook_from  # noqa: PLC0415
-    from clusterkit.alerts.watch import Watcher  # noqa: PLC0415
-    from clusterkit.status import find_run  # noqa: PLC0415
+    from clusterkit.observe.alerts.delivery import command_from, webhook_from  # noqa: PLC0415
+    from clusterkit.observe.alerts.watch import Watcher  # noqa: PLC0415
+    from clusterkit.runs.status import find_run  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     if command is not None and webhook is not None:
@@ -51,7 +51,7 @@ def alerts(
         run = find_run(folder_of_runs(fileroot), experiment, trial)
         _watch(Watcher(run, receiver, output.note), every, once)
         return
-    from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+    from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
     from clusterkit.hosts.folders import config_folder  # noqa: PLC0415
 
     with mirror_of(cluster, fileroot or RUNS) as mirror:

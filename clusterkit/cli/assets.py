@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import output
+from clusterkit.ui import output
 
 app = typer.Typer(
     help="Fetch models and data into the local cache.",
@@ -22,7 +22,7 @@ def list_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the assets and say which of them the cache has."""
-    from clusterkit.assets import list_assets  # noqa: PLC0415
+    from clusterkit.data.assets import list_assets  # noqa: PLC0415
 
     states = list_assets(cache_dir)
     if as_json:
@@ -50,7 +50,7 @@ def get_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Fetch one asset; a good copy that is there already is kept."""
-    from clusterkit.assets import CATALOGUE, get_asset  # noqa: PLC0415
+    from clusterkit.data.assets import CATALOGUE, get_asset  # noqa: PLC0415
     from trainer.errors import InterruptedRunError  # noqa: PLC0415
 
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.cli import output
+from clusterkit.ui import output
 
 app = typer.Typer(
     help="Collect packages and images for hosts without a network.",
@@ -46,8 +46,8 @@ def bundle(
 
     Run it on a machine with a network, again after an interruption, and copy OUT to where `setup` runs.
     """
-    from clusterkit.bundle_build import Contents, build  # noqa: PLC0415
-    from clusterkit.bundle_packages import Sources  # noqa: PLC0415
+    from clusterkit.provision.bundle.build import Contents, build  # noqa: PLC0415
+    from clusterkit.provision.bundle.packages import Sources  # noqa: PLC0415
     from trainer.errors import InterruptedRunError, UserError  # noqa: PLC0415
 
     if docker_source not in {"auto", "docker", "distribution"}:

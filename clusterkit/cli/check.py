@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.check.finding import Finding
-    from clusterkit.check.run import CheckReport
+    from clusterkit.provision.checks.finding import Finding
+    from clusterkit.provision.checks.run import CheckReport
 
 app = typer.Typer(
     help="Check whether hosts are fit for a cluster; changes nothing on them.",
@@ -44,9 +44,9 @@ def check(
     """
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.check.needs import Needs, needs_of_preset  # noqa: PLC0415
-    from clusterkit.check.run import CheckRequest  # noqa: PLC0415
-    from clusterkit.check.run import check as check_hosts  # noqa: PLC0415
+    from clusterkit.provision.checks.needs import Needs, needs_of_preset  # noqa: PLC0415
+    from clusterkit.provision.checks.run import CheckRequest  # noqa: PLC0415
+    from clusterkit.provision.checks.run import check as check_hosts  # noqa: PLC0415
     from clusterkit.ssh.connection import connect  # noqa: PLC0415
 
     needs = needs_of_preset(preset) if preset else Needs()
@@ -73,7 +73,7 @@ def _table(report: CheckReport) -> list[str]:
 
 
 def _cell(findings: list[Finding]) -> str:
-    from clusterkit.check.finding import Level, worst  # noqa: PLC0415
+    from clusterkit.provision.checks.finding import Level, worst  # noqa: PLC0415
 
     if not findings:
         return "-"
@@ -112,7 +112,7 @@ def _summary(report: CheckReport) -> str:
 
 
 def _json(report: CheckReport) -> dict[str, Any]:
-    from clusterkit.facts.model import Facts  # noqa: PLC0415
+    from clusterkit.provision.facts.model import Facts  # noqa: PLC0415
 
     return {
         "exit_code": report.exit_code,

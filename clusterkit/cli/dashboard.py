@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
+from clusterkit.ui import output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -33,14 +33,14 @@ def dashboard(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    from clusterkit.report.dashboard import Dashboard, Views  # noqa: PLC0415
+    from clusterkit.observe.report.dashboard import Dashboard, Views  # noqa: PLC0415
 
     cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
     with ExitStack() as stack:
         if cluster is None:
             views = Views(folder_of_runs(fileroot), experiment, trial, compare)
         else:
-            from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+            from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
 
             mirror = stack.enter_context(mirror_of(cluster, fileroot or RUNS))
             mirror.choose(experiment, trial, compare)  # what is wrong is told here, not to the browser

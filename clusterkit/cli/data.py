@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clusterkit.cli import output
+from clusterkit.ui import output
 
 app = typer.Typer(
     help="Make training and evaluation files.",
@@ -54,9 +54,9 @@ def prepare(
 
     The same inputs and settings give the same bytes. An interrupted build goes on where it was.
     """
-    from clusterkit.datasets.build import build  # noqa: PLC0415
-    from clusterkit.datasets.prepare import make_plan  # noqa: PLC0415
-    from clusterkit.datasets.texts import Shape  # noqa: PLC0415
+    from clusterkit.data.datasets.build import build  # noqa: PLC0415
+    from clusterkit.data.datasets.prepare import make_plan  # noqa: PLC0415
+    from clusterkit.data.datasets.texts import Shape  # noqa: PLC0415
     from trainer.errors import InterruptedRunError  # noqa: PLC0415
 
     shape = Shape(questions, documents, chunk_words)

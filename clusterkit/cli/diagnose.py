@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import (
     CLUSTER_OPTION,
     FILEROOT_OPTION,
@@ -16,10 +15,11 @@ from clusterkit.cli.target import (
     cluster_of_run,
     folder_of_runs,
 )
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.diagnose.run import Diagnosis
-    from clusterkit.dispatch.mirrored import Mirror
+    from clusterkit.backends.ray.sync_mirror import Mirror
+    from clusterkit.runs.diagnose.run import Diagnosis
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -44,8 +44,8 @@ def diagnose(
     Changes nothing unless --apply is given. Without a name it goes to the run that was started last, on this machine or
     on the current cluster; --here and --cluster NAME say which.
     """
-    from clusterkit.diagnose.run import diagnose_log, diagnose_run  # noqa: PLC0415
-    from clusterkit.status import find_run  # noqa: PLC0415
+    from clusterkit.runs.diagnose.run import diagnose_log, diagnose_run  # noqa: PLC0415
+    from clusterkit.runs.status import find_run  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     if log is not None:
@@ -57,7 +57,7 @@ def diagnose(
     if cluster is None:
         _show(diagnose_run(find_run(folder_of_runs(fileroot), experiment, trial)), apply, as_json)
     else:
-        from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+        from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
 
         with mirror_of(cluster, fileroot or RUNS) as mirror:
             _show(diagnose_run(mirror.find(experiment, trial, logs=True)), apply, as_json, mirror)
@@ -80,7 +80,7 @@ def _show_log(diagnosis: Diagnosis, as_json: bool) -> None:
 
 def _show(diagnosis: Diagnosis, apply: bool, as_json: bool, mirror: Mirror | None = None) -> None:
     """Print it, or apply it. mirror: where the run really is."""
-    from clusterkit.diagnose.view import diagnosis_lines  # noqa: PLC0415
+    from clusterkit.runs.diagnose.view import diagnosis_lines  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     try:
@@ -98,8 +98,8 @@ def _show(diagnosis: Diagnosis, apply: bool, as_json: bool, mirror: Mirror | Non
 
 def _apply(diagnosis: Diagnosis, mirror: Mirror | None) -> tuple[dict[str, Any], list[str]]:
     """Write the changed settings beside the run; what to print of it."""
-    from clusterkit.diagnose.applied import apply_changes, overrides_file  # noqa: PLC0415
-    from clusterkit.diagnose.run import train_command  # noqa: PLC0415
+    from clusterkit.runs.diagnose.applied import apply_changes, overrides_file  # noqa: PLC0415
+    from clusterkit.runs.diagnose.run import train_command  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
 
     run = diagnosis.run

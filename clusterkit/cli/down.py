@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
 from clusterkit.hosts import inventory
+from clusterkit.ui import output
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.raycluster.hosts import Connected
-    from clusterkit.raycluster.observe import RayAnswer
-    from clusterkit.raycluster.remove import Leftovers
+    from clusterkit.provision.ray.hosts import Connected
+    from clusterkit.provision.ray.observe import RayAnswer
+    from clusterkit.provision.ray.remove import Leftovers
     from clusterkit.ssh.api import HostError
 
 app = typer.Typer(
@@ -58,9 +58,9 @@ def down(
 
 
 async def _down(selection: Selection, yes: bool, as_json: bool, users: list[str]) -> int:
-    from clusterkit.provision.claim import claimed, leased  # noqa: PLC0415
-    from clusterkit.raycluster.hosts import connected  # noqa: PLC0415
-    from clusterkit.raycluster.remove import leftovers  # noqa: PLC0415
+    from clusterkit.provision.cluster_lock import claimed, leased  # noqa: PLC0415
+    from clusterkit.provision.ray.hosts import connected  # noqa: PLC0415
+    from clusterkit.provision.ray.remove import leftovers  # noqa: PLC0415
     from clusterkit.ssh.connection import connect  # noqa: PLC0415
 
     cluster = selection.cluster
@@ -93,9 +93,9 @@ async def _remove(
 ) -> int:
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.raycluster.current import forget as forget_choice  # noqa: PLC0415
-    from clusterkit.raycluster.remove import remove  # noqa: PLC0415
-    from clusterkit.raycluster.token import forget_token, local_file  # noqa: PLC0415
+    from clusterkit.provision.ray.current import forget as forget_choice  # noqa: PLC0415
+    from clusterkit.provision.ray.remove import remove  # noqa: PLC0415
+    from clusterkit.provision.ray.token import forget_token, local_file  # noqa: PLC0415
     from clusterkit.ssh.api import HostError  # noqa: PLC0415
 
     cluster = selection.cluster
@@ -136,7 +136,7 @@ async def _remove(
 
 async def _ray(selection: Selection, hosts: Connected) -> RayAnswer | None:
     """What the head's Ray says of its jobs; None where its host cannot be asked."""
-    from clusterkit.raycluster.observe import ask_ray  # noqa: PLC0415
+    from clusterkit.provision.ray.observe import ask_ray  # noqa: PLC0415
     from clusterkit.ssh.api import HostError  # noqa: PLC0415
 
     head = hosts.sessions.get(selection.cluster.head_host.name)
@@ -150,7 +150,7 @@ async def _ray(selection: Selection, hosts: Connected) -> RayAnswer | None:
 
 def _refuse_others(ray: RayAnswer | None, users: list[str]) -> None:
     """Raise UserError where users have living jobs who are neither us nor named, as far as Ray can be asked."""
-    from clusterkit.rundir import user_name  # noqa: PLC0415
+    from clusterkit.runs.directory import user_name  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     living = {} if ray is None else ray.users

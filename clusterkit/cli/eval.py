@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.eval_show import show, stop
 from clusterkit.cli.target import FILEROOT_OPTION, RUNS, Typed, folder_of_runs, for_checkpoint, told
+from clusterkit.ui import output
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.evaluating.process import Finished
-    from clusterkit.evaluating.there import Wanted
+    from clusterkit.evaluate.process import Finished
+    from clusterkit.evaluate.remote import Wanted
     from evaluation.config import EvalConfig, WatchConfig
 
 _CHOOSES_ITSELF = "--watch chooses the checkpoints itself: leave --model-path out"
@@ -155,7 +155,7 @@ def evaluate(
     if cluster is not None:
         if watch is not None and model_path is not None:
             raise UserError(_CHOOSES_ITSELF)
-        from clusterkit.evaluating.there import Wanted  # noqa: PLC0415
+        from clusterkit.evaluate.remote import Wanted  # noqa: PLC0415
 
         words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare or ()), tuple(setting or ()))
         wanted = Wanted(*words, values, fileroot or RUNS, watch or "", once)
@@ -171,23 +171,23 @@ def evaluate(
     }
 
     def request(checkpoint: str) -> EvalConfig:
-        from clusterkit.evaluating.request import default_names, make_request, run_settings  # noqa: PLC0415
+        from clusterkit.evaluate.request import default_names, make_request, run_settings  # noqa: PLC0415
 
         settings = run_settings(checkpoint, preset)
         asked = [_absolute(n) if "/" in n or n.endswith(".jsonl") else n for n in names] or default_names(settings)
         return make_request({**values, "model_path": checkpoint, "data_names": asked}, settings, setting or ())
 
     if watch is not None:
-        from clusterkit.evaluating.watch import watch_folder  # noqa: PLC0415
+        from clusterkit.evaluate.watch import watch_folder  # noqa: PLC0415
 
         if model_path is not None:
             raise UserError(_CHOOSES_ITSELF)
         watch_folder(Path(watch).expanduser().absolute(), request, shown, once=once, as_json=as_json)
         return
-    from clusterkit.evaluating.request import choose_checkpoint  # noqa: PLC0415
+    from clusterkit.evaluate.request import choose_checkpoint  # noqa: PLC0415
 
     config = request(choose_checkpoint(model_path, folder_of_runs(fileroot)))
-    from clusterkit.evaluating.process import require_evaluator, run_evaluation  # noqa: PLC0415
+    from clusterkit.evaluate.process import require_evaluator, run_evaluation  # noqa: PLC0415
 
     if dry_run:
         _print_plan(config, as_json)
@@ -211,7 +211,7 @@ def _evaluate_on(
 
 
 def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
-    from clusterkit.evaluating.request import settings_in_words  # noqa: PLC0415
+    from clusterkit.evaluate.request import settings_in_words  # noqa: PLC0415
 
     if as_json:
         output.result_json(config.model_dump())
@@ -221,7 +221,7 @@ def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
 
 def _print_results(finished: Finished, as_json: bool) -> None:
     """Write the pages, print the table, and end with code 1 where answers are missing."""
-    from clusterkit.evaluating.pages import write_pages  # noqa: PLC0415
+    from clusterkit.evaluate.pages import write_pages  # noqa: PLC0415
 
     page = write_pages(finished.folder)
     if as_json:

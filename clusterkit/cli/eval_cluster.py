@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from clusterkit.cli import output
+from clusterkit.backends.local.launch import disk_errors
 from clusterkit.cli.hostoptions import HostOptions, Selection, select
-from clusterkit.evaluating.there import Wanted, copied_from, output_folder, request_there
-from clusterkit.launch import disk_errors
+from clusterkit.evaluate.remote import Wanted, copied_from, output_folder, request_there
 from clusterkit.ssh.api import HostError
+from clusterkit.ui import output
 from evaluation.steps import keep_scores
 from trainer.errors import InterruptedRunError, RunError
 
 if TYPE_CHECKING:
-    from clusterkit.dispatch.head import Head
-    from clusterkit.evaluating.process import Finished
+    from clusterkit.backends.ray.head import Head
+    from clusterkit.evaluate.process import Finished
     from evaluation.config import EvalConfig, WatchConfig
 
 T = TypeVar("T")
@@ -33,9 +33,9 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
         UserError: with its subclasses, with what to do.
 
     """
-    from clusterkit.evaluating.job import Asked, follow, submit  # noqa: PLC0415 (asyncssh)
-    from clusterkit.evaluating.watch import show_scored  # noqa: PLC0415
-    from clusterkit.evaluating.watch_there import follow_watch  # noqa: PLC0415
+    from clusterkit.evaluate.job import Asked, follow, submit  # noqa: PLC0415 (asyncssh)
+    from clusterkit.evaluate.remote_watch import follow_watch  # noqa: PLC0415
+    from clusterkit.evaluate.watch import show_scored  # noqa: PLC0415
 
     selection = select(HostOptions(cluster=cluster))
 
@@ -91,7 +91,7 @@ def copy_of(cluster: str, output_path: str) -> Path:
 
 def fetch_newest(cluster: str, output_path: str, into: Path) -> Path:
     """Copy the latest results of a cluster; their folder here. Raises UserError where there are none."""
-    from clusterkit.evaluating.job import copy_results, newest_results  # noqa: PLC0415
+    from clusterkit.evaluate.job import copy_results, newest_results  # noqa: PLC0415
 
     async def fetch(head: Head) -> Path:
         folder = output_folder(head, output_path)
@@ -102,7 +102,7 @@ def fetch_newest(cluster: str, output_path: str, into: Path) -> Path:
 
 def stop_on(cluster: str, output_path: str, user: str) -> str:
     """End the evaluation that writes into a folder there; a sentence. Raises RunError where none does."""
-    from clusterkit.evaluating.job import stop  # noqa: PLC0415
+    from clusterkit.evaluate.job import stop  # noqa: PLC0415
 
     return _with_head(
         select(HostOptions(cluster=cluster)),
@@ -111,7 +111,7 @@ def stop_on(cluster: str, output_path: str, user: str) -> str:
 
 
 def _with_head(selection: Selection, work: Callable[[Head], Awaitable[T]]) -> T:
-    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
 
     async def do() -> T:
         async with head_of(selection) as head:

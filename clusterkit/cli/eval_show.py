@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import USER_OPTION, Kind, Typed, checked_user, target, told
+from clusterkit.ui import output
 from trainer.errors import UserError
 
 
@@ -22,7 +22,7 @@ def show(
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Print a question with its prompt, answers, what was extracted, and the verdicts with their reasons."""
-    from clusterkit.evaluating.answers import find_question, listing, read_row, shown_question  # noqa: PLC0415
+    from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question  # noqa: PLC0415
     from evaluation.results import find_results, read_results  # noqa: PLC0415
 
     if cluster is not None:

@@ -190,7 +190,7 @@ def _typed_login(options: HostOptions) -> dict[str, Any]:
     from pathlib import Path  # noqa: PLC0415
 
     from clusterkit.hosts.names import parse_host  # noqa: PLC0415
-    from clusterkit.hosts.sshconfig import split_jump  # noqa: PLC0415
+    from clusterkit.ssh.config_files import split_jump  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     typed: dict[str, Any] = {}
@@ -228,8 +228,8 @@ def _limited(cluster: Cluster, limit: list[str], exclude: list[str]) -> tuple[Ho
 def _matching(cluster: Cluster, pattern: str, option: str) -> set[str]:
     from fnmatch import fnmatchcase  # noqa: PLC0415
 
+    from clusterkit.common.suggest import did_you_mean  # noqa: PLC0415
     from clusterkit.hosts.names import expand_names  # noqa: PLC0415
-    from clusterkit.suggest import did_you_mean  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     names = [host.name for host in cluster.hosts]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, cluster_of
-from clusterkit.raycluster.current import option
+from clusterkit.provision.ray.current import option
+from clusterkit.ui import output
 
 _NAMES = typer.Argument(..., metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases.")
 _KEYS = typer.Option(None, "--private-key-file", metavar="FILE", help="Private key of any type.")

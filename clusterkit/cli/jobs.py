@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
 from clusterkit.cli.target import USER_OPTION, checked_user, hosts_of_cluster
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
+    from clusterkit.backends.ray.jobs import Job
     from clusterkit.cli.hostoptions import Selection
-    from clusterkit.dispatch.jobs import Job
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -48,7 +48,7 @@ def jobs(
 
 
 async def _jobs(selection: Selection) -> list[Job]:
-    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
 
     async with head_of(selection) as head, head.jobs() as jobs:
         return await jobs.all()
@@ -66,7 +66,7 @@ def _as_dict(job: Job) -> dict[str, Any]:
 
 
 def _lines(found: list[Job]) -> list[str]:
-    from clusterkit.textplot import duration  # noqa: PLC0415
+    from clusterkit.common.text_plot import duration  # noqa: PLC0415
 
     rows = [["job", "status", "run", "since", "for"]]
     for job in found:

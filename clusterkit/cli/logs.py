@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
 from clusterkit.cli.target import (
     FILEROOT_OPTION,
@@ -22,11 +21,12 @@ from clusterkit.cli.target import (
     hosts_of_run,
     kind_for,
 )
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
     from clusterkit.cli.hostoptions import Selection
-    from clusterkit.rundir import RunDirectory
-    from clusterkit.runlog.tail import Tail
+    from clusterkit.runs.directory import RunDirectory
+    from clusterkit.runs.log.tail import Tail
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -60,7 +60,7 @@ def logs(
     whose = checked_user(user)
     there = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
     if there is None:
-        from clusterkit.status import find_run  # noqa: PLC0415
+        from clusterkit.runs.status import find_run  # noqa: PLC0415
 
         run = find_run(folder_of_runs(fileroot), experiment, trial, user)
         numbers = run.attempt_numbers()
@@ -84,7 +84,7 @@ def _file(run: RunDirectory, attempt: int, console: bool, rank: int | None, engi
 
 
 def _show_here(path: Path, lines: int, follow: bool) -> None:
-    from clusterkit.runlog.tail import read_tail  # noqa: PLC0415
+    from clusterkit.runs.log.tail import read_tail  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
 
     try:
@@ -117,8 +117,8 @@ async def _show_there(
 ) -> None:
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.dispatch.head import Patience, head_of  # noqa: PLC0415
-    from clusterkit.dispatch.storage import newest_attempt, newest_run, read_from, read_last, size_of  # noqa: PLC0415
+    from clusterkit.backends.ray.head import Patience, head_of  # noqa: PLC0415
+    from clusterkit.backends.ray.storage import newest_attempt, newest_run, read_from, read_last, size_of  # noqa: PLC0415
     from clusterkit.ssh.api import HostError  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
 
@@ -159,7 +159,7 @@ async def _show_there(
 def _write_tail(tail: Tail, path: Path, lines: int) -> None:
     _write(tail.text())
     if tail.cut:
-        from clusterkit.runlog.tail import MOST_BYTES  # noqa: PLC0415
+        from clusterkit.runs.log.tail import MOST_BYTES  # noqa: PLC0415
 
         output.note(f"the last {lines} lines are longer than {MOST_BYTES >> 20} MB: this is their end. All: {path}")
 

@@ -65,7 +65,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import the module of one command and turn its Typer app into a command."""
         if cmd_name not in COMMANDS:
-            from clusterkit.suggest import did_you_mean  # noqa: PLC0415
+            from clusterkit.common.suggest import did_you_mean  # noqa: PLC0415
             from trainer.errors import UserError  # noqa: PLC0415
 
             raise UserError(
@@ -116,7 +116,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; the process ends with 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted."""
-    from clusterkit.cli import output  # noqa: PLC0415
+    from clusterkit.ui import output  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     arguments = sys.argv[1:]
@@ -145,7 +145,7 @@ def main() -> None:
         if output.debug:
             raise
         if isinstance(error, OSError):
-            from clusterkit.filefailure import in_words  # noqa: PLC0415
+            from clusterkit.ui.file_errors import in_words  # noqa: PLC0415
 
             if told := in_words(error):
                 output.error(str(told))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli import output
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.explain import Explanation
+    from clusterkit.config.explain import Explanation
 
 app = typer.Typer(
     help="List, show, explain, compare and plan presets.",
@@ -44,7 +44,7 @@ def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> 
     """Print the whole configuration that a preset resolves to, as YAML."""
     import yaml  # noqa: PLC0415
 
-    from clusterkit.resolve import resolve, shown_values  # noqa: PLC0415
+    from clusterkit.config.resolve import resolve, shown_values  # noqa: PLC0415
 
     config = shown_values(resolve(name, task).config)
     # Placeholders of this machine, not of the preset.
@@ -64,7 +64,7 @@ def explain(
     as_json: bool = _JSON,
 ) -> None:
     """Say what each setting of a preset means, where it comes from and why it has its value."""
-    from clusterkit.explain import explain as explain_preset  # noqa: PLC0415
+    from clusterkit.config.explain import explain as explain_preset  # noqa: PLC0415
 
     explanations = explain_preset(name, task, key, everything)
     if as_json:
@@ -81,7 +81,7 @@ def diff(
     as_json: bool = _JSON,
 ) -> None:
     """Show what two presets set differently."""
-    from clusterkit.explain import compare  # noqa: PLC0415
+    from clusterkit.config.explain import compare  # noqa: PLC0415
 
     differences = compare(first, second, task)
     if as_json:
@@ -110,9 +110,9 @@ def plan(
 
     Exit code: 0 it fits, 1 it does not, 2 bad usage.
     """
-    from clusterkit.aliases import notes_of  # noqa: PLC0415
-    from clusterkit.planning.preset_plan import gibibytes, plan_preset  # noqa: PLC0415
-    from clusterkit.planning.view import lines_of  # noqa: PLC0415
+    from clusterkit.capacity.preset_plan import gibibytes, plan_preset  # noqa: PLC0415
+    from clusterkit.capacity.view import lines_of  # noqa: PLC0415
+    from clusterkit.config.aliases import notes_of  # noqa: PLC0415
 
     output.notes(notes_of(overrides or ()))
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
@@ -131,7 +131,7 @@ def convert(
     as_json: bool = _JSON,
 ) -> None:
     """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
-    from clusterkit.planning.preset_plan import dialects_of  # noqa: PLC0415
+    from clusterkit.capacity.preset_plan import dialects_of  # noqa: PLC0415
     from trainer.allocation import AllocationError, parse  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
@@ -149,7 +149,7 @@ def convert(
 
 
 def _list(as_json: bool) -> None:
-    from clusterkit import presets  # noqa: PLC0415
+    from clusterkit.config import presets  # noqa: PLC0415
 
     sizes = [presets.load_size(name) for name in presets.size_names()]
     tasks = [presets.load_task(name) for name in presets.task_names()]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.raycluster.state import ClusterState, NodeState
+    from clusterkit.provision.ray.state import ClusterState, NodeState
 
 app = typer.Typer(
     help="Show the cluster's Ray nodes, GPUs and versions.",
@@ -41,8 +41,8 @@ def ray_status(*, hosts: HostOptions, as_json: bool = typer.Option(False, "--jso
 
 
 async def _observe(selection: Selection) -> ClusterState:
-    from clusterkit.raycluster.hosts import connected  # noqa: PLC0415
-    from clusterkit.raycluster.state import observe  # noqa: PLC0415
+    from clusterkit.provision.ray.hosts import connected  # noqa: PLC0415
+    from clusterkit.provision.ray.state import observe  # noqa: PLC0415
     from clusterkit.ssh.connection import connect  # noqa: PLC0415
 
     cluster = selection.cluster

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import (
     FILEROOT_OPTION,
     HERE_OPTION,
@@ -18,10 +17,11 @@ from clusterkit.cli.target import (
     for_training,
     told,
 )
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.recovery import Check
-    from clusterkit.resolve import Resolved
+    from clusterkit.config.resolve import Resolved
+    from clusterkit.runs.recovery import Check
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -62,8 +62,8 @@ def check(
     from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage. With --preset it goes
     where train would go, else to the run that was started last; --here and --cluster NAME say which.
     """
-    from clusterkit.aliases import notes_of  # noqa: PLC0415
-    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.config.aliases import notes_of  # noqa: PLC0415
+    from clusterkit.config.resolve import resolve  # noqa: PLC0415
 
     typed = list(overrides or [])
     output.notes(notes_of(typed))
@@ -88,8 +88,8 @@ def check(
 def _here(
     resolved: Resolved | None, typed: list[str], experiment: str | None, trial: str | None, fileroot: str | None
 ) -> Check:
-    from clusterkit.recovery import Check, own_config  # noqa: PLC0415
-    from clusterkit.status import find_run  # noqa: PLC0415
+    from clusterkit.runs.recovery import Check, own_config  # noqa: PLC0415
+    from clusterkit.runs.status import find_run  # noqa: PLC0415
     from trainer.checkpoint.slots import look  # noqa: PLC0415
 
     root = folder_of_runs(fileroot)
@@ -113,9 +113,9 @@ def _on_cluster(
     trial: str | None,
     fileroot: str,
 ) -> Check:
-    from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
-    from clusterkit.dispatch.train import order_of  # noqa: PLC0415
-    from clusterkit.recovery import Check, own_config  # noqa: PLC0415
+    from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
+    from clusterkit.backends.ray.train import order_of  # noqa: PLC0415
+    from clusterkit.runs.recovery import Check, own_config  # noqa: PLC0415
 
     with mirror_of(cluster, fileroot) as mirror:
         if preset is None:

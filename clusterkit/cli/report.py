@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.rundir import RunDirectory
+    from clusterkit.runs.directory import RunDirectory
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -37,12 +37,12 @@ def report(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    from clusterkit.report.choose import choose_runs  # noqa: PLC0415
-    from clusterkit.report.write import write_page  # noqa: PLC0415
+    from clusterkit.observe.report.write import write_page  # noqa: PLC0415
+    from clusterkit.runs.choose import choose_runs  # noqa: PLC0415
 
     cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
     if cluster is not None:
-        from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
+        from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
 
         with mirror_of(cluster, fileroot or RUNS) as mirror:
             directories = mirror.choose(experiment, trial, compare)
@@ -65,8 +65,8 @@ def report(
 
 def _page(directories: list[RunDirectory]) -> tuple[str, list[str]]:
     """The page, and the names of the runs on it."""
-    from clusterkit.report.page import content, document  # noqa: PLC0415
-    from clusterkit.report.source import RunReader  # noqa: PLC0415
+    from clusterkit.observe.report.page import content, document  # noqa: PLC0415
+    from clusterkit.observe.report.source import RunReader  # noqa: PLC0415
 
     runs = [RunReader(directory).read() for directory in directories]
     names = [run.name for run in runs]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
 from clusterkit.cli.serve_judge import judge
 from clusterkit.cli.target import (
@@ -19,10 +18,11 @@ from clusterkit.cli.target import (
     hosts_of_run,
     kind_for,
 )
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
     from clusterkit.cli.hostoptions import Selection
-    from clusterkit.rundir import RunDirectory
+    from clusterkit.runs.directory import RunDirectory
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -53,8 +53,8 @@ def list_servers(
     Of the run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
-    from clusterkit.serving import here as servers_here  # noqa: PLC0415
-    from clusterkit.serving import run_there, table, there, views  # noqa: PLC0415
+    from clusterkit.serving.engines import here as servers_here  # noqa: PLC0415
+    from clusterkit.serving.engines import run_there, table, there, views  # noqa: PLC0415
     from trainer.serving.registry import folder_of  # noqa: PLC0415
 
     place = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
@@ -64,7 +64,7 @@ def list_servers(
         import asyncio  # noqa: PLC0415
 
         async def look(selection: Selection) -> Any:
-            from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+            from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
 
             async with head_of(selection) as head:
                 run = await run_there(head, experiment, trial, checked_user(user))
@@ -100,7 +100,7 @@ def add(
     on_this = here or (bool(gpus) and hosts.cluster is None)
     place = hosts_of_run(hosts, on_this, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
     if place is None:
-        from clusterkit.serving import add_here  # noqa: PLC0415
+        from clusterkit.serving.engines import add_here  # noqa: PLC0415
         from trainer.errors import UserError  # noqa: PLC0415
 
         try:
@@ -132,12 +132,12 @@ def stop(
     """
     place = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
     if place is None:
-        from clusterkit.serving import stop_here  # noqa: PLC0415
+        from clusterkit.serving.engines import stop_here  # noqa: PLC0415
 
         ended = stop_here(_run(fileroot, experiment, trial, user), names or [])
         output.result(f"ended: {', '.join(ended)}" if ended else "the run has no engine servers")
         return
-    from clusterkit.serving import run_there, there  # noqa: PLC0415
+    from clusterkit.serving.engines import run_there, there  # noqa: PLC0415
     from trainer.errors import RunError  # noqa: PLC0415
     from trainer.serving.registry import folder_of  # noqa: PLC0415
 
@@ -146,7 +146,7 @@ def stop(
         import asyncio  # noqa: PLC0415
 
         async def look() -> list[str]:
-            from clusterkit.dispatch.head import head_of  # noqa: PLC0415
+            from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
 
             async with head_of(selection) as head:
                 run = await run_there(head, experiment, trial, checked_user(user))
@@ -163,7 +163,7 @@ app.command()(takes_hosts(judge))
 
 
 def _run(fileroot: str | None, experiment: str | None, trial: str | None, user: str | None) -> RunDirectory:
-    from clusterkit.status import find_run  # noqa: PLC0415
+    from clusterkit.runs.status import find_run  # noqa: PLC0415
 
     return find_run(folder_of_runs(fileroot), experiment, trial, None if user is None else checked_user(user))
 
@@ -174,8 +174,8 @@ def _on_cluster(
     import asyncio  # noqa: PLC0415
 
     async def do() -> str:
-        from clusterkit.dispatch.head import head_of  # noqa: PLC0415
-        from clusterkit.serving import change_there, run_there  # noqa: PLC0415
+        from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
+        from clusterkit.serving.engines import change_there, run_there  # noqa: PLC0415
 
         async with head_of(selection) as head:
             return await change_there(head, await run_there(head, experiment, trial, checked_user(user)), action, name)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.cli.target import FILEROOT_OPTION, HERE_OPTION, RUNS, Typed, for_training, told
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from clusterkit.cli.hostoptions import Selection
-    from clusterkit.judging import JudgeOrder
+    from clusterkit.serving.judges import JudgeOrder
     from trainer.serving.registry import Registration
 
 LOOPBACK = "127.0.0.1"
@@ -53,10 +53,10 @@ def judge(
     `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the same cluster) finds them,
     checks their model, and waits for them when they are gone for a while.
     """
-    from clusterkit.judging import JudgeOrder  # noqa: PLC0415
-    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.config.resolve import resolve  # noqa: PLC0415
+    from clusterkit.serving.judges import JudgeOrder  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
-    from trainer.judge.places import gpu_groups  # noqa: PLC0415
+    from trainer.judge.gpu_groups import gpu_groups  # noqa: PLC0415
 
     resolved = resolve(preset)
     config = resolved.config
@@ -95,7 +95,7 @@ def _serve_here(
     import subprocess  # noqa: PLC0415
     import sys  # noqa: PLC0415
 
-    from clusterkit.rundir import user_name  # noqa: PLC0415
+    from clusterkit.runs.directory import user_name  # noqa: PLC0415
     from trainer.assets import resolve_model  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
     from trainer.judge.registry import HOST_MODULE  # noqa: PLC0415
@@ -134,8 +134,8 @@ def _serve_here(
 def _start_there(selection: Selection, order: JudgeOrder, preset: str, wanted: str) -> None:
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
-    from clusterkit.judging import start_there  # noqa: PLC0415
+    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
+    from clusterkit.serving.judges import start_there  # noqa: PLC0415
 
     async def do() -> list[Registration]:
         async with head_of(selection) as head:
@@ -158,7 +158,7 @@ def _tell(order: JudgeOrder, model: str, preset: str, wanted: str, more: list[st
 
 
 def _folder_here(fileroot: str, experiment: str, trial: str) -> Path:
-    from clusterkit.rundir import user_name  # noqa: PLC0415
+    from clusterkit.runs.directory import user_name  # noqa: PLC0415
     from trainer.judge.registry import judges_folder  # noqa: PLC0415
 
     return judges_folder(fileroot, user_name(), experiment, trial)
@@ -168,7 +168,7 @@ def _look_here(folder: Path, stop: bool, as_json: bool) -> None:
     from trainer.serving import registry  # noqa: PLC0415
 
     if stop:
-        from clusterkit.serving import end_all  # noqa: PLC0415
+        from clusterkit.serving.engines import end_all  # noqa: PLC0415
 
         ended = end_all(folder, registry.read(folder))
         output.result(f"ended: {', '.join(ended)}" if ended else "the run has no judge servers")
@@ -179,8 +179,8 @@ def _look_here(folder: Path, stop: bool, as_json: bool) -> None:
 def _look_there(selection: Selection, order: JudgeOrder, stop: bool, as_json: bool) -> None:
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
-    from clusterkit.judging import judges_there, stop_there  # noqa: PLC0415
+    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
+    from clusterkit.serving.judges import judges_there, stop_there  # noqa: PLC0415
 
     async def do() -> str | list[Registration]:
         async with head_of(selection) as head:
@@ -194,7 +194,7 @@ def _look_there(selection: Selection, order: JudgeOrder, stop: bool, as_json: bo
 
 
 def _show(found: list[Registration], as_json: bool) -> None:
-    from clusterkit.serving import table, views  # noqa: PLC0415
+    from clusterkit.serving.engines import table, views  # noqa: PLC0415
 
     seen = views(found)
     if as_json:

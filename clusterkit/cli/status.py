@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import (
     FILEROOT_OPTION,
     HERE_OPTION,
@@ -22,12 +21,13 @@ from clusterkit.cli.target import (
     folder_of_runs,
     kind_for,
 )
+from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.rundir import RunDirectory
-    from clusterkit.runlog.view import LogView
-    from clusterkit.status import Status
+    from clusterkit.runs.directory import RunDirectory
+    from clusterkit.runs.log.view import LogView
+    from clusterkit.runs.status import Status
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -68,9 +68,9 @@ def status(
     if cluster is not None:
         _cluster_status(cluster, whose, experiment, trial, as_json, watch)
         return
-    from clusterkit.diagnose.model import BAD  # noqa: PLC0415
-    from clusterkit.status import find_run, observe  # noqa: PLC0415
-    from clusterkit.status_view import status_lines  # noqa: PLC0415
+    from clusterkit.runs.diagnose.model import BAD  # noqa: PLC0415
+    from clusterkit.runs.status import find_run, observe  # noqa: PLC0415
+    from clusterkit.ui.run_status import status_lines  # noqa: PLC0415
 
     run = find_run(folder_of_runs(fileroot), experiment, trial, user)
     if watch:
@@ -86,15 +86,15 @@ def status(
 
 
 def _facts(observed: Status) -> dict[str, Any]:
-    from clusterkit.diagnose.view import findings_of  # noqa: PLC0415
+    from clusterkit.runs.diagnose.view import findings_of  # noqa: PLC0415
 
     return {**observed.as_dict(), "diagnosis": findings_of(observed)}
 
 
 def _log_status(path: Path, as_json: bool, watch: bool) -> None:
-    from clusterkit.runlog.reader import MissingLogError, cache_folder, log_reader  # noqa: PLC0415
-    from clusterkit.runlog.stream import StreamReader  # noqa: PLC0415
-    from clusterkit.runlog.text import log_lines  # noqa: PLC0415
+    from clusterkit.runs.log.reader import MissingLogError, cache_folder, log_reader  # noqa: PLC0415
+    from clusterkit.runs.log.stream import StreamReader  # noqa: PLC0415
+    from clusterkit.runs.log.text import log_lines  # noqa: PLC0415
 
     reader = log_reader(path, cache_folder())
     piped = watch and isinstance(reader, StreamReader)
@@ -128,8 +128,8 @@ def _log_status(path: Path, as_json: bool, watch: bool) -> None:
 
 def _watch(run: RunDirectory, as_json: bool) -> Status:
     """Show it until it ends; how it was then."""
-    from clusterkit.status import observe  # noqa: PLC0415
-    from clusterkit.status_view import status_lines  # noqa: PLC0415
+    from clusterkit.runs.status import observe  # noqa: PLC0415
+    from clusterkit.ui.run_status import status_lines  # noqa: PLC0415
 
     with contextlib.ExitStack() as stack:
         show = output.result if as_json or not sys.stdout.isatty() else _live_screen(stack)
@@ -149,9 +149,9 @@ def _cluster_status(
 ) -> None:
     import asyncio  # noqa: PLC0415
 
+    from clusterkit.backends.ray.status import watching  # noqa: PLC0415
     from clusterkit.cli.hostoptions import HostOptions, select  # noqa: PLC0415
-    from clusterkit.cluster_status_view import cluster_lines  # noqa: PLC0415
-    from clusterkit.dispatch.status import watching  # noqa: PLC0415
+    from clusterkit.ui.cluster_status import cluster_lines  # noqa: PLC0415
 
     async def look() -> int:
         async with watching(select(HostOptions(cluster=cluster)), experiment, trial, user) as eye:

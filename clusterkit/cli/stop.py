@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
 from clusterkit.cli.target import (
     FILEROOT_OPTION,
@@ -18,6 +17,7 @@ from clusterkit.cli.target import (
     hosts_of_run,
     kind_for,
 )
+from clusterkit.ui import output
 
 if TYPE_CHECKING:
     from clusterkit.cli.hostoptions import Selection
@@ -46,7 +46,7 @@ def stop(
     whose = checked_user(user)
     there = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.LIVING_RUN))
     if there is None:
-        from clusterkit.stopping import stop_here  # noqa: PLC0415
+        from clusterkit.backends.local.stop import stop_here  # noqa: PLC0415
 
         root = folder_of_runs(fileroot)
         output.result(stop_here(root, experiment, trial, deadline=deadline, force=force, say=output.note, user=whose))
@@ -59,9 +59,9 @@ def stop(
 async def _stop(
     selection: Selection, user: str, experiment: str | None, trial: str | None, deadline: float, force: bool
 ) -> str:
-    from clusterkit.dispatch.head import head_of  # noqa: PLC0415
-    from clusterkit.dispatch.stop import chosen, of_others  # noqa: PLC0415
-    from clusterkit.dispatch.stop import stop as stop_job  # noqa: PLC0415
+    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
+    from clusterkit.backends.ray.stop import chosen, of_others  # noqa: PLC0415
+    from clusterkit.backends.ray.stop import stop as stop_job  # noqa: PLC0415
     from trainer.errors import RunError, UserError  # noqa: PLC0415
 
     async with head_of(selection) as head, head.jobs() as jobs:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
-from clusterkit.raycluster.current import Current, current
-from clusterkit.rundir import RunDirectory, runs, user_name
+from clusterkit.provision.ray.current import Current, current
+from clusterkit.runs.directory import RunDirectory, runs, user_name
+from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.dispatch.newest import Newest
-    from clusterkit.resolve import Resolved
+    from clusterkit.backends.ray.newest import Newest
+    from clusterkit.config.resolve import Resolved
 
 RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
@@ -203,7 +203,7 @@ def for_checkpoint(checkpoint: str | None, typed: Typed) -> Target:
         return target(Kind.NEWEST_RUN, typed)
     folder = Path(checkpoint).expanduser()
     if folder.exists():
-        from clusterkit.evaluating.request import run_of  # noqa: PLC0415
+        from clusterkit.evaluate.request import run_of  # noqa: PLC0415
 
         ours = run_of(folder.absolute()) or run_of(folder.absolute() / "actor" / "epoch")
         if ours is not None and not _is_on_cluster(str(folder.absolute()), although_here=True):
@@ -243,7 +243,7 @@ def _runs_here(kind: Kind, typed: Typed) -> list[RunDirectory]:
 
 def _of_two(kind: Kind, typed: Typed, now: Current, mine: RunDirectory) -> Target:
     """Both this machine and the current cluster may have the run: look at the cluster."""
-    from clusterkit.dispatch.newest import living_run, newest_run  # noqa: PLC0415 (half of the commands need it)
+    from clusterkit.backends.ray.newest import living_run, newest_run  # noqa: PLC0415 (half of the commands need it)
 
     name = f"{mine.experiment}/{mine.trial}"
     look = living_run if kind is Kind.LIVING_RUN else newest_run
@@ -296,7 +296,7 @@ def _here_note(why: str) -> str:
 
 
 def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
-    from clusterkit.trials import Course, choose_trial  # noqa: PLC0415
+    from clusterkit.runs.trials import Course, choose_trial  # noqa: PLC0415
 
     try:
         trial = choose_trial(resolved.config, resolved.trial_is_named)

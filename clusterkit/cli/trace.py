@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import FILEROOT_OPTION, Kind, Typed, folder_of_runs, target, told
-from clusterkit.rundir import runs
+from clusterkit.runs.directory import runs
+from clusterkit.ui import output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -31,10 +31,10 @@ def trace(
     For structured memories (agent.name=memalpha): every tool call with its answer, the judge's verdict and how many
     questions it helps to answer. For memagent: the memory as every turn rewrote it. Reads runs of this machine only.
     """
-    from clusterkit.report.choose import choose_runs  # noqa: PLC0415
-    from clusterkit.trace.model import trace_of  # noqa: PLC0415
-    from clusterkit.trace.source import find_group  # noqa: PLC0415
-    from clusterkit.trace.view import lines_of  # noqa: PLC0415
+    from clusterkit.runs.choose import choose_runs  # noqa: PLC0415
+    from clusterkit.runs.trace.model import trace_of  # noqa: PLC0415
+    from clusterkit.runs.trace.source import find_group  # noqa: PLC0415
+    from clusterkit.runs.trace.view import lines_of  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     experiment, _, trial = (run or "").rpartition("/")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.cli.target import Typed, for_training, told
+from clusterkit.ui import output
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.resolve import Resolved
-    from clusterkit.trials import Trial
+    from clusterkit.config.resolve import Resolved
+    from clusterkit.runs.trials import Trial
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -80,8 +80,8 @@ def train(
     trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
     rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
     """
-    from clusterkit.aliases import notes_of  # noqa: PLC0415
-    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.config.aliases import notes_of  # noqa: PLC0415
+    from clusterkit.config.resolve import resolve  # noqa: PLC0415
 
     output.notes(notes_of(overrides or []))
     slurm = slurm or "mode=slurm" in (overrides or [])
@@ -103,8 +103,8 @@ def train(
         train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=not no_progress)
         return
     if slurm:
+        from clusterkit.backends.slurm.script import Wishes  # noqa: PLC0415
         from clusterkit.cli.train_slurm import train_on_slurm  # noqa: PLC0415
-        from clusterkit.slurm.script import Wishes  # noqa: PLC0415
 
         train_on_slurm(
             preset,
@@ -119,9 +119,9 @@ def train(
             shown=not no_progress,
         )
         return
-    from clusterkit.launch import require_writable  # noqa: PLC0415
-    from clusterkit.planning.runnable import refusal  # noqa: PLC0415
-    from clusterkit.trials import Course, choose_trial  # noqa: PLC0415
+    from clusterkit.backends.local.launch import require_writable  # noqa: PLC0415
+    from clusterkit.capacity.runnable import refusal  # noqa: PLC0415
+    from clusterkit.runs.trials import Course, choose_trial  # noqa: PLC0415
 
     resolved = resolve(preset, task, typed)
     trial = choose_trial(resolved.config, resolved.trial_is_named)
@@ -144,8 +144,8 @@ def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
     """The configuration with what `clusterkit diagnose --apply` left beside the run."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from clusterkit.diagnose.applied import with_applied  # noqa: PLC0415
-    from clusterkit.trials import Course  # noqa: PLC0415
+    from clusterkit.runs.diagnose.applied import with_applied  # noqa: PLC0415
+    from clusterkit.runs.trials import Course  # noqa: PLC0415
 
     if trial.course is Course.COMPLETE:
         return resolved
@@ -156,10 +156,10 @@ def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
 
 
 def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool) -> None:
-    from clusterkit.launch import trainer_command  # noqa: PLC0415
-    from clusterkit.plan import Plan  # noqa: PLC0415
-    from clusterkit.progress import showing  # noqa: PLC0415
-    from clusterkit.training import Restarts, again_command, follow, prepared  # noqa: PLC0415
+    from clusterkit.backends.local.launch import trainer_command  # noqa: PLC0415
+    from clusterkit.backends.local.train import Restarts, again_command, follow, prepared  # noqa: PLC0415
+    from clusterkit.capacity.plan import Plan  # noqa: PLC0415
+    from clusterkit.ui.progress import showing  # noqa: PLC0415
 
     run = trial.run
     config = resolved.config.model_copy(update={"trial_name": run.trial})
@@ -188,8 +188,8 @@ def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool)
 def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
     import yaml  # noqa: PLC0415
 
-    from clusterkit.plan import Plan  # noqa: PLC0415
-    from clusterkit.resolve import shown_values  # noqa: PLC0415
+    from clusterkit.capacity.plan import Plan  # noqa: PLC0415
+    from clusterkit.config.resolve import shown_values  # noqa: PLC0415
 
     config = resolved.config.model_copy(update={"trial_name": trial.run.trial})
     plan = Plan(config, trial)
@@ -202,8 +202,8 @@ def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
 
 
 def _print_complete(trial: Trial, as_json: bool) -> None:
-    from clusterkit.closing import read_summary  # noqa: PLC0415
-    from clusterkit.training import Outcome  # noqa: PLC0415
+    from clusterkit.backends.local.train import Outcome  # noqa: PLC0415
+    from clusterkit.runs.final_evaluation import read_summary  # noqa: PLC0415
 
     summary = read_summary(trial.run)
     if as_json:
@@ -213,9 +213,9 @@ def _print_complete(trial: Trial, as_json: bool) -> None:
 
 
 def _print_closing(trial: Trial, summary: dict[str, object] | None, as_json: bool) -> None:
-    from clusterkit.closing import closing_lines  # noqa: PLC0415
-    from clusterkit.runlog.metrics import read_history  # noqa: PLC0415
-    from clusterkit.training import further_command  # noqa: PLC0415
+    from clusterkit.backends.local.train import further_command  # noqa: PLC0415
+    from clusterkit.runs.final_evaluation import closing_lines  # noqa: PLC0415
+    from clusterkit.runs.log.metrics import read_history  # noqa: PLC0415
 
     run = trial.run
     if not as_json:
@@ -242,7 +242,7 @@ def _print_console(trial: Trial, attempt: int) -> None:
     """With --debug: the end of what the trainer printed and of its log, tracebacks included."""
     if not output.debug:
         return
-    from clusterkit.runlog.console import last_lines  # noqa: PLC0415
+    from clusterkit.runs.log.console import last_lines  # noqa: PLC0415
 
     for path in (trial.run.console(attempt), trial.run.logs / "main.log"):
         output.note("\n".join([f"--- {path}", *last_lines(path, 60)]))

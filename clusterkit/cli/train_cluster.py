@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import typer
 import yaml
 
-from clusterkit.cli import output
+from clusterkit.backends.local.train import Outcome, again_command
+from clusterkit.backends.ray.follow import follow
+from clusterkit.backends.ray.submit import Dispatched, Order
+from clusterkit.backends.ray.train import order_of, train
+from clusterkit.capacity.plan import elsewhere
+from clusterkit.capacity.runnable import require_runnable
 from clusterkit.cli.hostoptions import HostOptions, Selection, select
-from clusterkit.dispatch.follow import follow
-from clusterkit.dispatch.submit import Dispatched, Order
-from clusterkit.dispatch.train import order_of, train
-from clusterkit.plan import elsewhere
-from clusterkit.planning.runnable import require_runnable
-from clusterkit.progress import showing
-from clusterkit.resolve import shown_values
+from clusterkit.config.resolve import shown_values
 from clusterkit.ssh.api import HostError
-from clusterkit.training import Outcome, again_command
+from clusterkit.ui import output
+from clusterkit.ui.progress import showing
 from trainer.errors import RunError
 
 
@@ -60,7 +60,7 @@ def train_on(
 
 
 def _follow(selection: Selection, dispatched: Dispatched, as_json: bool, shown: bool) -> None:
-    from clusterkit.closing import closing_lines  # noqa: PLC0415
+    from clusterkit.runs.final_evaluation import closing_lines  # noqa: PLC0415
 
     run = dispatched.run
     with showing(f"{run.experiment}/{run.trial}", shown) as progress:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterkit.forking import is_path, require_run_name, settings_for
-from clusterkit.resolve import resolve
-from clusterkit.rundir import RunDirectory
-from clusterkit.status import find_run
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.start_from import is_path, require_run_name, settings_for
+from clusterkit.runs.status import find_run
 from trainer.checkpoint.slots import look
 from trainer.errors import UserError
 
@@ -40,8 +40,8 @@ def settings_from(
 
 
 def _there(source: str, preset: str | None, task: str | None, typed: Sequence[str], cluster: str) -> list[str]:
-    from clusterkit.dispatch.mirrored import mirror_of  # noqa: PLC0415
-    from clusterkit.dispatch.train import order_of  # noqa: PLC0415
+    from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
+    from clusterkit.backends.ray.train import order_of  # noqa: PLC0415
 
     with mirror_of(cluster) as mirror:
         order, _, _ = order_of(mirror.cluster, preset, task, typed)

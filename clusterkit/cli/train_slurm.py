@@ -9,18 +9,18 @@ from dataclasses import replace
 import typer
 import yaml
 
-from clusterkit.cli import output
-from clusterkit.diagnose.applied import with_applied
-from clusterkit.dispatch.submit import Dispatched
-from clusterkit.plan import elsewhere
-from clusterkit.planning.runnable import require_runnable
-from clusterkit.progress import showing
-from clusterkit.resolve import resolve, shown_values
-from clusterkit.rundir import RunDirectory
-from clusterkit.slurm.follow import follow
-from clusterkit.slurm.script import Wishes
-from clusterkit.slurm.submit import container, for_slurm, planned, require_python, require_slurm, submit
-from clusterkit.training import again_command
+from clusterkit.backends.local.train import again_command
+from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.backends.slurm.follow import follow
+from clusterkit.backends.slurm.script import Wishes
+from clusterkit.backends.slurm.submit import container, for_slurm, planned, require_python, require_slurm, submit
+from clusterkit.capacity.plan import elsewhere
+from clusterkit.capacity.runnable import require_runnable
+from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.runs.diagnose.applied import with_applied
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.ui import output
+from clusterkit.ui.progress import showing
 from trainer.config import RunConfig
 
 
@@ -72,7 +72,7 @@ def _applied(config: RunConfig, run: RunDirectory) -> RunConfig:
 
 
 def _follow(dispatched: Dispatched, as_json: bool, shown: bool) -> None:
-    from clusterkit.closing import closing_lines  # noqa: PLC0415
+    from clusterkit.runs.final_evaluation import closing_lines  # noqa: PLC0415
 
     run = dispatched.run
     with showing(f"{run.experiment}/{run.trial}", shown) as progress:

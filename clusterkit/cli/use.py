@@ -6,9 +6,9 @@ import os
 
 import typer
 
-from clusterkit.cli import output
 from clusterkit.hosts import inventory
-from clusterkit.raycluster.current import VARIABLE, choose, current, ready_clusters
+from clusterkit.provision.ray.current import VARIABLE, choose, current, ready_clusters
+from clusterkit.ui import output
 from trainer.errors import UserError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})

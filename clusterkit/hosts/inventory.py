@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterkit.common.suggest import did_you_mean
 from clusterkit.hosts.folders import config_folder, write_private
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.hosts.names import parse_hosts
-from clusterkit.suggest import did_you_mean
 from trainer.disk import file_failure
 from trainer.errors import UserError
 

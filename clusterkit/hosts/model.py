@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from clusterkit.records import Limits, Record
+from clusterkit.common.records import Limits, Record
 
 _Port = Annotated[int, Limits(ge=1, le=65535)]
 

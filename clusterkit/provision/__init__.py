@@ -1,1 +1,1 @@
-"""The provisioning engine: hosts in parallel, steps as desired state, one log a host, one summary."""
+"""What is done to hosts: facts, checks, steps, images, Ray, models and data sets."""

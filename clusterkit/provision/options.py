@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from clusterkit.check.needs import Needs, needs_of_preset
-from clusterkit.dispatch.submit import Order, on_cluster
+from clusterkit.backends.ray.submit import Order, on_cluster
+from clusterkit.capacity.runnable import missing_parts
 from clusterkit.hosts.model import Cluster
-from clusterkit.images.identity import is_tag
-from clusterkit.node_assets.model import NodeAsset, needed
-from clusterkit.planning.runnable import missing_parts
-from clusterkit.provision.hostlog import state_folder
-from clusterkit.provision.imagestage import ImageWish
+from clusterkit.provision.assets.model import NodeAsset, needed
+from clusterkit.provision.checks.needs import Needs, needs_of_preset
+from clusterkit.provision.images.identity import is_tag
+from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.site import ADDRESSES, Site
-from clusterkit.raycluster.model import shm_bytes
+from clusterkit.provision.steps.step import Refused, Wish
+from clusterkit.setup.hostlog import state_folder
+from clusterkit.setup.imagestage import ImageWish
 from clusterkit.ssh.uploads import UPLOADS
-from clusterkit.steps.api import Refused, Wish
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.bundle import Bundle
     from clusterkit.cli.hostoptions import Selection
+    from clusterkit.provision.bundle.folder import Bundle
 
 HF_TOKEN = "HF_TOKEN"
 
@@ -100,7 +100,7 @@ def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> W
         UserError: certificates that cannot be read.
 
     """
-    from clusterkit.bundle import HOST_FOLDER  # noqa: PLC0415
+    from clusterkit.provision.bundle.folder import HOST_FOLDER  # noqa: PLC0415
 
     return Wish(
         cluster=cluster,
@@ -186,8 +186,8 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
         if options.model_path or options.dataset_path or options.task or options.settings:
             raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
         return (), None
-    from clusterkit.owncode import own_files  # noqa: PLC0415
-    from clusterkit.resolve import resolve  # noqa: PLC0415
+    from clusterkit.backends.own_code import own_files  # noqa: PLC0415
+    from clusterkit.config.resolve import resolve  # noqa: PLC0415
 
     wanted = resolve(options.preset, options.task, options.settings).config
     try:
@@ -217,7 +217,7 @@ def bundle_of(options: SetupOptions) -> Bundle | None:
     """
     if options.bundle is None:
         return None
-    from clusterkit.bundle import load  # noqa: PLC0415
+    from clusterkit.provision.bundle.folder import load  # noqa: PLC0415
 
     return load(options.bundle.expanduser(), state_folder() / "bundles")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from clusterkit.hosts.sshconfig import Endpoint
 from clusterkit.ssh import known_hosts
 from clusterkit.ssh.api import HostError
+from clusterkit.ssh.config_files import Endpoint
 from clusterkit.ssh.keys import Offers
 from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions

@@ -10,11 +10,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from clusterkit.hosts.sshconfig import Endpoint, resolve_bastion
 from clusterkit.ssh import known_hosts
 from clusterkit.ssh.api import HostError, Trouble
 from clusterkit.ssh.bastions import Bastion, Link
 from clusterkit.ssh.client import Client
+from clusterkit.ssh.config_files import Endpoint, resolve_bastion
 from clusterkit.ssh.keys import Offers
 from clusterkit.ssh.lean import (
     asyncssh,

@@ -15,8 +15,8 @@ from testbed_images import base_image
 from testbed_runtime import load_into
 
 from clusterkit.hosts.model import Host
-from clusterkit.images import Distributed, How, Image, ImageError, Lock, distribute, inspect
-from clusterkit.images import lock as locks
+from clusterkit.provision.images import Distributed, How, Image, ImageError, Lock, distribute, inspect
+from clusterkit.provision.images import lock as locks
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.session import SshSession

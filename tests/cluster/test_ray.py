@@ -13,9 +13,9 @@ import pytest
 from testbed import Node, Testbed
 from testbed_runtime import put_on_storage
 
-from clusterkit.images import Image
-from clusterkit.raycluster.model import token_file
-from clusterkit.raycluster.ports import Ports
+from clusterkit.provision.images import Image
+from clusterkit.provision.ray.model import token_file
+from clusterkit.provision.ray.ports import Ports
 
 pytestmark = pytest.mark.timeout(900)
 CLUSTER = "lab"

@@ -20,9 +20,9 @@ from testbed import PASSWORD, Node, Testbed
 from testbed_images import base_image
 from testbed_runtime import put_on_storage
 
-from clusterkit.images import Image
-from clusterkit.presets import leaves
-from clusterkit.rundir import hold_lock, user_name
+from clusterkit.config.presets import leaves
+from clusterkit.provision.images import Image
+from clusterkit.runs.directory import hold_lock, user_name
 
 pytestmark = pytest.mark.timeout(1500)
 

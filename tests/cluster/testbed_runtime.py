@@ -10,8 +10,8 @@ from localsession import LocalSession
 from testbed import Node, Testbed, TestbedError
 from testbed_images import base_image
 
-from clusterkit.images import Image, Recipe, build
-from clusterkit.images import archive as archives
+from clusterkit.provision.images import Image, Recipe, build
+from clusterkit.provision.images import archive as archives
 
 
 def engine_session(testbed: Testbed) -> LocalSession:

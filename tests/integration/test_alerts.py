@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from run_writer import RunWriter
 
-from clusterkit.alerts.delivery import Command, UndeliveredError, Webhook, deliver
-from clusterkit.alerts.watch import Watcher
-from clusterkit.rundir import hold_lock
+from clusterkit.observe.alerts.delivery import Command, UndeliveredError, Webhook, deliver
+from clusterkit.observe.alerts.watch import Watcher
+from clusterkit.runs.directory import hold_lock
 
 SECRET = "/services/T0/B1/tUlhQ5xNaV"
 SOON = (0.01, 0.01, 0.01)

@@ -12,9 +12,9 @@ import pytest
 from sshd import Ssh, Sshd, account, tarpit
 
 from clusterkit.cli import main as cli
-from clusterkit.facts.model import Facts
-from clusterkit.facts.probe import Wants, gather
 from clusterkit.hosts.model import Host
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.facts.probe import Wants, gather
 from clusterkit.ssh.secrets import SUDO_PASSWORD
 
 pytest_plugins = ["sshd_fixture"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from run_writer import RunWriter
 
-from clusterkit.rundir import hold_lock
+from clusterkit.runs.directory import hold_lock
 from trainer.config import RunConfig
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))

@@ -20,11 +20,11 @@ import psutil
 import pytest
 from run_writer import RunWriter
 
-from clusterkit import stopping
-from clusterkit.rundir import RunDirectory, lock_holder, user_name
-from clusterkit.status import observe
-from clusterkit.status_view import status_lines
-from clusterkit.stopping import stop_here
+from clusterkit.backends.local import stop
+from clusterkit.backends.local.stop import stop_here
+from clusterkit.runs.directory import RunDirectory, lock_holder, user_name
+from clusterkit.runs.status import observe
+from clusterkit.ui.run_status import status_lines
 
 CHILD = """
 import fcntl, json, os, signal, subprocess, sys, time
@@ -87,10 +87,10 @@ if mode == "killed":
 OPERATOR = """
 import json, sys
 from pathlib import Path
-from clusterkit.progress import PlainLines
-from clusterkit.resolve import resolve
-from clusterkit.training import Restarts, follow, prepared
-from clusterkit.trials import run_directory
+from clusterkit.ui.progress import PlainLines
+from clusterkit.config.resolve import resolve
+from clusterkit.backends.local.train import Restarts, follow, prepared
+from clusterkit.runs.trials import run_directory
 from trainer.errors import UserError
 script, mode, root, wait = sys.argv[1:]
 config = resolve("tiny", None, [f"fileroot={root}"]).config
@@ -359,14 +359,14 @@ def test_a_run_that_is_ended_by_force_is_not_started_again(
     """The trainer may end of the signal that its command passes on before force reaches it, or after."""
     with operating(tmp_path, "serve") as operator:
         operator.child()
-        send = stopping._send
+        send = stop._send
 
         def send_and_wait(process: int, number: signal.Signals) -> None:
             send(process, number)
             if first == "SIGTERM" and process == operator.process.pid:
                 wait_for(lambda: lock_holder(operator.run.logs / "run.lock") is None)
 
-        monkeypatch.setattr(stopping, "_send", send_and_wait)
+        monkeypatch.setattr(stop, "_send", send_and_wait)
         said = stop_here(tmp_path / "runs", None, None, deadline=30, force=True, say=lambda _: None)
         code, _, outcome, _ = operator.end()
 

@@ -18,9 +18,9 @@ from run_writer import RunWriter
 from slot_writer import write_slot
 from sshd import Ssh, Sshd
 
+from clusterkit.backends.ray.sync_mirror import Mirror
 from clusterkit.cli.hostoptions import HostOptions, select
-from clusterkit.dispatch.mirrored import Mirror
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from evaluation.steps import keep_scores
 
 pytest_plugins = ["sshd_fixture"]

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from run_writer import RunWriter
 
-from clusterkit.progress import showing
-from clusterkit.resolve import resolve
-from clusterkit.rundir import hold_lock
-from clusterkit.training import follow, prepared
+from clusterkit.backends.local.train import follow, prepared
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import hold_lock
+from clusterkit.ui.progress import showing
 
 OUT_OF_MEMORY = """Traceback (most recent call last):
   File "/code/trainer/loop.py", line 133, in _step

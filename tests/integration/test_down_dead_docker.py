@@ -18,8 +18,8 @@ from localsession import LocalSession
 from realparts import require
 
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.raycluster.model import LABEL_CLUSTER, LABEL_ROLE
-from clusterkit.raycluster.remove import leftovers, remove
+from clusterkit.provision.ray.model import LABEL_CLUSTER, LABEL_ROLE
+from clusterkit.provision.ray.remove import leftovers, remove
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="dockerd needs root")
 CLUSTER = Cluster(name="lab-dead-docker", hosts=(Host(name="here"),))

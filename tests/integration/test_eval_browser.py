@@ -11,7 +11,7 @@ import pytest
 from browsers import PHONE
 from evalparts import chat_checkpoint, problems_config
 
-from clusterkit.evaluating.pages import write_pages
+from clusterkit.evaluate.pages import write_pages
 from evaluation.evaluate import evaluate
 
 ATTACK = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"

@@ -18,7 +18,7 @@ from evalparts import recall_checkpoint, recall_config
 from raycluster import RayCluster, running
 from runs import wait_for
 
-from clusterkit.rundir import RunDirectory, user_name
+from clusterkit.runs.directory import RunDirectory, user_name
 from trainer.config import RunConfig
 
 pytestmark = pytest.mark.timeout(1200)

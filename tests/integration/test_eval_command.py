@@ -15,8 +15,8 @@ import yaml
 from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
 from runs import ENVIRONMENT
 
-from clusterkit.evaluating.request import choose_checkpoint, make_request, run_of
-from clusterkit.rundir import user_name
+from clusterkit.evaluate.request import choose_checkpoint, make_request, run_of
+from clusterkit.runs.directory import user_name
 from evaluation.config import EvalConfig
 from evaluation.record import output_lock
 from trainer.config import RunConfig

@@ -18,13 +18,13 @@ from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_
 from hub import FakeHub
 from sshd import Ssh, Sshd
 
-from clusterkit.dispatch.head import Head
-from clusterkit.dispatch.train import have_assets, order_of
-from clusterkit.evaluating.there import Wanted, request_there
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.train import have_assets, order_of
+from clusterkit.evaluate.remote import Wanted, request_there
 from clusterkit.hosts.model import Cluster
-from clusterkit.images.lock import Lock
-from clusterkit.provision import claim
-from clusterkit.rundir import user_name
+from clusterkit.provision import cluster_lock
+from clusterkit.provision.images.lock import Lock
+from clusterkit.runs.directory import user_name
 from clusterkit.ssh.session import SshSession
 from evaluation.config import EvalConfig
 from evaluation.plan import Row, make_rows
@@ -284,8 +284,8 @@ def test_train_brings_what_the_storage_lacks(
     docker: str, storage: Path, tmp_path: Path, ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a plain `clusterkit setup`: no second one is needed to fetch what a preset trains."""
-    monkeypatch.setattr(claim, "NODE_FOLDER", str(tmp_path / "etc"))
-    monkeypatch.setattr(claim, "node_folder", lambda cluster: f"{tmp_path}/etc/{cluster}")
+    monkeypatch.setattr(cluster_lock, "NODE_FOLDER", str(tmp_path / "etc"))
+    monkeypatch.setattr(cluster_lock, "node_folder", lambda cluster: f"{tmp_path}/etc/{cluster}")
     monkeypatch.setenv("CLUSTERKIT_STATE", str(tmp_path / "state"))
     lock = Lock(reference="clusterkit-test:1", image_id="sha256:0", repo_digest="", content="", date="")
     (storage / "clusterkit").mkdir()
@@ -314,7 +314,7 @@ def test_train_brings_what_the_storage_lacks(
         ]
         ssh.with_session(server, lambda session: work(session, settings))
         assert len(said) == 2  # all is there
-        with claim.claimed("c", "setup"), pytest.raises(UserError, match="clusterkit setup"):
+        with cluster_lock.claimed("c", "setup"), pytest.raises(UserError, match="clusterkit setup"):
             ssh.with_session(server, lambda session: work(session, ["model.path=org/other", *settings[1:]]))
     assert (storage / "models" / "name" / "model.safetensors").read_bytes() == files["model.safetensors"]
     assert (storage / "datasets" / "problems" / "train.jsonl").read_text() == (data / "train.jsonl").read_text()

@@ -13,8 +13,8 @@ import pytest
 from realparts import require
 from runs import Forks, NewTrial, Trial, assert_same_run, command
 
-from clusterkit.diagnose.run import diagnose_run
-from clusterkit.rundir import RunDirectory
+from clusterkit.runs.diagnose.run import diagnose_run
+from clusterkit.runs.directory import RunDirectory
 from trainer.checkpoint.recover import RecoverStore
 
 

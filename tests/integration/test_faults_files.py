@@ -18,7 +18,7 @@ from realparts import require
 from run_writer import RunWriter
 
 from clusterkit.cli.main import main
-from clusterkit.filefailure import in_words
+from clusterkit.ui.file_errors import in_words
 from trainer.disk import file_failure, file_failures, naming
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from sshd import Ssh, Sshd
 
-from clusterkit.assets.manifest import MANIFEST, differences, read_manifest, write_manifest
+from clusterkit.data.assets.manifest import MANIFEST, differences, read_manifest, write_manifest
 from clusterkit.hosts.model import Cluster
-from clusterkit.node_assets import upload as module
-from clusterkit.node_assets.hub import Hub
-from clusterkit.node_assets.model import NodeAsset, Origin
-from clusterkit.node_assets.provide import compare, provide
-from clusterkit.node_assets.upload import upload
-from clusterkit.node_assets.view import look, wrong
+from clusterkit.provision.assets import upload as module
+from clusterkit.provision.assets.hub import Hub
+from clusterkit.provision.assets.model import NodeAsset, Origin
+from clusterkit.provision.assets.provide import compare, provide
+from clusterkit.provision.assets.upload import upload
+from clusterkit.provision.assets.view import look, wrong
+from clusterkit.provision.steps.step import Refused
 from clusterkit.ssh.api import HostError, Trouble
 from clusterkit.ssh.session import SshSession
-from clusterkit.steps.api import Refused
 
 pytest_plugins = ["sshd_fixture"]
 

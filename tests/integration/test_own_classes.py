@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from runs import ENVIRONMENT, REPOSITORY, Forks, NewTrial, Trial
 
-from clusterkit.closing import closing_lines
+from clusterkit.runs.final_evaluation import closing_lines
 
 DOCS = REPOSITORY / "docs" / "custom.md"
 FAST = [

@@ -15,7 +15,7 @@ from run_writer import RunWriter
 from runs import Forks, NewTrial
 from slot_writer import write_slot
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
 

@@ -14,8 +14,8 @@ from run_writer import RunWriter
 from runs import Forks, NewTrial
 from slot_writer import write_slot
 
-from clusterkit.resolve import resolve
-from clusterkit.rundir import hold_lock
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import hold_lock
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
 PLAN = ("train", "--preset", "tiny", "--dry-run", "--json")

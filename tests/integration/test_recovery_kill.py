@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from runs import TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run, wait_for
 
-from clusterkit.launch import trainer_command
-from clusterkit.progress import Silent
-from clusterkit.training import Restarts, follow, prepared
-from clusterkit.trials import run_directory
+from clusterkit.backends.local.launch import trainer_command
+from clusterkit.backends.local.train import Restarts, follow, prepared
+from clusterkit.runs.trials import run_directory
+from clusterkit.ui.progress import Silent
 from trainer.paths import cache_folder
 
 KILLS = 40

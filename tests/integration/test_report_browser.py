@@ -11,10 +11,10 @@ from browsers import DESKTOP, PHONE
 from run_writer import RunWriter
 from runs import Trial
 
-from clusterkit.report.dashboard import Dashboard, Views
-from clusterkit.report.page import content, document
-from clusterkit.report.source import RunReader
-from clusterkit.rundir import RunDirectory
+from clusterkit.observe.report.dashboard import Dashboard, Views
+from clusterkit.observe.report.page import content, document
+from clusterkit.observe.report.source import RunReader
+from clusterkit.runs.directory import RunDirectory
 
 # How the WCAG measures contrast, of what the browser really computed.
 CONTRAST = """([element, property, ground]) => {
@@ -150,7 +150,7 @@ def test_a_real_run_is_drawn(screen: Any, reference: Trial, tmp_path: Path) -> N
 def test_a_dashboard_follows_the_run_without_a_reload(
     screen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterkit.report.dashboard.LIVE_SECONDS", 0.2)
+    monkeypatch.setattr("clusterkit.observe.report.dashboard.LIVE_SECONDS", 0.2)
     writer = RunWriter(tmp_path).attempt()
     with Dashboard(0, Views(tmp_path, None, None, None)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -23,17 +23,26 @@ from localsession import LocalSession
 from realparts import require
 from sshd import Ssh, free_port, wait_until
 
-from clusterkit.check.needs import Needs
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision import claim as module
-from clusterkit.provision import setup as engine
-from clusterkit.provision.claim import STALE_S, Claim, ClaimedError, Lease, LeaseLostError, claimed, leased, new_claim
-from clusterkit.provision.model import Report, State
-from clusterkit.provision.runner import HostRunner
-from clusterkit.provision.setup import Request, Setup, Stage
+from clusterkit.provision import cluster_lock as module
+from clusterkit.provision.checks.needs import Needs
+from clusterkit.provision.cluster_lock import (
+    STALE_S,
+    Claim,
+    ClaimedError,
+    Lease,
+    LeaseLostError,
+    claimed,
+    leased,
+    new_claim,
+)
+from clusterkit.provision.steps.step import Wish
+from clusterkit.setup import setup as engine
+from clusterkit.setup.model import Report, State
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.setup import Request, Setup, Stage
 from clusterkit.ssh.api import HostError, Result, Session, Trouble
 from clusterkit.ssh.connection import connect
-from clusterkit.steps.api import Wish
 
 pytest_plugins = ["sshd_fixture"]
 pytestmark = pytest.mark.timeout(120)
@@ -42,7 +51,7 @@ HERE = Claim("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UT
 THERE = replace(HERE, identity="b" * 16, who="bob@desk", process=22)
 HOLDING = """
 import sys, time
-from clusterkit.provision.claim import claimed
+from clusterkit.provision.cluster_lock import claimed
 with claimed("lab", "down"):
     print("held", flush=True)
     time.sleep(600)
@@ -159,7 +168,10 @@ def test_of_those_who_come_in_the_same_moment_one_gets_it(places: Path) -> None:
 
 @pytest.mark.parametrize("machine", ["its own", "another"])
 def test_a_killed_command_keeps_only_other_machines_out(places: Path, machine: str) -> None:
-    code = "from clusterkit.provision.claim import new_claim as n; print(n('lab', 'down').content().decode(), end='')"
+    code = (
+        "from clusterkit.provision.cluster_lock import new_claim\n"
+        "print(new_claim('lab', 'down').content().decode(), end='')"
+    )
     content = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.decode()
     if machine == "another":
         lines = content.splitlines()
@@ -289,7 +301,7 @@ OPERATOR = """
 import asyncio, ctypes, errno, os, platform, sys
 from pathlib import Path
 from clusterkit.hosts.model import Host
-from clusterkit.provision import claim
+from clusterkit.setup import claim
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
 from trainer.errors import UserError

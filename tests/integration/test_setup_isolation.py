@@ -14,21 +14,21 @@ import pytest
 from realparts import require
 from sshd import Ssh, tarpit
 
-from clusterkit.check.needs import Needs
+from clusterkit.backends.ray import status
 from clusterkit.cli.hostoptions import Selection
-from clusterkit.dispatch import status
-from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision import claim as claims
-from clusterkit.provision import setup as module
-from clusterkit.provision.claim import Claim, Lease
-from clusterkit.provision.model import HostReport, Report, State
-from clusterkit.provision.runner import HostRunner
-from clusterkit.provision.setup import Request, Setup, Stage
-from clusterkit.provision.view import summary
+from clusterkit.provision import cluster_lock as claims
+from clusterkit.provision.checks.needs import Needs
+from clusterkit.provision.cluster_lock import Claim, Lease
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.steps.step import Action, Step, Wish
+from clusterkit.setup import setup as module
+from clusterkit.setup.model import HostReport, Report, State
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.setup import Request, Setup, Stage
+from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
-from clusterkit.steps.api import Action, Step, Wish
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 from sshd import Ssh, free_port, tarpit
 
-from clusterkit.check.needs import Needs
 from clusterkit.cli import main as cli
 from clusterkit.cli.hostoptions import Selection
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision import setup as module
-from clusterkit.provision.command import nothing_failed, only_failed
-from clusterkit.provision.failed import failed_hosts, keep_failed, path_of
-from clusterkit.provision.model import HostReport, Report, State, StepFailedError
-from clusterkit.provision.runner import HostRunner
-from clusterkit.provision.setup import Request, Setup, Stage
-from clusterkit.provision.view import summary
+from clusterkit.provision.checks.needs import Needs
+from clusterkit.provision.steps.step import Wish
+from clusterkit.setup import setup as module
+from clusterkit.setup.command import nothing_failed, only_failed
+from clusterkit.setup.failed import failed_hosts, keep_failed, path_of
+from clusterkit.setup.model import HostReport, Report, State, StepFailedError
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.setup import Request, Setup, Stage
+from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session, Trouble
 from clusterkit.ssh.connection import connect
-from clusterkit.steps.api import Wish
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]

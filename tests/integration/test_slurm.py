@@ -20,8 +20,8 @@ from realparts import require
 from runs import SETTINGS
 from slurmcluster import PARTITION, Slurm, slurm
 
-from clusterkit.rundir import RunDirectory, user_name
-from clusterkit.runlog.metrics import History, read_history
+from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.log.metrics import History, read_history
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 30

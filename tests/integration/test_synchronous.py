@@ -31,7 +31,7 @@ IN_TURNS = """
 import sys
 from itertools import islice
 from trainer.__main__ import main
-from trainer.rollout.served import ServedSampler
+from trainer.rollout.server_sampler import ServedSampler
 
 def batch(self, number):
     numbers = list(islice(self.cursor.numbers(), self.config.rollout.batch_size))

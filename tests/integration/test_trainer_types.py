@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from runs import Forks, NewTrial, Trial, command
 
-from clusterkit.closing import closing_lines, read_summary
-from clusterkit.rundir import RunDirectory
-from clusterkit.trials import Course, choose_trial
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.final_evaluation import closing_lines, read_summary
+from clusterkit.runs.trials import Course, choose_trial
 
 NAMES, THINGS = ("ada", "bo", "cleo"), ("lamp", "chair", "table", "spoon")
 COUNT = 12 * 3

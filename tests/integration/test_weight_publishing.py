@@ -25,7 +25,7 @@ from trainer.engines.base import EngineError
 from trainer.engines.http import Server
 from trainer.errors import RunError, UserError
 from trainer.rollout.controller import RolloutController, SamplingPlan
-from trainer.rollout.served import Served, ServedSampler
+from trainer.rollout.server_sampler import Served, ServedSampler
 from trainer.schedule import Course
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from tests.realparts import CORES
 
 # Settings were chosen with seeds 101 to 112 on the dev tasks; these seeds and the test tasks were not looked at.

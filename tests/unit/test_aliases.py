@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.aliases import ALIASES, Renamed, notes_of
-from clusterkit.fields import fields
-from clusterkit.overrides import parse_overrides
-from clusterkit.resolve import resolve
+from clusterkit.config.aliases import ALIASES, Renamed, notes_of
+from clusterkit.config.fields import fields
+from clusterkit.config.overrides import parse_overrides
+from clusterkit.config.resolve import resolve
 from trainer.errors import UserError
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))

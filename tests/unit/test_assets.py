@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.assets import get_asset, list_assets
+from clusterkit.data.assets import get_asset, list_assets
 from trainer.config import TaskConfig
 from trainer.errors import RunError, UserError
 from trainer.tasks.hotpotqa import HotpotQA
@@ -272,7 +272,8 @@ def test_command_prints_json_on_stdout_and_progress_on_stderr(official: Path, ca
 
 def test_the_command_imports_nothing_heavy() -> None:
     program = (
-        "import sys, clusterkit.cli.assets, clusterkit.assets.smollm2, clusterkit.assets.hotpotqa; print(*sys.modules)"
+        "import clusterkit.cli.assets, clusterkit.data.assets.smollm2, clusterkit.data.assets.hotpotqa, sys\n"
+        "print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "transformers", "numpy", "httpx", "gguf"} & set(done.stdout.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.assets import get_asset, smollm2
+from clusterkit.data.assets import get_asset, smollm2
 from trainer.errors import RunError, UserError
 
 

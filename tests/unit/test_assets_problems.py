@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hub import FakeHub
 
-from clusterkit.assets import get_asset
-from clusterkit.assets.problems import PUBLISHED
+from clusterkit.data.assets import get_asset
+from clusterkit.data.assets.problems import PUBLISHED
 from evaluation.suites import PROBLEMS, Finder
 from trainer.errors import RunError, UserError
 

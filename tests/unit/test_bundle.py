@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clusterkit import bundle_packages
-from clusterkit.bundle import Bundle, Manifest, load, send
-from clusterkit.bundle_build import Contents, build
-from clusterkit.bundle_packages import Sources
 from clusterkit.cli.bundle import app
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.steps import apt, dnf, shell
-from clusterkit.steps.api import Wish
-from clusterkit.steps.systems import SYSTEMS
+from clusterkit.provision.bundle import packages
+from clusterkit.provision.bundle.build import Contents, build
+from clusterkit.provision.bundle.folder import Bundle, Manifest, load, send
+from clusterkit.provision.bundle.packages import Sources
+from clusterkit.provision.steps import apt, dnf, shell
+from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.systems import SYSTEMS
 from tests.localsession import LocalSession
 from tests.realparts import require
 from trainer.errors import RunError, UserError
@@ -112,13 +112,13 @@ class TestBuilding:
             build(tmp_path / "out", Contents(("debian-12",), sources=SOURCES, sets={"base": ("no-such-package",)}))
 
     def test_the_usual_sets_are_what_the_steps_install(self) -> None:
-        assert bundle_packages.package_sets(DEBIAN, Sources("distribution"))["docker"] == ("docker.io",)
-        assert "git-lfs" in bundle_packages.package_sets(DEBIAN, Sources())["base"]
-        assert "nvidia-container-toolkit=1.20.0-1" in bundle_packages.package_sets(DEBIAN, Sources())["toolkit"]
+        assert packages.package_sets(DEBIAN, Sources("distribution"))["docker"] == ("docker.io",)
+        assert "git-lfs" in packages.package_sets(DEBIAN, Sources())["base"]
+        assert "nvidia-container-toolkit=1.20.0-1" in packages.package_sets(DEBIAN, Sources())["toolkit"]
         rocky = next(system for system in SYSTEMS if system.name == "rocky-9")
-        assert "nvidia-container-toolkit-1.20.0-1" in bundle_packages.package_sets(rocky, Sources())["toolkit"]
+        assert "nvidia-container-toolkit-1.20.0-1" in packages.package_sets(rocky, Sources())["toolkit"]
         with pytest.raises(UserError, match="no Docker Engine of its own"):
-            bundle_packages.package_sets(rocky, Sources("distribution"))
+            packages.package_sets(rocky, Sources("distribution"))
 
 
 class TestReading:

@@ -12,10 +12,10 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.check import reach
-from clusterkit.check.finding import Finding, Level
-from clusterkit.check.reach import reachable
-from clusterkit.raycluster.ports import Ports
+from clusterkit.provision.checks import reach
+from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.provision.checks.reach import reachable
+from clusterkit.provision.ray.ports import Ports
 
 ADDRESSES = {"h1": "127.0.71.1", "h2": "127.0.71.2", "h3": "127.0.71.3"}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from localsession import LocalSession
 
-from clusterkit.check import speed
-from clusterkit.check.finding import Level
-from clusterkit.check.nccl import all_reduce, judge_all_reduce, rank_script
-from clusterkit.check.speed import send_rates, write_rates
-from clusterkit.facts.model import Container, Docker, Facts, Gpu
+from clusterkit.provision.checks import speed
+from clusterkit.provision.checks.finding import Level
+from clusterkit.provision.checks.nccl import all_reduce, judge_all_reduce, rank_script
+from clusterkit.provision.checks.speed import send_rates, write_rates
+from clusterkit.provision.facts.model import Container, Docker, Facts, Gpu
 from clusterkit.ssh.api import Result
 
 GPU_FACTS = Facts(gpus=tuple(Gpu(index=index, name="NVIDIA H200") for index in range(2)))

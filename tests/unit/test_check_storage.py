@@ -12,8 +12,8 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.check.finding import Level, worst
-from clusterkit.check.storage import StorageReport, storage_shared
+from clusterkit.provision.checks.finding import Level, worst
+from clusterkit.provision.checks.storage import StorageReport, storage_shared
 from clusterkit.ssh.api import HostError, Result, Trouble
 
 HOSTS = ("h1", "h2", "h3")

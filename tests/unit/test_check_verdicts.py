@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from clusterkit.check.finding import Finding, Level, worst
-from clusterkit.check.gpu import OLDEST_DRIVER
-from clusterkit.check.needs import GIB, Needs, image_cuda, needs_of_preset
-from clusterkit.check.verdicts import judge
-from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.images.versions import versions
+from clusterkit.provision.checks.finding import Finding, Level, worst
+from clusterkit.provision.checks.gpu import OLDEST_DRIVER
+from clusterkit.provision.checks.needs import GIB, Needs, image_cuda, needs_of_preset
+from clusterkit.provision.checks.verdicts import judge
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.images.versions import versions
 from clusterkit.ssh.api import HostError, Trouble
 from trainer.errors import UserError
 

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from run_writer import RunWriter
 
-from clusterkit.closing import closing_lines, read_summary
-from clusterkit.progress import LiveDisplay, PlainLines, live_lines
-from clusterkit.runlog.metrics import History, MetricsTail
-from clusterkit.training import again_command, further_command
+from clusterkit.backends.local.train import again_command, further_command
+from clusterkit.runs.final_evaluation import closing_lines, read_summary
+from clusterkit.runs.log.metrics import History, MetricsTail
+from clusterkit.ui.progress import LiveDisplay, PlainLines, live_lines
 
 
 def _plain(writer: RunWriter, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from run_writer import RunWriter
 
-from clusterkit.resolve import resolve
-from clusterkit.rundir import hold_lock
-from clusterkit.training import prepared
-from clusterkit.trials import Course, Trial, choose_trial, differences, must_stay, require_free
+from clusterkit.backends.local.train import prepared
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import hold_lock
+from clusterkit.runs.trials import Course, Trial, choose_trial, differences, must_stay, require_free
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError

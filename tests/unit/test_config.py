@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from trainer.config import RunConfig
 from trainer.errors import UserError
 

@@ -10,11 +10,11 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
-from clusterkit.datasets import build as building
-from clusterkit.datasets.build import build
-from clusterkit.datasets.corpora import keywords
-from clusterkit.datasets.prepare import make_plan
-from clusterkit.datasets.texts import Shape, pack
+from clusterkit.data.datasets import build as building
+from clusterkit.data.datasets.build import build
+from clusterkit.data.datasets.corpora import keywords
+from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.texts import Shape, pack
 from trainer.config import TaskConfig
 from trainer.errors import UserError
 from trainer.tasks.hotpotqa import HotpotQA

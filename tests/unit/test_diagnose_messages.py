@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 from run_writer import RunWriter
 
-from clusterkit.diagnose.model import Finding
-from clusterkit.diagnose.run import diagnose_log, diagnose_run
-from clusterkit.diagnose.view import diagnosis_lines
+from clusterkit.runs.diagnose.model import Finding
+from clusterkit.runs.diagnose.run import diagnose_log, diagnose_run
+from clusterkit.runs.diagnose.view import diagnosis_lines
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("trainer", "evaluation", "clusterkit")

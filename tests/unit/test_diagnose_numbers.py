@@ -19,11 +19,11 @@ import pytest
 import yaml
 from run_writer import RunWriter
 
-from clusterkit.diagnose.model import Finding
-from clusterkit.diagnose.run import diagnose_run
-from clusterkit.diagnose.stall import process_state
-from clusterkit.rundir import hold_lock
-from clusterkit.status import observe
+from clusterkit.runs.diagnose.model import Finding
+from clusterkit.runs.diagnose.run import diagnose_run
+from clusterkit.runs.diagnose.stall import process_state
+from clusterkit.runs.directory import hold_lock
+from clusterkit.runs.status import observe
 from trainer.config import RunConfig
 
 Stats = Callable[[int], dict[str, Any]]

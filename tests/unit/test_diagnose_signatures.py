@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from realparts import data_is_missing
 
-from clusterkit.diagnose.checks import CHECKS
-from clusterkit.diagnose.run import diagnose_log
-from clusterkit.diagnose.scan import WORDS, known, plain, scan_bytes, scan_file
-from clusterkit.diagnose.signatures import SIGNATURES
+from clusterkit.runs.diagnose.checks import CHECKS
+from clusterkit.runs.diagnose.run import diagnose_log
+from clusterkit.runs.diagnose.scan import WORDS, known, plain, scan_bytes, scan_file
+from clusterkit.runs.diagnose.signatures import SIGNATURES
 
 FOLDER = Path(__file__).parent.parent / "cases" / "diagnose"
 CASES = [case for file in sorted(FOLDER.glob("*.yaml")) for case in yaml.safe_load(file.read_text())]

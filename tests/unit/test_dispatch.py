@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterkit.dispatch.jobs import Job
-from clusterkit.dispatch.stop import chosen, of_others
-from clusterkit.dispatch.submit import Order, on_cluster
+from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.stop import chosen, of_others
+from clusterkit.backends.ray.submit import Order, on_cluster
+from clusterkit.config.resolve import resolve
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.resolve import resolve
 from trainer.config import RunConfig
 from trainer.errors import UserError
 

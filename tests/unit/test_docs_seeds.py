@@ -13,12 +13,12 @@ import typer
 from realparts import data_is_missing
 from typer.testing import CliRunner
 
-from clusterkit.aliases import ALIASES, Refused, Renamed
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.cli.main import HOST_COMMANDS, app
-from clusterkit.fields import fields
-from clusterkit.overrides import known_field, parse_overrides, parse_value
-from clusterkit.resolve import resolve
+from clusterkit.config.aliases import ALIASES, Refused, Renamed
+from clusterkit.config.fields import fields
+from clusterkit.config.overrides import known_field, parse_overrides, parse_value
+from clusterkit.config.resolve import resolve
 from trainer.config import flatten
 from trainer.errors import UserError
 

@@ -18,12 +18,12 @@ from typer.testing import CliRunner, Result
 from clusterkit.cli.main import app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.raycluster.model import RaySettings
-from clusterkit.raycluster.observe import RayAnswer
-from clusterkit.raycluster.plan import MustReplace
-from clusterkit.raycluster.remove import Leftovers
-from clusterkit.raycluster.start import may_replace
-from clusterkit.rundir import user_name
+from clusterkit.provision.ray.model import RaySettings
+from clusterkit.provision.ray.observe import RayAnswer
+from clusterkit.provision.ray.plan import MustReplace
+from clusterkit.provision.ray.remove import Leftovers
+from clusterkit.provision.ray.start import may_replace
+from clusterkit.runs.directory import user_name
 
 
 class Hosts:
@@ -71,10 +71,10 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     inventory.save(Cluster(name="default", hosts=(Host(name="head"), Host(name="worker"))))
     hosts = Hosts()
     monkeypatch.setattr("clusterkit.ssh.connection.connect", hosts.connect)
-    monkeypatch.setattr("clusterkit.raycluster.remove.leftovers", hosts.leftovers)
-    monkeypatch.setattr("clusterkit.raycluster.remove.remove", hosts.remove)
-    monkeypatch.setattr("clusterkit.raycluster.observe.ask_ray", hosts.ask_ray)
-    monkeypatch.setattr("clusterkit.provision.claim.leased", leased)
+    monkeypatch.setattr("clusterkit.provision.ray.remove.leftovers", hosts.leftovers)
+    monkeypatch.setattr("clusterkit.provision.ray.remove.remove", hosts.remove)
+    monkeypatch.setattr("clusterkit.provision.ray.observe.ask_ray", hosts.ask_ray)
+    monkeypatch.setattr("clusterkit.provision.cluster_lock.leased", leased)
     return hosts
 
 
@@ -111,7 +111,7 @@ def test_a_ray_is_replaced_only_under_jobs_of_ones_own(user: str, monkeypatch: p
     async def ask_ray(*_: object) -> RayAnswer:
         return RayAnswer(jobs=("job-1",), users={"job-1": user})
 
-    monkeypatch.setattr("clusterkit.raycluster.start.ask_ray", ask_ray)
+    monkeypatch.setattr("clusterkit.provision.ray.start.ask_ray", ask_ray)
     settings = RaySettings(Cluster(hosts=(Host(name="head"),)), "image", "10.0.0.1", recreate=True)
     refusal = MustReplace("runs with other settings", "add --recreate")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterkit.evaluating.curve import points_of
+from clusterkit.evaluate.curve import points_of
 from evaluation import metrics, table
 from evaluation.record import RowRecord, text_sha
 from evaluation.results import compare, row_results

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from builders import byte_tokenizer
 
-from clusterkit.evaluating.request import default_names
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
+from clusterkit.evaluate.request import default_names
 from evaluation.config import EvalConfig
 from evaluation.methods import best_paragraphs, document_of, make_reader
 from evaluation.suites import NAMES, Finder

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusterkit.facts.model import Facts
-from clusterkit.facts.parse import is_whole, parse, split
-from clusterkit.facts.parse_gpu import parse_gpus
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.facts.parse import is_whole, parse, split
+from clusterkit.provision.facts.parse_gpu import parse_gpus
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "facts").glob("*.json"))
 SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"

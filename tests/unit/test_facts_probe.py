@@ -15,8 +15,8 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.facts.model import Facts
-from clusterkit.facts.probe import Wants, gather, probe_script
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.facts.probe import Wants, gather, probe_script
 from clusterkit.ssh.api import HostError, Trouble
 
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
 from trainer.checkpoint.fingerprint import differences, fingerprint
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from localsession import LocalSession
 
-from clusterkit.images.build import build
-from clusterkit.images.context import Recipe
-from clusterkit.images.errors import ImageError
-from clusterkit.images.needs import ImageNeeds, check_image, needs_of_image, problems_of
-from clusterkit.resolve import resolve
+from clusterkit.config.resolve import resolve
+from clusterkit.provision.images.build import build
+from clusterkit.provision.images.context import Recipe
+from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision.images.needs import ImageNeeds, check_image, needs_of_image, problems_of
 
 TINY = needs_of_image(resolve("tiny", None, []).config)
 

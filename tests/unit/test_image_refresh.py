@@ -13,7 +13,7 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.images import Distribution, How, Image, ImageError, Lock, Outcome
+from clusterkit.provision.images import Distribution, How, Image, ImageError, Lock, Outcome
 
 NAME = "registry.example/team/app"
 TAG = f"{NAME}:1"

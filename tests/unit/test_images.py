@@ -15,16 +15,16 @@ import pytest
 from localsession import LocalSession
 
 from clusterkit.hosts.model import Host
-from clusterkit.images import Image, Lock, Recipe, check_reference
-from clusterkit.images import versions as pins
-from clusterkit.images.build import _script, build
-from clusterkit.images.context import context
-from clusterkit.images.errors import ImageError
-from clusterkit.images.holders import Holders, NoHolderError
-from clusterkit.images.identity import parse, repository
-from clusterkit.images.lock import parse as parse_lock
-from clusterkit.images.meter import counter, readable
-from clusterkit.images.pull import _manifest_digest, _Meter, _reason
+from clusterkit.provision.images import Image, Lock, Recipe, check_reference
+from clusterkit.provision.images import versions as pins
+from clusterkit.provision.images.build import _script, build
+from clusterkit.provision.images.context import context
+from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision.images.holders import Holders, NoHolderError
+from clusterkit.provision.images.identity import parse, repository
+from clusterkit.provision.images.lock import parse as parse_lock
+from clusterkit.provision.images.meter import counter, readable
+from clusterkit.provision.images.pull import _manifest_digest, _Meter, _reason
 from clusterkit.ssh.api import HostError, Session, Trouble
 from trainer.errors import UserError
 

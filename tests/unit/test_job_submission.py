@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from clusterkit.dispatch import jobs
-from clusterkit.dispatch.jobs import DuplicateJobError, NoAgentError, RayJobs
+from clusterkit.backends.ray import jobs
+from clusterkit.backends.ray.jobs import DuplicateJobError, NoAgentError, RayJobs
 
 NO_AGENT = httpx.Response(500, text="No available agent to submit job, please try again later.")
 

@@ -15,11 +15,11 @@ from httpstub import Answer, Drop, Hang, HttpStub
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Patience, verify_model
+from trainer.judge.priority_limiter import ORDER, Turns
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.judge.registry import judges_folder
 from trainer.judge.retrieval import Ranking
 from trainer.judge.served import ServedReader, make_served_reader, read_verdict, read_yes_no
-from trainer.judge.turns import ORDER, Turns
 from trainer.paths import user_name
 from trainer.serving import registry
 

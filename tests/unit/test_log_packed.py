@@ -20,10 +20,10 @@ from areal_lines import lite_step, master, through_ray, v2_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterkit.diagnose.run import diagnose_log
-from clusterkit.runlog.reader import LogReader, log_reader, read_log
-from clusterkit.runlog.stream import StreamReader
-from clusterkit.runlog.unpack import MOST_BYTES, Unpacker, packing_of
+from clusterkit.runs.diagnose.run import diagnose_log
+from clusterkit.runs.log.reader import LogReader, log_reader, read_log
+from clusterkit.runs.log.stream import StreamReader
+from clusterkit.runs.log.unpack import MOST_BYTES, Unpacker, packing_of
 
 LOG = v2_steps(1, 20)
 NO_SPACE = "OSError: [Errno 28] No space left on device: '/x'\n"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from run_writer import RunWriter
 from sshd import Ssh
 
-from clusterkit.dispatch.storage import read_from, read_last
-from clusterkit.runlog.tail import MOST_BYTES, Tail
+from clusterkit.backends.ray.storage import read_from, read_last
+from clusterkit.runs.log.tail import MOST_BYTES, Tail
 from clusterkit.ssh.api import HostError
 
 pytest_plugins = ["sshd_fixture"]

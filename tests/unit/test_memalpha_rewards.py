@@ -16,8 +16,8 @@ from trainer.config import AlgorithmConfig, RewardConfig
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.batch import make_batch
-from trainer.rollout.credit import has_signal
 from trainer.rollout.meter import ScoreMeter
+from trainer.rollout.turn_advantages import has_signal
 from trainer.types import Completion, Group, Question, Task, Trajectory, Turn, TurnRewards
 
 

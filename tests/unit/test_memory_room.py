@@ -12,7 +12,7 @@ from builders import small_config
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.errors import RunError, UserError
-from trainer.train.memory import Footprint, out_of_memory, room_problem
+from trainer.train.gpu_footprint import Footprint, out_of_memory, room_problem
 
 GIB = 1 << 30
 # Qwen2.5 of 1.5, 7 and 32 billion: width, layers, heads, key/value heads, feed-forward, vocabulary, tied head

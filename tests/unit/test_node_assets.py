@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 from hub import FakeHub
 
-from clusterkit.assets.manifest import MANIFEST, differences, read_manifest
+from clusterkit.config.resolve import resolve
+from clusterkit.data.assets.manifest import MANIFEST, differences, read_manifest
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.node_assets import hub_fetch
-from clusterkit.node_assets.hub import Hub, fetch_action
-from clusterkit.node_assets.model import NodeAsset, Origin, needed
-from clusterkit.node_assets.view import View, parse_view, require_usable, unseen, wrong
-from clusterkit.resolve import resolve
-from clusterkit.steps.api import Refused
+from clusterkit.provision.assets import hub_fetch
+from clusterkit.provision.assets.hub import Hub, fetch_action
+from clusterkit.provision.assets.model import NodeAsset, Origin, needed
+from clusterkit.provision.assets.view import View, parse_view, require_usable, unseen, wrong
+from clusterkit.provision.steps.step import Refused
 
 CLUSTER = Cluster(name="lab", hosts=(Host(name="node1"),))
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 6000000\n"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.dispatch.submit import Order, on_cluster
-from clusterkit.explain import explain
+from clusterkit.backends.own_code import MOST_BYTES, own_files, require_own
+from clusterkit.backends.ray.submit import Order, on_cluster
+from clusterkit.config.explain import explain
+from clusterkit.config.resolve import resolve
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.owncode import MOST_BYTES, own_files, require_own
-from clusterkit.resolve import resolve
 from trainer.config import RunConfig
 from trainer.errors import UserError
 

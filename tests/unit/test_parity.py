@@ -11,11 +11,11 @@ import torch
 from builders import learner, parameters, sampled_rows, small_config
 from families import KINDS, make
 
+from trainer.base_run import SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.config import ModelConfig
 from trainer.errors import UserError
 from trainer.metrics import Monitor
-from trainer.stepped import SteppedRun
 from trainer.train import families, parity
 from trainer.train.attention import PackedLayout
 from trainer.train.distributed import single_world

@@ -11,19 +11,19 @@ from click.testing import Result
 from realparts import write_jsonl
 from typer.testing import CliRunner
 
-from clusterkit import presets
-from clusterkit.check.finding import Level
+from clusterkit.capacity.checks import check_memory
+from clusterkit.capacity.memory import GIB, reported_gib
+from clusterkit.capacity.preset_plan import PresetPlan, plan_preset
+from clusterkit.capacity.shapes import shape_of
+from clusterkit.capacity.view import lines_of
 from clusterkit.cli.main import app
+from clusterkit.config import presets
+from clusterkit.config.resolve import resolve
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.planning.checks import check_memory
-from clusterkit.planning.memory import GIB, reported_gib
-from clusterkit.planning.preset_plan import PresetPlan, plan_preset
-from clusterkit.planning.shapes import shape_of
-from clusterkit.planning.view import lines_of
-from clusterkit.resolve import resolve
-from clusterkit.rundir import hold_lock
-from clusterkit.trials import run_directory
+from clusterkit.provision.checks.finding import Level
+from clusterkit.runs.directory import hold_lock
+from clusterkit.runs.trials import run_directory
 
 PAIRS = [(name, task) for name in presets.size_names() for task in presets.load_size(name).tasks]
 SIZES: list[dict[str, int]] = [{}, {"nodes": 1}, {"nodes": 2}, {"gpu_memory_gib": 40}]

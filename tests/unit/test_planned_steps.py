@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from realparts import write_jsonl
 
-from clusterkit import presets
-from clusterkit.planning import timing
-from clusterkit.planning.preset_plan import plan_preset
-from clusterkit.resolve import resolve
+from clusterkit.capacity import timing
+from clusterkit.capacity.preset_plan import plan_preset
+from clusterkit.config import presets
+from clusterkit.config.resolve import resolve
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.runs import train_size

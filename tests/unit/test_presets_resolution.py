@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit import presets
-from clusterkit.explain import explain
-from clusterkit.fields import fields
-from clusterkit.resolve import resolve
+from clusterkit.config import presets
+from clusterkit.config.explain import explain
+from clusterkit.config.fields import fields
+from clusterkit.config.resolve import resolve
 from trainer.algorithms.table import TABLE
 from trainer.algorithms.table import resolve as row
 from trainer.config import RunConfig, flatten

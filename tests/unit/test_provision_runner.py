@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from localsession import LocalSession
 
-from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision import runner as runner_module
-from clusterkit.provision.hostlog import HostLog
-from clusterkit.provision.milestones import Milestones
-from clusterkit.provision.model import HostReport, Report, State, StepFailedError
-from clusterkit.provision.runner import HostRunner
-from clusterkit.provision.view import summary
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.steps.step import Action, Refused, Step, Wish
+from clusterkit.setup import runner as runner_module
+from clusterkit.setup.hostlog import HostLog
+from clusterkit.setup.milestones import Milestones
+from clusterkit.setup.model import HostReport, Report, State, StepFailedError
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session
-from clusterkit.steps.api import Action, Refused, Step, Wish
 
 HOST = Host(name="one")
 WISH = Wish(Cluster(hosts=(HOST,)))

@@ -8,10 +8,10 @@ import pytest
 
 from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
-from clusterkit.provision.command import keep_inventory, refuse_forgetting, run_setup
-from clusterkit.provision.hostlog import HostLog
 from clusterkit.provision.options import SetupOptions
 from clusterkit.provision.site import Site, keep, passwords_of, path_of, until_ready, with_kept, with_secrets
+from clusterkit.setup.command import keep_inventory, refuse_forgetting, run_setup
+from clusterkit.setup.hostlog import HostLog
 from trainer.errors import UserError
 
 

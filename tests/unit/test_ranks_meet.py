@@ -12,7 +12,7 @@ import pytest
 
 from trainer.engines.process import free_port
 from trainer.errors import RunError
-from trainer.train.meeting import meet
+from trainer.train.rendezvous import meet
 
 HERE = os.uname().nodename
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from clusterkit.facts.model import Container, Docker, Facts, Gpu
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.raycluster.addresses import head_address, node_address
-from clusterkit.raycluster.model import RaySettings, shm_bytes
-from clusterkit.raycluster.plan import MustReplace, plan_node
-from clusterkit.raycluster.ports import Ports
-from clusterkit.raycluster.start import settings_for_plan
-from clusterkit.steps.api import Refused
+from clusterkit.provision.facts.model import Container, Docker, Facts, Gpu
+from clusterkit.provision.ray.addresses import head_address, node_address
+from clusterkit.provision.ray.model import RaySettings, shm_bytes
+from clusterkit.provision.ray.plan import MustReplace, plan_node
+from clusterkit.provision.ray.ports import Ports
+from clusterkit.provision.ray.start import settings_for_plan
+from clusterkit.provision.steps.step import Refused
 from trainer.errors import UserError
 
 TOKEN = "0123456789abcdef" * 4

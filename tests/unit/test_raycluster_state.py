@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.raycluster import token as tokens
-from clusterkit.raycluster.observe import ContainerState, RayAnswer, RayNode, parse_answer, parse_containers
-from clusterkit.raycluster.start import NotReadyError
-from clusterkit.raycluster.state import ClusterState, assess
-from clusterkit.raycluster.status_text import parse_status
+from clusterkit.provision.ray import token as tokens
+from clusterkit.provision.ray.observe import ContainerState, RayAnswer, RayNode, parse_answer, parse_containers
+from clusterkit.provision.ray.start import NotReadyError
+from clusterkit.provision.ray.state import ClusterState, assess
+from clusterkit.provision.ray.status_text import parse_status
 from clusterkit.ssh.api import HostError, Result, Trouble
 from trainer.errors import UserError
 

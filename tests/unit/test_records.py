@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from pydantic import ValidationError
 
-from clusterkit.records import Limits, Record
+from clusterkit.common.records import Limits, Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from builders import learner, small_config, small_parts
 
+from trainer.base_run import SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor
 from trainer.rollout.batch import make_batch
-from trainer.stepped import SteppedRun
 from trainer.train.distributed import single_world
 from trainer.types import Group, Row
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_writer import RunWriter
 
-from clusterkit.report.charts import Chart, sections
-from clusterkit.report.course import MOST_POINTS, bucket_width, course
-from clusterkit.report.page import content, document
-from clusterkit.report.scale import scale, short
-from clusterkit.report.source import RunReader
+from clusterkit.observe.report.charts import Chart, sections
+from clusterkit.observe.report.page import content, document
+from clusterkit.observe.report.scale import scale, short
+from clusterkit.observe.report.series import MOST_POINTS, bucket_width, course
+from clusterkit.observe.report.source import RunReader
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from run_writer import RunWriter
 
-from clusterkit.report.dashboard import Dashboard, Views
+from clusterkit.observe.report.dashboard import Dashboard, Views
 from trainer.errors import UserError
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))

@@ -70,7 +70,7 @@ def test_a_log_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     log = folder / "main.log"
     log.write_text(v2_steps(1, 1))
     # Root may read everything, so a child that is nobody asks for it.
-    script = "import os, sys; from pathlib import Path; from clusterkit.runlog.reader import read_log\n"
+    script = "import os, sys; from pathlib import Path; from clusterkit.runs.log.reader import read_log\n"
     script += "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"
     script += "try: read_log(Path(sys.argv[1]))\n"
     script += "except Exception as error: print(type(error).__name__, error.exit_code, error)\n"

@@ -22,13 +22,13 @@ from areal_lines import (
     v3_step,
 )
 
-from clusterkit.diagnose.run import diagnose_log
-from clusterkit.runlog.lines import KEYWORDS, interesting
-from clusterkit.runlog.progress import LogHistory
-from clusterkit.runlog.reader import read_log
-from clusterkit.runlog.scan import LogScanner
-from clusterkit.runlog.text import log_lines
-from clusterkit.runlog.view import LogView
+from clusterkit.runs.diagnose.run import diagnose_log
+from clusterkit.runs.log.lines import KEYWORDS, interesting
+from clusterkit.runs.log.progress import LogHistory
+from clusterkit.runs.log.reader import read_log
+from clusterkit.runs.log.scan import LogScanner
+from clusterkit.runs.log.text import log_lines
+from clusterkit.runs.log.view import LogView
 from trainer.metrics import epoch_line, stats_line
 
 SAMPLE = Path(__file__).parents[1] / "cases" / "runlog" / "areal_v0.2_master_worker.log"

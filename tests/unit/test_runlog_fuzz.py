@@ -11,11 +11,11 @@ from areal_lines import grid, lite, lite_step, master, through_ray, v2_stats, v2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterkit.raycluster.status_text import parse_status
-from clusterkit.runlog.lines import plain, stamp
-from clusterkit.runlog.scan import LogScanner
-from clusterkit.runlog.text import log_lines
-from clusterkit.runlog.view import LogView
+from clusterkit.provision.ray.status_text import parse_status
+from clusterkit.runs.log.lines import plain, stamp
+from clusterkit.runs.log.scan import LogScanner
+from clusterkit.runs.log.text import log_lines
+from clusterkit.runs.log.view import LogView
 
 RAY_STATUS = (Path(__file__).parents[1] / "cases" / "raycluster" / "ray_status_16_nodes.txt").read_text()
 VALUES = {"ppo_actor/task_reward/avg": 0.5, "timeperf/rollout": 3.0, "lr": float("nan")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from areal_lines import BEGIN, master, v2_stats, v2_step, v2_steps
 
-from clusterkit.runlog.progress import LogHistory
-from clusterkit.runlog.scan import LogScanner
+from clusterkit.runs.log.progress import LogHistory
+from clusterkit.runs.log.scan import LogScanner
 
 DUMP = "Dumped recover info to file."
 

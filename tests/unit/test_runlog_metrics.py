@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_writer import RunWriter
 
-from clusterkit.report.page import content as page_of
-from clusterkit.report.source import RunReader
-from clusterkit.rundir import hold_lock
-from clusterkit.runlog.metrics import History, MetricsTail, read_history
-from clusterkit.status import observe
-from clusterkit.status_view import status_lines
+from clusterkit.observe.report.page import content as page_of
+from clusterkit.observe.report.source import RunReader
+from clusterkit.runs.directory import hold_lock
+from clusterkit.runs.log.metrics import History, MetricsTail, read_history
+from clusterkit.runs.status import observe
+from clusterkit.ui.run_status import status_lines
 
 
 def _line(kind: str, **fields: object) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from areal_lines import master, v2_stats, v2_step, v2_steps
 
-from clusterkit.runlog.reader import SAVED_AFTER_BYTES, LogReader, read_log
+from clusterkit.runs.log.reader import SAVED_AFTER_BYTES, LogReader, read_log
 from trainer.errors import UserError
 
 NOISE = "(model_worker/3 pid=7) 20250601-12:00:00.000 model worker INFO: Model worker 3 #actor_gen# *end*\n"

@@ -15,8 +15,8 @@ from clusterkit.cli.serve import app
 from trainer.engines.dialect import make_dialect
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
+from trainer.judge.gpu_groups import gpu_groups
 from trainer.judge.options import parser, require_model
-from trainer.judge.places import gpu_groups
 from trainer.judge.serve import make_hosts
 from trainer.serving import registry
 

@@ -21,7 +21,7 @@ from runs import ENVIRONMENT, REPOSITORY, Trial, wait_for
 
 from trainer.serving import registry
 from trainer.serving.keeper import config_file, host_command, placed
-from trainer.serving.leftovers import MARK, leftovers, mark
+from trainer.serving.orphan_processes import MARK, leftovers, mark
 
 ENGINE = """#!{python}
 # In an engine's place. Its worker outlives it, as one does that waits for a GPU.

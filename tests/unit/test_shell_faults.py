@@ -22,7 +22,7 @@ from hostscripts import HostScript, all_scripts
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.provision.runner import full_disks
+from clusterkit.setup.runner import full_disks
 
 SANDBOX = Path(__file__).parents[1] / "sandbox.py"
 SHELL = ["/usr/bin/dash"]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from builders import grouped_query_lm, learner, sampled_rows, small_config
 
+from trainer.base_run import SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.errors import RunError
 from trainer.metrics import Monitor
-from trainer.stepped import SteppedRun
 from trainer.train.distributed import single_world
 from trainer.types import Row
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.rundir import RunDirectory
-from clusterkit.slurm.script import APPTAINER, PYXIS, Container, Wishes, sbatch_options, script
+from clusterkit.backends.slurm.script import APPTAINER, PYXIS, Container, Wishes, sbatch_options, script
+from clusterkit.runs.directory import RunDirectory
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.launch.slurm import PORTS, SLOTS, Place, interface, own_address, ray_command

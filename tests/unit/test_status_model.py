@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from run_writer import RunWriter
 
-from clusterkit.rundir import hold_lock
-from clusterkit.status import Status, find_run, observe
-from clusterkit.status_view import engine_text, status_lines
+from clusterkit.runs.directory import hold_lock
+from clusterkit.runs.status import Status, find_run, observe
+from clusterkit.ui.run_status import engine_text, status_lines
 from trainer.errors import RunError
 
 

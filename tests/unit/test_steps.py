@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
-from clusterkit.steps.api import Action, Refused, Wish
-from clusterkit.steps.shell import sha
-from clusterkit.steps.systems import SYSTEMS
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
+from clusterkit.provision.steps.shell import sha
+from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.systems import SYSTEMS
 
 FOLDER = Path(__file__).parents[1] / "cases" / "steps"
 CASES = sorted(FOLDER.glob("*/*.json"))

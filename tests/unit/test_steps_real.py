@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterkit.steps import apt, aptsources
-from clusterkit.steps.api import Refused
-from clusterkit.steps.daemon import merge, read_settings, write_script
-from clusterkit.steps.shell import fetch_key, sha, write_file
-from clusterkit.steps.storage import make_script
-from clusterkit.steps.systems import SYSTEMS
+from clusterkit.provision.steps import apt, aptsources
+from clusterkit.provision.steps.daemon import merge, read_settings, write_script
+from clusterkit.provision.steps.shell import fetch_key, sha, write_file
+from clusterkit.provision.steps.step import Refused
+from clusterkit.provision.steps.storage import make_script
+from clusterkit.provision.steps.systems import SYSTEMS
 
 NEW = b'{"debug": true}\n'
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.cli.main import HOST_COMMANDS, app
+from clusterkit.config.resolve import resolve
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.raycluster import current
-from clusterkit.raycluster.token import local_file
-from clusterkit.resolve import resolve
+from clusterkit.provision.ray import current
+from clusterkit.provision.ray.token import local_file
 
 HERE = "here"
 RUNS = {

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from clusterkit.textplot import count, duration, progress_bar, shares, size, sparkline
+from clusterkit.common.text_plot import count, duration, progress_bar, shares, size, sparkline
 
 
 def test_a_sparkline_rises_with_its_numbers_and_keeps_its_width() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.bundle import Bundle, Manifest, digest, send
-from clusterkit.facts.model import Facts
 from clusterkit.hosts.model import Host
-from clusterkit.provision.hostlog import HostLog
-from clusterkit.provision.model import HostReport
-from clusterkit.provision.runner import HostRunner
+from clusterkit.provision.bundle.folder import Bundle, Manifest, digest, send
+from clusterkit.provision.facts.model import Facts
+from clusterkit.setup.hostlog import HostLog
+from clusterkit.setup.model import HostReport
+from clusterkit.setup.runner import HostRunner
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.uploads import Uploads
 

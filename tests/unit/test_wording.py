@@ -13,11 +13,11 @@ import yaml
 from builders import byte_tokenizer, small_config
 from pydantic import ValidationError
 
-from clusterkit.dispatch.submit import on_cluster
-from clusterkit.evaluating.request import make_request
+from clusterkit.backends.ray.submit import on_cluster
+from clusterkit.capacity.plan import template_tokens
+from clusterkit.config.resolve import resolve
+from clusterkit.evaluate.request import make_request
 from clusterkit.hosts.model import Cluster
-from clusterkit.plan import template_tokens
-from clusterkit.resolve import resolve
 from evaluation.config import EvalConfig
 from evaluation.plan import row_inputs
 from trainer.agents.memagent import MemAgent, check_window

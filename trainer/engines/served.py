@@ -21,7 +21,7 @@ from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
 from trainer.engines.http import Server, ServerPool
 from trainer.types import Completion, FinishReason, SamplingParams
-from trainer.weights.folder import folder_problem
+from trainer.weights.hf_folder_check import folder_problem
 
 log = logging.getLogger(__name__)
 

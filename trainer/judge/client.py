@@ -24,8 +24,8 @@ import orjson
 from trainer.connections import JSON, open_session
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache, request_key
+from trainer.judge.priority_limiter import Turns
 from trainer.judge.reader import TooLate, Unanswered
-from trainer.judge.turns import Turns
 
 log = logging.getLogger(__name__)
 

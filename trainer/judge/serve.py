@@ -14,13 +14,13 @@ import sys
 
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
+from trainer.judge.gpu_groups import gpu_groups
 from trainer.judge.options import RESTARTS, parser, require_model
-from trainer.judge.places import gpu_groups
 from trainer.judge.registry import judges_folder
 from trainer.serving import registry
+from trainer.serving.exit_with_parent import end_with_input
 from trainer.serving.host import ServerHost, keep
 from trainer.serving.keeper import clear_dead
-from trainer.serving.tied import end_with_input
 
 PYTHON_VARIABLES = {"sglang": "CLUSTERKIT_SGLANG_PYTHON", "vllm": "CLUSTERKIT_VLLM_PYTHON"}
 

@@ -20,7 +20,7 @@ from trainer.config import RunConfig
 from trainer.disk import disk_of
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
-from trainer.launch.before import check_run
+from trainer.launch.preflight import check_run
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.ray import RayRun
@@ -28,11 +28,11 @@ from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
 from trainer.rewards import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
-from trainer.serving.wanted import first_training_gpu
+from trainer.serving.server_placement import first_training_gpu
 from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world
-from trainer.train.memory import out_of_memory
+from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.model import compute_dtype
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
 from trainer.weights.environment import prepare_nccl

@@ -19,10 +19,10 @@ from trainer.errors import InterruptedRunError, UserError
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
 from trainer.runs import AnyRun, make_run
-from trainer.serving.wanted import first_training_gpu
+from trainer.serving.server_placement import first_training_gpu
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
-from trainer.train.memory import out_of_memory
+from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.model import compute_dtype
 from trainer.train.tensorparallel import tensor_degree
 from trainer.weights.environment import prepare_nccl

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.judge.gpu_groups import gpu_groups
 from trainer.judge.options import RESTARTS, parser, require_model
-from trainer.judge.places import gpu_groups
 from trainer.judge.registry import HOST_MODULE, judges_folder
 from trainer.launch.ray_servers import await_place, end_actor, find_actor, forget_dead, make_actor, namespace
 from trainer.serving import registry

@@ -26,7 +26,7 @@ from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
 from trainer.serving.keeper import HostKeeper, config_file, host_command, placed, start_host
-from trainer.serving.wanted import gpus_per_server
+from trainer.serving.server_placement import gpus_per_server
 
 log = logging.getLogger("trainer")
 

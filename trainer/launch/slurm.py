@@ -1,7 +1,8 @@
 """`python -m trainer.launch.slurm CONFIG.yaml`: one task on every node of a Slurm allocation.
 
 Every task keeps this node's Ray; the first one, whose Ray is the head, runs the job in it when all nodes have joined,
-and leaves the job's exit code in a file. The batch script (clusterkit/slurm/script.py) starts and ends the tasks.
+and leaves the job's exit code in a file. The batch script (clusterkit/backends/slurm/script.py) starts and ends the
+tasks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from trainer.algorithms.aggregation import token_weights
 from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
 from trainer.config import AlgorithmConfig, RunConfig
-from trainer.rollout.credit import (
+from trainer.rollout.turn_advantages import (
     control_rewards,
     overlong_penalties,
     rewarded_turns,

@@ -1,4 +1,4 @@
-"""Who samples for a run: the trainer's own process, or servers (`trainer.rollout.served`).
+"""Who samples for a run: the trainer's own process, or servers (`trainer.rollout.server_sampler`).
 
 The loop asks for a step's groups, and says when new weights are to be sampled with. All methods are collective: every
 rank calls them, and every rank gets the same.
@@ -16,7 +16,7 @@ from trainer.config import RunConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.rollout.buffer import Cursor
 from trainer.rollout.controller import RolloutController, SamplingPlan
-from trainer.rollout.credit import has_signal
+from trainer.rollout.turn_advantages import has_signal
 from trainer.schedule import Course
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World

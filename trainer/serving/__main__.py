@@ -16,9 +16,9 @@ from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
+from trainer.serving.exit_with_parent import end_with_input
 from trainer.serving.host import ServerHost, keep
-from trainer.serving.tied import end_with_input
-from trainer.serving.wanted import server_options
+from trainer.serving.server_placement import server_options
 
 
 def main() -> int:

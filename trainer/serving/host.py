@@ -18,7 +18,7 @@ from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
 from trainer.serving import registry
-from trainer.serving.leftovers import end_leftovers, mark
+from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
 
 log = logging.getLogger(__name__)

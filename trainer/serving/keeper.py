@@ -22,7 +22,7 @@ from trainer.files import write_atomic
 from trainer.paths import RunPaths
 from trainer.serving import registry
 from trainer.serving.registry import Registration
-from trainer.serving.wanted import local_places
+from trainer.serving.server_placement import local_places
 
 log = logging.getLogger("trainer")
 

@@ -12,6 +12,7 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
+from trainer.base_run import RECENT_STEPS, Clock, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -22,7 +23,6 @@ from trainer.schedule import Course
 from trainer.sft.encoding import Encoder
 from trainer.sft.examples import Example, load_examples
 from trainer.sft.learner import SftLearner
-from trainer.stepped import RECENT_STEPS, Clock, SteppedRun
 from trainer.train.distributed import World
 from trainer.train.learner import StepAbandonedError
 from trainer.train.loading import Origin

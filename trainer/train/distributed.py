@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trainer.errors import UserError
-from trainer.train.meeting import meet
+from trainer.train.rendezvous import meet
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 DATA, TENSOR = "data", "tensor"

@@ -21,8 +21,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from trainer.config import ModelConfig, RunConfig
 from trainer.train.distributed import World
+from trainer.train.gpu_footprint import require_room
 from trainer.train.logprobs import PolicyModel
-from trainer.train.memory import require_room
 from trainer.train.model import check_weights, copy_in, empty_lm, load_lm, readable
 from trainer.train.tensorparallel import share_out_layers
 from trainer.train.weightfiles import WeightFiles, Weights, WholeWeights, has_safetensors

@@ -18,7 +18,7 @@ from torch import Tensor
 from trainer.config import WeightsConfig
 from trainer.engines.http import Server
 from trainer.weights.folders import FolderPublisher, caught, offer
-from trainer.weights.link import Link, LinkError, MissingPeerError, PeerGoneError, meet
+from trainer.weights.nccl_group import Link, LinkError, MissingPeerError, PeerGoneError, meet
 from trainer.weights.publisher import Outlet, PublishStats, agree, may_come_back, measured
 from trainer.weights.source import WeightSource
 from trainer.weights.transfer import Transfer

@@ -17,7 +17,7 @@ from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
 from trainer.train.distributed import World
-from trainer.weights.folder import shapes_problem, tensor_shapes, ties_head
+from trainer.weights.hf_folder_check import shapes_problem, tensor_shapes, ties_head
 
 log = logging.getLogger(__name__)
 

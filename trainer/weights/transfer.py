@@ -20,7 +20,7 @@ from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError
 from trainer.engines.http import Server, ServerFailedError, ServerLostError
 from trainer.weights.buckets import Bucket
-from trainer.weights.link import Link, LinkError, PeerGoneError
+from trainer.weights.nccl_group import Link, LinkError, PeerGoneError
 from trainer.weights.publisher import Outlet
 
 # Seconds that servers get to answer after a link has failed.

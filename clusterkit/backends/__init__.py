@@ -1,0 +1,1 @@
+"""Where a run lives: this machine, the Ray of a cluster, or Slurm."""

@@ -1,0 +1,1 @@
+"""Runs as processes of this machine."""

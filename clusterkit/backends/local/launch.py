@@ -1,0 +1,189 @@
+"""Prepare a run directory and keep one trainer process: its output, our signals, the way it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
+
+from clusterkit.runs.directory import FILEROOT, RunDirectory
+from trainer.config import RunConfig
+from trainer.disk import file_failures
+from trainer.errors import UserError
+from trainer.paths import new_attempt as trainer_attempt
+
+POLL_SECONDS = 0.2
+SECOND_THOUGHT_SECONDS = 1.0
+"""A signal this soon after the first is the same wish (a closing session sends several), not a wish to kill."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the trainer ended. `returncode` as subprocess gives it: negative for a signal; `interrupts`: ours to it."""
+
+    returncode: int
+    interrupts: int
+
+
+def require_trainer() -> None:
+    """Refuse early, with the way out, where the trainer's packages are not installed."""
+    missing = [name for name in ("torch", "transformers", "safetensors", "numpy", "zstandard") if not find_spec(name)]
+    if missing:
+        raise UserError(
+            f"training needs {', '.join(missing)}, which this Python ({sys.executable}) does not have: "
+            "pip install 'clusterkit[train]'"
+        )
+
+
+def require_writable(run: RunDirectory) -> None:
+    """Refuse a run directory that could not be created or written, without creating anything."""
+    for folder in (run.logs, run.checkpoints, run.recover):
+        nearest = folder
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            raise UserError(
+                f"{nearest} is a file, but the run needs a folder there: choose another with --fileroot DIR"
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write to {nearest}: change its permissions, or choose another with --fileroot DIR")
+
+
+def write_config(run: RunDirectory, config: RunConfig) -> None:
+    """Write config.yaml so that a reader sees the old or the new one, never half of it."""
+    text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+    with disk_errors(run.logs):
+        run.logs.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=".config-", dir=run.logs)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(run.config)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def new_attempt(run: RunDirectory) -> int:
+    """Create the folder of the next free attempt and return its number."""
+    with disk_errors(run.logs):
+        run.logs.mkdir(parents=True, exist_ok=True)
+        return trainer_attempt(run.logs)
+
+
+def trainer_command(run: RunDirectory) -> list[str]:
+    """The command line of the trainer; -P keeps a folder `trainer` in the current directory out of its way."""
+    return [sys.executable, "-P", "-m", "trainer", str(run.config)]
+
+
+def run_trainer(
+    argv: Sequence[str],
+    console: Path,
+    attempt: int,
+    on_poll: Callable[[], None],
+    on_interrupt: Callable[[], None],
+) -> Ending:
+    """Run the trainer in a session of its own until it ends, whatever happens to our terminal.
+
+    The first SIGINT, SIGTERM or SIGHUP is handed on as SIGTERM, once; a second one kills its process group.
+    `on_poll` is called a few times a second and once after the end, `on_interrupt` after the first signal.
+    """
+    environment = {**os.environ, "CLUSTERKIT_ATTEMPT": str(attempt), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    child: subprocess.Popen[bytes] | None = None
+    interrupts = handed_on = 0
+    first_at = 0.0
+    told = False
+
+    def interrupt(signum: int, _frame: object) -> None:
+        nonlocal interrupts, first_at
+        if not interrupts:
+            first_at = time.monotonic()
+        elif signum == signal.SIGHUP or time.monotonic() - first_at < SECOND_THOUGHT_SECONDS:
+            return
+        interrupts += 1
+        hand_on()
+
+    def hand_on() -> None:
+        nonlocal handed_on
+        if child is None or handed_on == interrupts:
+            return
+        handed_on = interrupts
+        if interrupts > 1:
+            _kill_group(child)
+        else:
+            child.terminate()
+
+    # Handlers come first: a signal while the child starts would else leave it behind without a word.
+    previous = {name: signal.getsignal(name) for name in _SIGNALS}
+    for name, handler in previous.items():
+        # Under nohup a hang-up stays ignored. A shell's `command &` ignores SIGINT, but who sends one there means it.
+        if name != signal.SIGHUP or handler is not signal.SIG_IGN:
+            signal.signal(name, interrupt)
+    try:
+        with disk_errors(console), console.open("ab") as output:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        hand_on()  # what came before there was anyone to hand it on to
+        while child.poll() is None:
+            if interrupts and not told:
+                told = True
+                on_interrupt()
+            on_poll()
+            time.sleep(POLL_SECONDS)
+        on_poll()
+    finally:
+        for name, handler in previous.items():
+            # Someone who keeps pressing Ctrl-C still wants to read how it ended.
+            signal.signal(name, signal.SIG_IGN if interrupts else handler)
+    if child.returncode < 0:
+        _kill_group(child)  # ranks whose leader is gone would wait for it for ever
+    return Ending(child.returncode, interrupts)
+
+
+def wait_or_signal(seconds: float) -> bool:
+    """Wait; True as soon as SIGINT, SIGTERM or SIGHUP (unless it is ignored, as under nohup) asks to stop."""
+    asked = False
+
+    def ask(_signum: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+
+    previous = {name: signal.getsignal(name) for name in _SIGNALS}
+    for name, handler in previous.items():
+        if name != signal.SIGHUP or handler is not signal.SIG_IGN:
+            signal.signal(name, ask)
+    end = time.monotonic() + seconds
+    try:
+        while not asked and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
+    finally:
+        for name, handler in previous.items():
+            signal.signal(name, handler)
+    return asked
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, instead: str = FILEROOT) -> Iterator[None]:
+    """Turn what the disk answers into a message about the folder. instead: how to choose another."""
+    with file_failures(folder, instead):
+        yield

@@ -1,0 +1,95 @@
+"""End a training of this machine, or one whose folder is here and whose job is in Slurm's queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from clusterkit.backends.slurm.stop import stop_job
+from clusterkit.runs.directory import RunDirectory, lock_holder, runs
+from clusterkit.runs.slurm.commands import has_slurm
+from clusterkit.runs.slurm.queue import is_slurms, job_of
+from trainer.errors import RunError, UserError
+
+POLL_SECONDS = 0.2
+
+
+def stop_here(
+    fileroot: Path,
+    experiment: str | None,
+    trial: str | None,
+    *,
+    deadline: float,
+    force: bool,
+    say: Callable[[str], None],
+    user: str | None = None,
+) -> str:
+    """End the run of that name that is alive; how that went, as a sentence.
+
+    Args:
+        fileroot: where runs are. experiment, trial: which; None where only one is alive. deadline: seconds until it is
+            ended by force. force: at once. say: told what is being waited for. user: whose; None for ours.
+
+    Raises:
+        RunError: none is alive, or it cannot be ended. UserError: several are alive.
+
+    """
+    alive = [run for run in runs(fileroot, experiment, trial, user) if run.holder()]
+    if not alive:
+        wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
+        raise RunError(f"no run{wanted} under {fileroot} is alive (--fileroot DIR for another folder, --cluster NAME)")
+    if len(alive) > 1:
+        names = ", ".join(f"{run.experiment}/{run.trial}" for run in alive)
+        raise UserError(f"several runs are alive: {names}. Name one with --experiment and --trial")
+    (run,) = alive
+    if is_slurms(run) and has_slurm() and (job := job_of(run)) is not None:
+        return stop_job(run, job, deadline=deadline, force=force, say=say)
+    name = f"{run.experiment}/{run.trial}"
+    if not force:
+        process = _process(run)
+        if process is not None:
+            _send(process, signal.SIGTERM)
+        say(f"{name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
+        if _ended(run, deadline):
+            return f"{name} is stopped; {run.goes_on}"
+    # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like the trainer.
+    process = _process(run)
+    # Its command would take the trainer's end for a crash, and start it again.
+    if command := _pid(run, "launch.lock"):
+        _send(command, signal.SIGTERM)
+    if process is not None:
+        _send(process, signal.SIGKILL)
+    if not _ended(run, deadline):
+        raise RunError(f"{name} does not end: look at process {_process(run)}")
+    return f"{name} was ended by force; {run.goes_on}"
+
+
+def _process(run: RunDirectory) -> int | None:
+    """The trainer's process, or that of the command that is about to start it."""
+    return _pid(run, "run.lock") or _pid(run, "launch.lock")
+
+
+def _pid(run: RunDirectory, name: str) -> int | None:
+    holder = (lock_holder(run.logs / name) or "").removeprefix("process ")
+    return int(holder) if holder.isdigit() else None
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+    except PermissionError:
+        raise RunError(f"process {process} belongs to another user: stop it as that user") from None
+
+
+def _ended(run: RunDirectory, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while run.holder():
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True

@@ -1,0 +1,217 @@
+"""Train a chosen trial: prepare its folder, follow the trainer, and say how it ended and what to type next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clusterkit.backends.local.launch import Ending, disk_errors, new_attempt, run_trainer, wait_or_signal, write_config
+from clusterkit.runs.diagnose.view import explain_failure
+from clusterkit.runs.directory import RunDirectory, hold_lock, lock_holder
+from clusterkit.runs.final_evaluation import read_summary
+from clusterkit.runs.log.console import failure_message, last_lines
+from clusterkit.runs.log.metrics import History, MetricsTail
+from clusterkit.runs.trials import Trial, require_free, require_unchanged
+from clusterkit.ui.progress import Progress
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.files import write_atomic
+from trainer.launch.job import ended, last_step
+from trainer.launch.retries import Ended, judge
+
+SHOWN_CONSOLE_LINES = 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a followed run ended: completed, interrupted, failed or killed. `message`: what to tell on stderr."""
+
+    status: str
+    exit_code: int
+    message: str
+    summary: dict[str, Any] | None
+    global_step: int
+
+    def as_dict(self, run: RunDirectory) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "experiment": run.experiment,
+            "trial": run.trial,
+            "run_dir": str(run.logs),
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "global_step": self.global_step,
+            "message": self.message,
+            "summary": self.summary,
+        }
+
+
+@contextmanager
+def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -> Iterator[int]:
+    """Hold the run against other `train` commands, write its configuration, and yield the number of a new attempt.
+
+    trial: the run as it was chosen.
+
+    Raises:
+        UserError: another command trains it, or has begun to since it was chosen.
+
+    """
+    with disk_errors(run.logs):
+        run.logs.mkdir(parents=True, exist_ok=True)
+    with hold_lock(run.logs / "launch.lock") as ours:
+        if not ours or lock_holder(run.logs / "run.lock"):
+            require_free(run)
+        if not ours:  # it was let go this very moment
+            raise UserError(f"{run.experiment}/{run.trial} is being started by another command: give yours again")
+        if trial is not None:
+            require_unchanged(trial)
+        write_config(run, config)
+        yield new_attempt(run)
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How a trainer that crashed is started again. most: in a row without a new step. first_wait: in seconds."""
+
+    most: int = 0
+    first_wait: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Restarts:
+        """As the run's settings say; none where every start is to be a fresh one."""
+        return cls(0 if config.recover_mode == "disabled" else config.recover_retries, config.recover_after)
+
+
+def follow(
+    run: RunDirectory,
+    argv: Sequence[str],
+    attempt: int,
+    progress: Progress,
+    again: str,
+    restarts: Restarts = Restarts(),
+) -> Outcome:
+    """Run the trainer to its end while showing what it records, and start it again where it crashed.
+
+    Args:
+        run: the run, which the caller holds.
+        argv: the trainer's command line.
+        attempt: number of the first attempt, whose folder is there.
+        progress: shows what is recorded, and messages.
+        again: the command that goes on.
+        restarts: how often, and after how long.
+
+    """
+    tail, history = MetricsTail(run.metrics), History()
+    for record in tail.read():  # earlier attempts
+        history.add(record)
+
+    def poll() -> None:
+        news = tail.read()
+        for record in news:
+            history.add(record)
+        progress.show(history, news)
+
+    def interrupted() -> None:
+        progress.say("stopping: a recover checkpoint is being written; interrupt again to kill the trainer at once")
+
+    ends: list[Ended] = []
+    while True:
+        before, began = last_step(run.metrics), time.time()
+        ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
+        outcome = _outcome(run, attempt, ending, history, again)
+        if outcome.status not in ("failed", "killed"):
+            return outcome
+        ends.append(ended(run.metrics, attempt, ending.returncode, before))
+        _record_end(run, attempt, ends[-1], began)
+        verdict = judge(ends, restarts.most, restarts.first_wait)
+        if verdict.wait is None or not ends[-1].crash or not restarts.most:
+            break
+        told = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
+        progress.say(f"{told}. Ctrl-C stops here")
+        _record_warning(run, attempt, told)
+        if wait_or_signal(verdict.wait):
+            kept = f"interrupted while waiting to start the trainer again: {_recover_text(run, history)}"
+            return Outcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
+        attempt = new_attempt(run)
+    reasons = explain_failure(run, killed=ending.returncode == -signal.SIGKILL)
+    if len(ends) > 1:
+        reasons = [
+            f"It was started {len(ends)} times: {verdict.reason or 'this error is not one that passes'}.",
+            *reasons,
+        ]
+    return replace(outcome, message="\n".join([outcome.message, *reasons]))
+
+
+def _record_end(run: RunDirectory, attempt: int, end: Ended, began: float) -> None:
+    """Keep how an attempt ended, as a dispatched one does: a signal leaves no other trace."""
+    marker = {"code": end.code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
+    with suppress(OSError):  # a full disk
+        write_atomic(run.exit_mark(attempt), json.dumps(marker))
+
+
+def _record_warning(run: RunDirectory, attempt: int, message: str) -> None:
+    """Tell it in the run's log and numbers, which no trainer writes now; a full disk takes neither."""
+    now = time.time()
+    record = {"kind": "warning", "time": now, "attempt": attempt, "message": message}
+    stamp = f"{time.strftime('%Y%m%d-%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}"
+    lines = {run.metrics: json.dumps(record), run.logs / "main.log": f"{stamp} clusterkit WARNING: {message}"}
+    for path, line in lines.items():
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, again: str) -> Outcome:
+    code, console, step = ending.returncode, run.console(attempt), history.global_step
+    on = f"To go on: {again}"
+    if code == 0:
+        return Outcome("completed", 0, "", read_summary(run), step)
+    told = failure_message(console)
+    if code == 130 or (ending.interrupts and code < 0):
+        kept = told.removeprefix("error: ") if told and code == 130 else f"interrupted: {_recover_text(run, history)}"
+        return Outcome("interrupted", 130, f"{kept}\n{on}", None, step)
+    if code < 0:
+        name = _signal_name(-code)
+        often = " (often the kernel, out of memory, or kill -9)" if -code == signal.SIGKILL else ""
+        text = f"the trainer was ended by signal {-code}, {name}{often}; {_recover_text(run, history)}"
+        return Outcome("killed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
+    if told is None:
+        text = f"the trainer ended with code {code} and no message; {_recover_text(run, history)}"
+        return Outcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
+    return Outcome("failed", code if code in (1, 2) else 1, told, None, step)
+
+
+def again_command(arguments: Sequence[str]) -> str:
+    """The typed command that goes on with the run: as it was, but without asking for a fresh start."""
+    return shlex.join(["clusterkit", *(item for item in arguments if item != "recover_mode=disabled")])
+
+
+def further_command(arguments: Sequence[str], trial: str, total_steps: int) -> str:
+    """The command that trains a complete run for more steps."""
+    kept = [item for item in arguments if not item.startswith(("trial_name=", "train.total_steps=", "recover_mode="))]
+    return shlex.join(["clusterkit", *kept, f"trial_name={trial}", f"train.total_steps={total_steps}"])
+
+
+def _recover_text(run: RunDirectory, history: History) -> str:
+    if history.recovers and run.has_recover_checkpoint:
+        return f"the last recover checkpoint is that after step {history.recovers[-1].get('global_step', '?')}"
+    return "there is no recover checkpoint yet, so it starts again from the beginning"
+
+
+def _tail_text(run: RunDirectory, attempt: int) -> str:
+    lines = last_lines(run.console(attempt), SHOWN_CONSOLE_LINES)
+    if not lines:
+        return f" It had printed nothing; the log is {run.logs / 'main.log'}"
+    return f" Its last lines ({run.console(attempt)}):\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

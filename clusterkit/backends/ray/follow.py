@@ -1,0 +1,125 @@
+"""Watch a dispatched run from here until it ends; a lost connection is made again, the run does not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterkit.backends.local.train import Outcome
+from clusterkit.backends.ray.head import Head, Patience, head_of
+from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.storage import fetch_records, read_from
+from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.final_evaluation import read_summary
+from clusterkit.runs.log.metrics import History, MetricsTail
+from clusterkit.ssh.api import HostError
+from trainer.errors import RunError
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ui.progress import Progress
+
+POLL_SECONDS = 2.0
+
+
+@dataclass
+class Copy:
+    """A run's records as far as they have been fetched: `history`, and the folder where they lie here."""
+
+    remote: RunDirectory
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.local = RunDirectory(self.folder, self.remote.user, self.remote.experiment, self.remote.trial)
+        self.local.logs.mkdir(parents=True, exist_ok=True)
+        self.history = History()
+        self._tail = MetricsTail(self.local.metrics)
+        self._offset = 0
+
+    async def refresh(self, head: Head) -> list[dict[str, object]]:
+        """Fetch what has been written since; the new records."""
+        while data := await read_from(head.session, self.remote.metrics, self._offset):
+            with self.local.metrics.open("ab") as file:
+                file.write(data)
+            self._offset += len(data)
+        news = self._tail.read()
+        for record in news:
+            self.history.add(record)
+        return news
+
+    @property
+    def size(self) -> int:
+        """Bytes of metrics.jsonl that have been fetched."""
+        return self._offset
+
+    async def finish(self, head: Head) -> None:
+        """Fetch the closing table."""
+        run = self.remote
+        await fetch_records(head.session, str(run.fileroot), run.user, run.experiment, self.folder, trial=run.trial)
+
+
+async def watch_job(
+    selection: Selection, submission_id: str, look: Callable[[Head, Job], Awaitable[None]], say: Callable[[str], None]
+) -> Job:
+    """Look at a job every few seconds until it has ended; a lost connection is made again. Returns how it is then.
+
+    look: called each time, the last time with the ended job. say: told when the cluster cannot be seen.
+    """
+    patience = Patience()
+    while True:
+        try:
+            async with head_of(selection) as head, head.jobs() as jobs:
+                while True:
+                    job = await jobs.get(submission_id)
+                    await look(head, job)
+                    patience.reset()
+                    if not job.alive:
+                        return job
+                    await asyncio.sleep(POLL_SECONDS)
+        except (HostError, RunError) as error:
+            first = str(error).splitlines()[0]
+            say(f"cannot see the run for now ({first}); trying again; the run goes on without us")
+            await patience.wait()
+
+
+async def follow(selection: Selection, dispatched: Dispatched, progress: Progress, again: str) -> Outcome:
+    """Show the run until its job ends, and say how that was.
+
+    Args:
+        selection: how to reach the cluster. dispatched: the run. progress: where to show it. again: the command that
+            goes on with it.
+
+    """
+    known = dispatched.state == "attached" or dispatched.resume_step > 0  # what was written before is no news
+    with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
+        copy = Copy(dispatched.run, Path(folder))
+
+        async def look(head: Head, job: Job) -> None:
+            nonlocal known
+            news = await copy.refresh(head)
+            progress.show(copy.history, [] if known else news)
+            known = False
+            if not job.alive:
+                await copy.finish(head)
+
+        job = await watch_job(selection, dispatched.submission_id, look, progress.say)
+        return _outcome(copy, job, again)
+
+
+def _outcome(copy: Copy, job: Job, again: str) -> Outcome:
+    """How it ended: by the run's own last record, where Ray's word on the job does not contradict it."""
+    finish = copy.history.finish or {}
+    status = str(finish.get("status") or "killed")
+    step, on = copy.history.global_step, f"To go on: {again}"
+    if job.status == "SUCCEEDED" and status == "completed":
+        return Outcome("completed", 0, "", read_summary(copy.local), step)
+    if status == "interrupted":
+        return Outcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
+    said = str(finish.get("message") or "") if status == "failed" else ""
+    why = said or f"job {job.submission_id} ended ({job.status}): {' '.join(job.message.split())[-400:]}"
+    return Outcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)

@@ -1,0 +1,236 @@
+"""A copy of a cluster's runs on this machine, for the commands that read runs of this machine.
+
+The copy is laid out like a fileroot. Only what has changed is fetched again, and of metrics.jsonl only what is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, said
+from clusterkit.backends.ray.follow import Copy
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.status import job_of, still_open
+from clusterkit.backends.ray.storage import METRICS, fetch_records
+from clusterkit.provision.ray.model import LABEL_CLUSTER
+from clusterkit.provision.ray.token import read_token
+from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
+from clusterkit.ssh.api import HostError, Session, Trouble
+from evaluation.steps import SCORES
+from trainer.checkpoint import slots
+from trainer.errors import RunError
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.hosts.model import Host
+
+HASH_SECONDS = 3600.0
+"""For reading every byte of two checkpoints."""
+SILENT_SECONDS = 60.0
+"""A host that did not answer is asked last for so long."""
+UNASKED = "a job that Ray was not asked about"
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Known:
+    """What there is here of a run. records, logs: as the files were there when they were fetched."""
+
+    copy: Copy
+    records: Facts = field(default_factory=dict)
+    logs: Facts = field(default_factory=dict)
+
+
+class Copies:
+    """Connections to a cluster, and what they have brought here.
+
+    Args:
+        selection: how to reach the cluster. folder: where the copy lies. fileroot: where the runs lie there.
+
+    """
+
+    def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
+        self.selection, self.folder, self.fileroot = selection, folder, fileroot
+        self._sessions: dict[str, Session] = {}
+        self._silent: dict[str, float] = {}
+        self._known: dict[RunDirectory, _Known] = {}
+
+    async def index(self) -> None:
+        """Have a folder here for every run of this user, as old as the run's last sign of life there.
+
+        Raises:
+            RunError: there is none, or no host shows them.
+
+        """
+        user, cluster = user_name(), self.selection.cluster.name
+        script = (
+            f"cd {shlex.quote(f'{self.fileroot}/logs/{user}')} 2>/dev/null || exit 0\n"
+            "find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f "
+            "\\( -name metrics.jsonl -o -name config.yaml \\) -printf '%T@ %P\\n'\n"
+        )
+        newest: dict[tuple[str, str], float] = {}
+        for line in (await self._through(lambda head: said(head, script))).splitlines():
+            written, _, path = line.partition(" ")
+            parts = path.split("/")
+            if len(parts) == 3 and ".." not in parts:
+                key = (parts[0], parts[1])
+                newest[key] = max(newest.get(key, 0.0), float(written))
+        if not newest:
+            raise RunError(
+                f"cluster {cluster} has no run of {user} under {self.fileroot}: start one with clusterkit train "
+                f"--cluster {cluster} --preset tiny"
+            )
+        for (experiment, trial), moment in newest.items():
+            run = RunDirectory(self.folder, user, experiment, trial)
+            run.logs.mkdir(parents=True, exist_ok=True)
+            _date(run, moment)
+
+    async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
+        """Bring a run's records up to date, and its logs where they are wanted.
+
+        Raises:
+            RunError: no host shows them.
+
+        """
+        await self._through(lambda head: self._fetch(head, run, logs))
+
+    async def put(self, run: RunDirectory, name: str, text: str) -> None:
+        """Write a file beside the run on the cluster.
+
+        Raises:
+            RunError: no host takes it.
+
+        """
+        await self._through(lambda head: head.session.put(text.encode(), str(self.there(run).logs / name), root=True))
+
+    async def look(self, place: str) -> dict[str, Any]:
+        """What there is to go on from in a folder there, found by a script in a container (or on its host without one).
+
+        Raises:
+            RunError: no host shows it.
+
+        """
+        folder = shlex.quote(place)
+        script = (
+            # Without Docker, or with one that does not answer, the host itself looks.
+            f"ids=$(docker ps --quiet --filter label={LABEL_CLUSTER}={self.selection.cluster.name} 2>/dev/null) "
+            "|| ids=\n"
+            'id=${ids%%"\n"*}\n'
+            f'[ -z "$id" ] || exec docker exec --interactive "$id" python3 - {folder}\n'
+            f"exec python3 - {folder}\n"
+        )
+        source = Path(slots.__file__).read_bytes()
+        text = await self._through(lambda head: said(head, script, source, HASH_SECONDS))
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
+
+    def there(self, run: RunDirectory) -> RunDirectory:
+        """The run itself, of its copy."""
+        return RunDirectory(Path(self.fileroot), run.user, run.experiment, run.trial)
+
+    async def _fetch(self, head: Head, run: RunDirectory, logs: bool) -> None:
+        there = self.there(run)
+        facts = await listing(head, there)
+        known = self._known.get(run)
+        if known is None or facts.get(METRICS, (0, 0.0))[0] < known.copy.size:  # another run has the name now
+            shutil.rmtree(run.logs, ignore_errors=True)
+            known = self._known[run] = _Known(Copy(there, self.folder))
+        is_record = {name: name != METRICS and (not name.endswith(".log") or "/console" in name) for name in facts}
+        records = {name: fact for name, fact in facts.items() if is_record[name]}
+        if records != known.records:
+            for name in known.records.keys() - records.keys():
+                (run.logs / name).unlink(missing_ok=True)
+            await fetch_records(
+                head.session, self.fileroot, run.user, run.experiment, self.folder, trial=run.trial, metrics=False
+            )
+            known.records = records
+        await known.copy.refresh(head)
+        if logs:
+            await fetch_logs(head, there, run, facts, known.logs)
+        self._note_holder(run, await self._holder(head, there, run))
+        signs = [moment for name, (_, moment) in facts.items() if not name.startswith(f"{SCORES}/")]
+        _date(run, max(signs, default=0.0))  # an old run that is scored is no new one
+
+    async def _holder(self, head: Head, there: RunDirectory, run: RunDirectory) -> str:
+        """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
+        jobs: list[Job] | None = None
+        if head.session.host.name == self.selection.cluster.head_host.name and head.token:
+            with contextlib.suppress(HostError, RunError):
+                async with head.jobs() as api:
+                    jobs = await api.all()
+        if jobs is None:
+            return UNASKED if still_open(run) else ""
+        job = job_of(there, jobs)
+        return f"job {job.submission_id}" if job is not None and job.alive else ""
+
+    def _note_holder(self, run: RunDirectory, holder: str) -> None:
+        path = run.logs / HOLDER_FILE
+        if holder:
+            path.write_text(holder, encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
+
+    async def _through(self, work: Callable[[Head], Awaitable[T]]) -> T:
+        """Do it over a host that shows the storage: the head where it answers, else any other.
+
+        Raises:
+            RunError: none does, with the reason of each.
+
+        """
+        cluster, problems = self.selection.cluster, []
+        hosts = dict.fromkeys([cluster.head_host, *cluster.hosts])
+        for host in sorted(hosts, key=lambda host: self._silent.get(host.name, 0.0) > time.monotonic()):
+            for kept in (True, False) if host.name in self._sessions else (False,):
+                try:
+                    return await work(Head(await self._session(host, kept), cluster, read_token(cluster.name)))
+                except HostError as error:
+                    if error.trouble is Trouble.WRITE:
+                        raise RunError(str(error)) from error
+                    await self._lose(host)
+                    if not kept:
+                        problems.append(str(error))
+        raise RunError("\n".join(dict.fromkeys(problems)))
+
+    async def _session(self, host: Host, kept: bool) -> Session:
+        if kept:
+            return self._sessions[host.name]
+        from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
+
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                self._sessions[host.name] = await connect(host, self.selection.ssh)
+        except TimeoutError:
+            raise HostError(host.name, Trouble.SILENT, f"does not answer within {LOOK_SECONDS:.0f} s") from None
+        finally:
+            self._silent[host.name] = 0.0 if host.name in self._sessions else time.monotonic() + SILENT_SECONDS
+        return self._sessions[host.name]
+
+    async def _lose(self, host: Host) -> None:
+        session = self._sessions.pop(host.name, None)
+        if session is not None:
+            with contextlib.suppress(Exception):
+                await session.close()
+
+
+def _date(run: RunDirectory, moment: float) -> None:
+    """Let the copy look as old as the run is: the newest run is the one that was written to last."""
+    paths: Iterable[Path] = (run.logs, run.metrics)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, (moment, moment))

@@ -1,0 +1,272 @@
+"""What an evaluation on a cluster needs of the storage: the checkpoint and the data, brought there where they lack."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.head import Head
+from clusterkit.provision.assets.hub import Hub
+from clusterkit.provision.assets.model import NodeAsset, Origin
+from clusterkit.provision.assets.provide import provide
+from clusterkit.provision.assets.upload import local_files
+from clusterkit.provision.assets.view import look, wrong
+from clusterkit.provision.images import lock
+from clusterkit.provision.options import HF_TOKEN, proxies_of
+from clusterkit.provision.site import Site, with_kept
+from clusterkit.provision.steps.step import Action, Refused
+from evaluation.suites import MEMORY, PROBLEMS
+from evaluation.suites.hqa import official_places
+from evaluation.suites.memory import find_texts, text_places
+from evaluation.suites.problems import find_problems, places_of
+from trainer.assets import cache_root
+from trainer.errors import RunError, UserError
+from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS
+
+Say = Callable[[str], None]
+OFFICIAL = "ruler_hqa_official"
+HOTPOTQA = ("ruler_hqa", "ruler_qa")
+FILES = (".jsonl", ".jsonl.gz", ".json")
+TELL_SECONDS = 5.0
+_ENDS = ("", ".gz")
+
+
+@dataclass
+class Bringer:
+    """Has on the storage what an evaluation needs of it.
+
+    output: folder of the answers there. data: --data-path as typed. change: off for a look at what would be done. own:
+    a folder or file of this machine that the run was trained on, which is looked in as well.
+    """
+
+    head: Head
+    say: Say
+    output: str
+    data: str = ""
+    change: bool = True
+    own: Path | None = None
+    _taken: dict[str, Path] = field(default_factory=dict)
+
+    # -- models and whole data sets -----------------------------------------------------------------------------------
+
+    async def asset(self, asset: NodeAsset) -> str:
+        """Have a model or data set there; its folder.
+
+        A folder of this machine whose name has another content there gets a name of its own.
+
+        Raises:
+            UserError: it cannot be had. RunError, HostError: a download or a copy failed.
+
+        """
+        if asset.origin is Origin.UPLOAD:
+            return await self._upload(asset)
+        problem = wrong(asset, await look(self.head.session, asset))
+        if not problem:
+            return asset.folder
+        if asset.origin is Origin.HOST:
+            raise UserError(f"{problem}: name a folder that the hosts have, or one of this machine")
+        await self.provide(asset)
+        return asset.folder
+
+    async def _upload(self, asset: NodeAsset) -> str:
+        try:
+            files = local_files(Path(asset.source))
+        except Refused as refusal:
+            raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+        view = await look(self.head.session, asset)
+        if view.exists and (view.manifest is None or view.manifest["files"] != files):
+            content = hashlib.sha256("".join(f"{name} {one['sha256']}\n" for name, one in files.items()).encode())
+            name = f"{asset.name}-{content.hexdigest()[:8]}"
+            asset = replace(asset, name=name, folder=f"{asset.folder.rpartition('/')[0]}/{name}")
+        await self.provide(asset)
+        return asset.folder
+
+    async def provide(self, asset: NodeAsset) -> None:
+        """Download or copy it to its folder.
+
+        Raises:
+            UserError: a folder of the user's stands in the way. RunError, HostError: the download or copy failed.
+
+        """
+        if not self.change:
+            return
+        remote = asset.origin is Origin.HUB
+        self.say(f"{'downloading' if remote else 'copying'} {asset.kind} {asset.source} to {asset.folder}")
+        hub = await self._hub() if remote else Hub(image="")
+        try:
+            session, cluster = self.head.session, self.head.cluster
+            await provide(session, asset, cluster, hub, self._apply, say=self.say, on_bytes=self._counted(asset.name))
+        except Refused as refusal:
+            raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
+
+    def _counted(self, name: str) -> Callable[[int, int], None]:
+        """Tells every few seconds how much of an upload is there."""
+        told = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                self.say(f"{name}: {done / max(total, 1):.0%} of {total / 1e9:.1f} GB")
+
+        return tell
+
+    async def _hub(self) -> Hub:
+        """How the head reaches the hub: from within its runtime image, as `clusterkit setup` was told."""
+        cluster = self.head.cluster
+        locked = await lock.read_shared(self.head.session, cluster.storage)
+        if locked is None:
+            raise UserError(f"cluster {cluster.name} has no runtime image to download with: run clusterkit setup again")
+        site = with_kept(cluster.name, Site())
+        token = os.environ.get(HF_TOKEN, "")
+        return Hub(locked.reference, site.hf_endpoint, token, environment=proxies_of(site))
+
+    async def _apply(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            problem = ""
+            for _ in range(action.retries + 1):
+                result = await self.head.session.run(
+                    action.script, root=True, stdin=action.stdin, timeout=action.timeout
+                )
+                if result.ok:
+                    break
+                problem = " ".join(result.stderr.strip().splitlines()[-2:]) or f"exit code {result.exit_code}"
+            else:
+                raise RunError(f"{action.title} failed on {self.head.session.host.name}: {problem}")
+
+    # -- data by name -------------------------------------------------------------------------------------------------
+
+    async def named(self, name: str) -> None:
+        """Have the data of a suite there: those of a folder that was named here, else what is there, else ours.
+
+        Raises:
+            UserError: they are in neither place. RunError, HostError: a download or a copy failed.
+
+        """
+        base, _, size = name.partition("@")
+        if base in PROBLEMS:
+            files = {f"{base}/test.jsonl{_end(p)}": p for p in (find_problems(base, self._here), None) if p}
+            await self._have(base, files, _packed(places_of(base)), asset=base)
+        elif base in HOTPOTQA:
+            shapes = [f"hotpotqa/{QUESTIONS}", *([QUESTIONS] if self.data else [])]
+            await self._have("hotpotqa", self._hotpotqa(), _packed(shapes), asset="hotpotqa")
+        elif base == OFFICIAL:
+            shapes = official_places(int(size) if size.isdigit() else 0)
+            found = next((root / shape for root in self._here for shape in shapes if (root / shape).is_file()), None)
+            await self._have(name, {found.name: found} if found else {}, shapes)
+        elif base == MEMORY:
+            found = find_texts(self._here)
+            await self._have(name, {f"{MEMORY}/{found.name}": found} if found else {}, text_places())
+
+    async def file(self, path: Path) -> str:
+        """A file of this machine, copied beside the answers under a name that its content has a part in."""
+        source = next((file for file in (path / "test.jsonl", path / "test.jsonl.gz") if file.is_file()), path)
+        if not source.is_file():
+            raise UserError(
+                f"{path}: there is no such file on this machine: name one, or a file on the cluster's storage"
+            )
+        folder = f"{self.output}/data/{_digest([source])}/{source.absolute().parent.name}"
+        await self._put({source.name: source}, folder)
+        return f"{folder}/{source.name}"
+
+    async def data_path(self) -> str:
+        """--data-path there, with all that was named copied. Raises HostError: a copy failed."""
+        if not self._taken:
+            return self.data if self._is_there(self.data) else ""
+        if self._is_there(self.data):
+            named = ", ".join(map(str, self._taken.values()))
+            raise UserError(
+                f"--data-path {self.data} lacks what this machine has ({named}): copy that there, or leave it out"
+            )
+        folder = f"{self.output}/data/{_digest(self._taken.values())}"
+        await self._put(self._taken, folder)
+        return folder
+
+    async def any_there(self, paths: Iterable[str]) -> bool:
+        """Whether one of the paths exists on the cluster."""
+        listed = " ".join(shlex.quote(path) for path in paths)
+        script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
+        return bool((await said(self.head, script)).strip())
+
+    async def _have(self, name: str, here: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
+        """Take the files of this machine, unless the cluster has its own and no folder here was named.
+
+        here: files of this machine by their places below a folder of data. shapes: places that count there.
+        """
+        typed = bool(self.data) and not self._is_there(self.data)
+        folder = Path(self.data).expanduser().absolute()
+        if here and typed and all(path.is_relative_to(folder) for path in here.values()):
+            self._taken |= here
+            return
+        roots = [*([self.data.rstrip("/")] if self._is_there(self.data) else []), self._datasets]
+        if await self.any_there(f"{root}/{shape}" for root in roots for shape in shapes):
+            return
+        if here:
+            self._taken |= here
+        elif asset:
+            await self.asset(NodeAsset("dataset", asset, f"{self._datasets}/{asset}", Origin.CACHE, asset))
+        else:
+            looked = ", ".join([*roots, *map(str, self._here)])
+            raise UserError(
+                f"no data of {name} on the cluster or on this machine (looked for {', '.join(shapes[:2])} and the like "
+                f"in {looked}): name a folder that has them with --data-path"
+            )
+
+    @property
+    def _datasets(self) -> str:
+        return f"{self.head.cluster.storage}/datasets"
+
+    @property
+    def _here(self) -> list[Path]:
+        """Folders of this machine that are looked in."""
+        typed = [] if self._is_there(self.data) else [self.data]
+        chosen = [*typed, os.environ.get("CLUSTERKIT_DATA", "")]
+        folders = [Path(folder).expanduser().absolute() for folder in chosen if folder]
+        return [*folders, *([self.own.absolute()] if self.own else []), cache_root("")]
+
+    def _is_there(self, path: str) -> bool:
+        return path.startswith(f"{self.head.cluster.storage}/")
+
+    def _hotpotqa(self) -> dict[str, Path]:
+        for root in self._here:
+            for folder in (root / "hotpotqa", root):
+                found = [
+                    next((folder / f"{n}{e}" for e in _ENDS if (folder / f"{n}{e}").is_file()), None) for n in _PAIR
+                ]
+                if all(found):
+                    return {f"hotpotqa/{path.name}": path for path in found if path}
+        return {}
+
+    async def _put(self, files: dict[str, Path], folder: str) -> None:
+        """Copy files of this machine, each unless it is there: the folder's name holds their content."""
+        for name, source in files.items():
+            target = f"{folder}/{name}"
+            if self.change and not await self.any_there([target]):
+                self.say(f"copying {source} to {target}")
+                await said(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
+                await self.head.session.put(source, target, root=True)
+
+
+_PAIR = (QUESTIONS, DOCUMENTS)
+
+
+def _digest(files: Iterable[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()[:12]
+
+
+def _packed(shapes: Iterable[str]) -> list[str]:
+    return [f"{shape}{end}" for shape in shapes for end in _ENDS]
+
+
+def _end(path: Path) -> str:
+    return ".gz" if path.suffix == ".gz" else ""

@@ -1,0 +1,269 @@
+"""How a cluster and the run on it are doing: hosts, Ray, the job and the run's records, each as far as it is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clusterkit.backends.ray.files import Facts, fetch_logs, listing, told
+from clusterkit.backends.ray.follow import Copy
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.storage import fetch_records, newest_run
+from clusterkit.provision.ray.state import ClusterState, observe
+from clusterkit.provision.ray.token import read_token
+from clusterkit.runs.diagnose.model import BAD
+from clusterkit.runs.diagnose.view import findings_of
+from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.status import Status, iso_time
+from clusterkit.runs.status import observe as observe_run
+from clusterkit.ssh.api import HostError, Session, Trouble
+from trainer.errors import RunError
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.hosts.model import Host
+
+LOOK_SECONDS = 60.0
+_KIND = "clusterkit-train"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The shared storage, in bytes."""
+
+    path: str
+    size: int
+    free: int
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """One observation. run: the run that was asked for, or the newest. job: its last job that Ray knows of.
+
+    unseen: what could not be seen, and why; what is left is no less true for it.
+    """
+
+    cluster: str
+    observed_at: float
+    nodes: ClusterState
+    disk: Disk | None
+    job: Job | None
+    run: Status | None
+    run_dir: str = ""
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 all is well, 1 the run failed, was killed or stands still, 3 something was not seen or is missing."""
+        if self.run is not None and self.run.state in ("failed", "killed", "stalled"):
+            return 1
+        return 3 if self.unseen or not self.nodes.ready else 0
+
+    def told(self, value: T) -> T:
+        """Text, or what holds text, with the places and commands of the cluster instead of those of the copy here."""
+        if self.run is None:
+            return value
+        return told(value, self.run.run.fileroot, str(Path(self.run_dir).parents[3]), self.cluster)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json: the shape of a run's status, with the cluster around it."""
+        job = self.job
+        return {
+            **({} if self.run is None else self.told({**self.run.as_dict(), "diagnosis": findings_of(self.run)})),
+            **({"run_dir": self.run_dir} if self.run_dir else {}),
+            "cluster": self.nodes.as_dict(),
+            "storage": None
+            if self.disk is None
+            else {"path": self.disk.path, "size": self.disk.size, "free": self.disk.free},
+            "job": None
+            if job is None
+            else {"submission_id": job.submission_id, "status": job.status, "message": job.message},
+            "unseen": list(self.unseen),
+            "observed_at": iso_time(self.observed_at),
+        }
+
+
+@asynccontextmanager
+async def watching(
+    selection: Selection, experiment: str | None, trial: str | None, user: str | None = None
+) -> AsyncIterator[Watch]:
+    """Look at a cluster again and again: connections are kept, and made anew where they were lost.
+
+    selection: how to reach it. experiment, trial: the run; the newest that fits. user: whose; ours when left out.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
+    watch = Watch(selection, experiment, trial, folder, user or user_name())
+    try:
+        yield watch
+    finally:
+        await asyncio.gather(*(session.close() for session in watch.sessions.values()), return_exceptions=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Watch:
+    """See `watching`."""
+
+    selection: Selection
+    experiment: str | None
+    trial: str | None
+    folder: Path
+    user: str
+    sessions: dict[str, Session] = field(default_factory=dict)
+    _copy: Copy | None = None
+    _logs: Facts = field(default_factory=dict)
+    _silent: dict[str, HostError] = field(default_factory=dict)
+
+    async def look(self) -> ClusterStatus:
+        """Look once.
+
+        Raises:
+            UserError: a key or configuration that no host can be reached with.
+
+        """
+        await self._connect()
+        cluster, unseen = self.selection.cluster, [str(error).splitlines()[0] for error in self._silent.values()]
+        nodes = await observe(self.sessions, cluster, unreachable=self._silent, inside=False)
+        jobs, said = await self._jobs()
+        unseen += [said] if said else []
+        disk, run, run_dir, job = None, None, "", None
+        try:
+            disk = await self._disk()
+            if (found := await self._find()) is not None:
+                run_dir = str(found.logs)
+                job = job_of(found, jobs)
+                run = await self._run(found, job, known=not said)
+            elif self._reader is not None and (self.experiment or self.trial):
+                unseen.append(f"there is no run {self.experiment or '*'}/{self.trial or '*'} of {self.user}")
+        except (HostError, RunError) as error:
+            unseen.append(str(error).splitlines()[0])
+            self._forget_lost()
+        return ClusterStatus(cluster.name, time.time(), nodes, disk, job, run, run_dir, tuple(unseen))
+
+    async def _connect(self) -> None:
+        from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
+
+        self._forget_lost()
+
+        async def one(host: Host) -> None:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    self.sessions[host.name] = await connect(host, self.selection.ssh)
+                self._silent.pop(host.name, None)
+            except HostError as error:
+                self._silent[host.name] = error
+            except TimeoutError:
+                message = f"no connection within {LOOK_SECONDS:g} s"
+                self._silent[host.name] = HostError(host.name, Trouble.SILENT, message, "Is the host overloaded?")
+
+        missing = [host for host in self.selection.cluster.hosts if host.name not in self.sessions]
+        await asyncio.gather(*(one(host) for host in missing))
+        await asyncio.gather(*(self._prove(name) for name in list(self.sessions)))
+
+    async def _prove(self, name: str) -> None:
+        """A connection whose host has gone looks like a living one until something is asked of it."""
+        try:
+            await self.sessions[name].run(":", timeout=10.0)
+        except HostError as error:
+            self._silent[name] = error
+            session = self.sessions.pop(name)
+            with contextlib.suppress(Exception):
+                await session.close()
+
+    def _forget_lost(self) -> None:
+        for name in self._silent:
+            self.sessions.pop(name, None)
+
+    @property
+    def _reader(self) -> Head | None:
+        """A host that shows the storage: the head where it answers, else any other."""
+        cluster = self.selection.cluster
+        names = [cluster.head_host.name, *(host.name for host in cluster.hosts)]
+        session = next((self.sessions[name] for name in names if name in self.sessions), None)
+        return None if session is None else Head(session, cluster, read_token(cluster.name))
+
+    async def _jobs(self) -> tuple[list[Job], str]:
+        """All jobs, and why they could not be seen."""
+        cluster = self.selection.cluster
+        session, token = self.sessions.get(cluster.head_host.name), read_token(cluster.name)
+        if session is None:
+            return [], "" if cluster.head_host.name in self._silent else "the head node was not asked for jobs"
+        try:
+            async with Head(session, cluster, token).jobs() as jobs:
+                return await jobs.all(), ""
+        except (HostError, RunError) as error:
+            return [], str(error).splitlines()[0]
+
+    async def _disk(self) -> Disk | None:
+        reader = self._reader
+        if reader is None:
+            return None
+        path = self.selection.cluster.storage
+        said = await reader.session.run(f"timeout 10 df -P -B1 {path}", timeout=20.0)
+        words = (said.stdout.splitlines() or [""])[-1].split()
+        return Disk(path, int(words[1]), int(words[3])) if said.ok and len(words) > 4 else None
+
+    async def _find(self) -> RunDirectory | None:
+        reader = self._reader
+        if reader is None:
+            return None
+        return await newest_run(reader.session, reader.fileroot, self.user, self.experiment, self.trial)
+
+    async def _run(self, found: RunDirectory, job: Job | None, *, known: bool) -> Status:
+        reader = self._reader
+        assert reader is not None
+        if self._copy is None or self._copy.remote != found:
+            shutil.rmtree(self.folder / "logs", ignore_errors=True)
+            self._copy, self._logs = Copy(found, self.folder), {}
+        await fetch_records(
+            reader.session,
+            str(found.fileroot),
+            found.user,
+            found.experiment,
+            self.folder,
+            trial=found.trial,
+            metrics=False,
+        )
+        await self._copy.refresh(reader)
+        local = self._copy.local
+        holder = f"job {job.submission_id}" if job is not None and job.alive else None
+        if not known and still_open(local):
+            holder = "a job that Ray was not asked about"
+        status = observe_run(local, time.time(), self._copy.history, holder)
+        if status.state in BAD:
+            with contextlib.suppress(HostError):  # the run is told all the same
+                await fetch_logs(reader, found, local, await listing(reader, found), self._logs)
+        return status
+
+
+def job_of(run: RunDirectory, jobs: list[Job]) -> Job | None:
+    """The run's newest job."""
+    mine = [job for job in jobs if job.metadata.get("kind") == _KIND and job.metadata.get("run_dir") == str(run.logs)]
+    return mine[-1] if mine else None
+
+
+def still_open(run: RunDirectory) -> bool:
+    """Whether the last attempt has left no mark of its end."""
+    numbers = run.attempt_numbers()
+    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
+
+
+def exit_marks(run: RunDirectory) -> dict[int, dict[str, Any]]:
+    """How each attempt of a dispatched run ended, by number, from what it left itself."""
+    marks = {}
+    for number in run.attempt_numbers():
+        with contextlib.suppress(OSError, ValueError):
+            marks[number] = json.loads((run.logs / f"attempt_{number}" / "exit.json").read_text(encoding="utf-8"))
+    return marks

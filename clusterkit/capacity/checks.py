@@ -1,0 +1,329 @@
+"""Verdicts on a configuration's arithmetic; each says its numbers, and what to change where they do not work out."""
+
+from __future__ import annotations
+
+from clusterkit.capacity import timing
+from clusterkit.capacity.memory import GIB, ROOM, cache_of, disk_usage, training_usage, waiting_usage
+from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, template_tokens
+from clusterkit.capacity.shapes import ModelShape, shape_named
+from clusterkit.capacity.timing import StepTime
+from clusterkit.common.text_plot import duration
+from clusterkit.provision.checks.finding import Finding, Level
+from trainer.allocation import Layout, Part
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.tasks.size import evaluates, training_size
+
+FEW_SEQUENCES = 8
+"""A server that holds fewer sequences of full length than this wastes most of its GPU."""
+SMALL_CHUNK = 1024
+"""Loss positions at a time that cost little memory and hardly any speed."""
+USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
+"""Bytes that AReaL's tutorial asks for: on a single host, and shared by several."""
+FULL_JUDGE = 0.7
+"""Share of a GPU for a judge's weights; with more, few requests are answered at the same time."""
+RELEASED = 2 * GIB
+"""What an engine keeps while training has its GPU."""
+
+
+def longest_sequence(config: RunConfig) -> int:
+    """Tokens of the longest prompt with its response."""
+    agent = config.agent
+    if agent.name == "single_turn":
+        return agent.max_question_tokens + agent.max_final_tokens
+    if agent.name == "memalpha":
+        return agent.context_tokens
+    fixed = template_tokens(agent) + agent.max_question_tokens + agent.max_memory_tokens
+    return fixed + max(agent.chunk_tokens + agent.max_memory_tokens, agent.max_final_tokens)
+
+
+def context_window(config: RunConfig, shape: ModelShape | None) -> int:
+    """Context in tokens: what is set, else what the checkpoint has; 0 where neither is known."""
+    return config.model.context_window or (shape.context if shape else 0)
+
+
+def check_gpus(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
+    """GPUs are the sums of data x tensor x pipeline, and tensor parallel divides the heads within one host."""
+    wanted = config.allocation
+    if wanted is None:
+        many = f"; {config.train.ranks} ranks" if config.train.ranks > 1 else ""
+        return [_ok("gpus", f"none needed: no engine servers, the trainer's own process generates{many}")]
+    sides = []
+    if wanted.rollout is not None:
+        sides.append(f"{wanted.rollout_gpus} generate ({_degrees(wanted.rollout.layout)})")
+    if wanted.training is not None:
+        folded = ", its pipeline as FSDP ranks" if wanted.training.layout.pipeline > 1 else ""
+        sides.append(f"{wanted.training_gpus} train ({_degrees(wanted.training.layout)}{folded})")
+    together = " and, taking turns on the same GPUs, " if wanted.colocated else " + "
+    hosts = f"{_count(config.n_nodes, 'host')} x {config.n_gpus_per_node}"
+    findings = [_ok("gpus", f"{hosts} = {config.gpus}: {together.join(sides)}")]
+    for part in wanted.parts:
+        findings += _tensor(config, shape, part)
+    return findings
+
+
+def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
+    """The longest prompt plus response ≤ context ≤ … and ≤ the tokens of a micro-batch."""
+    agent, longest, window = config.agent, longest_sequence(config), context_window(config, shape)
+    memory = config.train.max_tokens_per_mb
+    question, words = f"question {agent.max_question_tokens}", template_tokens(agent)
+    if agent.name == "single_turn":
+        terms = f"{question} + response {agent.max_final_tokens}"
+    elif agent.name == "memalpha":
+        terms = f"chunk {agent.chunk_tokens} + response {agent.max_memory_tokens} + as much of the memory as fits"
+    elif agent.chunk_tokens + agent.max_memory_tokens >= agent.max_final_tokens:
+        terms = f"{question} + chunk {agent.chunk_tokens} + 2 x memory {agent.max_memory_tokens} + prompt {words}"
+    else:
+        terms = f"{question} + memory {agent.max_memory_tokens} + answer {agent.max_final_tokens} + prompt {words}"
+    if window and longest > window:
+        fix = f"lower agent.chunk_tokens or another of these by {longest - window}, or use a model with more context"
+        return [Finding("", "tokens", Level.FAIL, f"{terms} = {longest}, and the context is {window}", fix)]
+    if longest > memory:
+        return [
+            Finding(
+                "",
+                "tokens",
+                Level.FAIL,
+                f"{terms} = {longest}, and a micro-batch holds {memory}: the longest sequence fits into none",
+                f"set train.max_tokens_per_mb={longest} or more",
+            )
+        ]
+    context = f"{window} of context" if window else "a context that is not known"
+    return [_ok("tokens", f"{terms} = {longest} ≤ {context}; ≤ {memory} per micro-batch")]
+
+
+def check_batch(config: RunConfig) -> list[Finding]:
+    """Tasks divide into minibatches, and a minibatch's trajectories into the training GPUs."""
+    rollout, minibatches = config.rollout, config.train.minibatches
+    wanted = config.allocation
+    # GPUs that share a sequence (t, c) work on the same trajectories.
+    layout = wanted.training.layout if wanted and wanted.training else None
+    ranks = layout.data * layout.pipeline if layout else config.train.ranks
+    trajectories = rollout.batch_size * rollout.group_size // minibatches
+    text = (
+        f"{rollout.batch_size} tasks x {rollout.group_size} = {rollout.batch_size * rollout.group_size} trajectories, "
+        f"{_count(minibatches, 'optimizer step')} of {trajectories}"
+    )
+    if trajectories < ranks:
+        fix = "fewer training GPUs, fewer minibatches, or a larger rollout.batch_size"
+        return [
+            Finding("", "batch", Level.FAIL, f"{text}, which leaves some of {ranks} training ranks without any", fix)
+        ]
+    if trajectories % ranks:
+        message = f"{text}, which {ranks} training ranks cannot share evenly: some wait for the others"
+        return [Finding("", "batch", Level.WARN, message, "choose training GPUs that divide it")]
+    each = f", {trajectories // ranks} per training rank" if ranks > 1 else ""
+    return [_ok("batch", text + each)]
+
+
+def check_data(config: RunConfig) -> list[Finding]:
+    """Rows to train on, steps of an epoch, and what is held out of them."""
+    if config.trainer.type == "null":
+        return []
+    try:
+        course = timing.course(config)
+    except UserError as error:
+        return [Finding("", "data", Level.FAIL, str(error), "")]
+    bound = "" if training_size(config).exact else "at most "
+    held = "" if evaluates(config) else "; none is held out: clusterkit eval scores the checkpoints"
+    return [_ok("data", f"{bound}{course.train_size} rows to train on, {course.steps_per_epoch} steps an epoch{held}")]
+
+
+def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
+    """Weights, optimizer, activations and KV cache against the memory of a GPU."""
+    wanted = config.allocation
+    if wanted is None:
+        return []
+    if shape is None:
+        message = f"the shape of {config.model.path} is not known here, so its memory is not checked"
+        return [Finding("", "memory", Level.WARN, message, "name a folder that has its config.json: model.path=DIR")]
+    findings = []
+    if wanted.training is not None:
+        findings.append(_training(config, shape, wanted.training.layout, gpu_memory, wanted.colocated))
+    if wanted.rollout is not None:
+        findings.append(_rollout(config, shape, wanted.rollout, gpu_memory))
+    if wanted.colocated and wanted.training is not None:
+        findings += _turns(config, shape, wanted.training.layout, gpu_memory)
+    return findings
+
+
+def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
+    """Who reads and judges, where somebody does; its GPUs come on top of the run's."""
+    judge = config.judge
+    if config.reward.name != "memalpha" or judge.reader == "rules":
+        return []
+    name = judge.model or "any model"
+    if judge.url:
+        return [_ok("judge", f"{name}, asked at {judge.url}")]
+    command = f"clusterkit serve judge --model {judge.model or 'MODEL'} --gpus N"
+    message = f"{name} on GPUs beside these, started before the training ({command})"
+    shape = shape_named(judge.model) if judge.model else None
+    if shape is None:
+        return [_ok("judge", message)]
+    weights = 2 * shape.parameters
+    message += f"; its weights are {_gib(weights)} of a GPU's {_gib(gpu_memory)}"
+    if weights <= FULL_JUDGE * gpu_memory:
+        return [_ok("judge", message)]
+    return [Finding("", "judge", Level.WARN, message, "give every server two GPUs: --per-server 2")]
+
+
+def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | None) -> list[Finding]:
+    """Space for checkpoints."""
+    if shape is None:
+        return []
+    saves = timing.saves(config, time.seconds if time else None)
+    usage = disk_usage(config, shape, saves)
+    parts = [
+        f"two recover slots {_gib(usage.parts['recover'])}",
+        f"{_count(saves, 'checkpoint')} {_gib(usage.parts['checkpoints'])}",
+    ]
+    if usage.parts["model"]:
+        parts.insert(0, f"the model {_gib(usage.parts['model'])}")
+    message = f"{_gib(usage.total)} on the storage: {', '.join(parts)}; trajectories come on top"
+    usual = USUAL_STORAGE if config.n_nodes == 1 else USUAL_SHARED_STORAGE
+    if usage.total <= usual:
+        return [_ok("disk", message)]
+    fix = "a larger checkpoint.save_freq_steps, or fewer train.total_steps"
+    return [Finding("", "disk", Level.WARN, f"{message}; AReaL's tutorial asks for {_gib(usual)}", fix)]
+
+
+def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
+    """When the first persistent checkpoint is written."""
+    step = timing.save_interval(config)
+    if time is None:
+        return [_ok("checkpoint", f"first persistent checkpoint after step {step}; nobody has published a step's time")]
+    away = timing.first_save_seconds(config, time.seconds)
+    message = f"first persistent checkpoint after step {step}, in about {_hours(away)}"
+    if config.checkpoint.save_freq_secs:
+        message = f"first persistent checkpoint in about {_hours(away)}"
+    if away <= LATE_CHECKPOINT_HOURS * 3600:
+        return [_ok("checkpoint", message)]
+    return [
+        Finding(
+            "",
+            "checkpoint",
+            Level.WARN,
+            f"{message}; until then there is only the recover checkpoint, which is overwritten",
+            "checkpoint.save_freq_secs=14400 writes one every four hours",
+        )
+    ]
+
+
+def check_hours(config: RunConfig, task: str, time: StepTime | None) -> list[Finding]:
+    """Hours of the whole run, and until others saw the model converge."""
+    steps = timing.total_steps(config)
+    if time is None:
+        return [_ok("hours", f"{steps} steps; nobody has published how long one takes")]
+    whole = f"{duration(time.seconds)} a step ({time.basis}); all {steps} steps {_hours(steps * time.seconds)}"
+    measured = timing.measured_for(config, task)
+    if measured is None or measured.steps is None:
+        return [_ok("hours", f"{whole}; nobody has published how many steps it takes to converge")]
+    converged = f"about {measured.steps} steps to converge, {_hours(measured.steps * time.seconds)}"
+    return [_ok("hours", f"{converged}; {whole}")]
+
+
+def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, shared: bool) -> Finding:
+    usage = training_usage(config, shape, layout)
+    kept = RELEASED if shared else 0
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in usage.parts.items() if size)
+    message = f"a training GPU needs {_gib(usage.total + kept)} of {_gib(gpu_memory)}: {parts}"
+    if kept:
+        message += f", the engine's rest {_gib(kept)}"
+    if usage.total + kept <= (1 - ROOM) * gpu_memory:
+        return _ok("memory", message)
+    tight = usage.total + kept <= gpu_memory
+    if tight:
+        message += f"; an estimate should leave {ROOM:.0%} free"
+    least, ways = longest_sequence(config), []
+    if config.train.logprob_chunk > SMALL_CHUNK:
+        ways.append(f"train.logprob_chunk={SMALL_CHUNK}")
+    if config.train.max_tokens_per_mb > least:
+        ways.append(f"lower train.max_tokens_per_mb (to {least} at least)")
+    ways += ["train on more GPUs", "raise t of the training layout"]
+    return Finding("", "memory", Level.WARN if tight else Level.FAIL, message, ", or ".join(ways))
+
+
+def _rollout(config: RunConfig, shape: ModelShape, part: Part, gpu_memory: int) -> Finding:
+    longest = longest_sequence(config)
+    cache = cache_of(config, shape, part.layout, gpu_memory, longest)
+    servers = part.layout.data
+    fraction = f"{config.rollout.gpu_memory_fraction:g} of {_gib(gpu_memory)}"
+    if part.layout.per_replica > 1:
+        fraction += f" on {part.layout.per_replica} GPUs"
+    more = "raise t of the rollout layout, or rollout.gpu_memory_fraction"
+    if cache.space <= 0:
+        message = f"a server's weights of {_gib(cache.weights)} do not fit into {fraction}"
+        return Finding("", "memory", Level.FAIL, message, more)
+    wanted = config.rollout.batch_size * config.rollout.group_size / servers
+    message = (
+        f"a server has {fraction}: weights {_gib(cache.weights)}, KV cache {_gib(cache.space)} for "
+        f"{cache.sequences:.0f} sequences of {longest} tokens ({_count(servers, 'server')}, {wanted:.0f} sequences "
+        "each per step)"
+    )
+    if cache.sequences < 1:
+        return Finding("", "memory", Level.FAIL, f"{message}: not even one", more)
+    if cache.sequences < min(FEW_SEQUENCES, wanted):
+        return Finding("", "memory", Level.WARN, f"{message}: so few keep a GPU idle", more)
+    return _ok("memory", message)
+
+
+def _turns(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int) -> list[Finding]:
+    waiting = waiting_usage(config, shape, layout)
+    engine = int(config.rollout.gpu_memory_fraction * gpu_memory)
+    total = waiting + engine
+    if total <= (1 - ROOM) * gpu_memory:
+        return []
+    message = (
+        f"while an engine has {_gib(engine)} of a GPU, weights and optimizer of the training need {_gib(waiting)} more"
+    )
+    level = Level.WARN if total <= gpu_memory else Level.FAIL
+    if level is Level.WARN:
+        message += f", which leaves less than {ROOM:.0%} of {_gib(gpu_memory)} free"
+    return [Finding("", "memory", level, message, "train.offload=true, or a lower rollout.gpu_memory_fraction")]
+
+
+def _tensor(config: RunConfig, shape: ModelShape | None, part: Part) -> list[Finding]:
+    tensor = part.layout.tensor
+    name = part.backend or ("the rollout" if part.generates else "the training")
+    if shape and (what := _undivided(shape, part)):
+        message = f"t{tensor} of {name} does not divide the {what} of the model"
+        return [Finding("", "gpus", Level.FAIL, message, "choose t that divides them")]
+    if tensor > config.n_gpus_per_node:
+        message = f"t{tensor} of {name} goes over the edge of a host with {config.n_gpus_per_node} GPUs, which is slow"
+        return [Finding("", "gpus", Level.WARN, message, "keep t within a host")]
+    return []
+
+
+def _undivided(shape: ModelShape, part: Part) -> str:
+    """What of a model the tensor parallel GPUs cannot share; servers give copies of key/value heads to more GPUs."""
+    tensor, heads = part.layout.tensor, shape.kv_heads
+    if shape.heads % tensor:
+        return f"{shape.heads} attention heads"
+    if heads % tensor and not (part.generates and tensor % heads == 0):
+        return f"{heads} key/value heads"
+    if not part.generates and shape.intermediate % tensor:
+        return f"{shape.intermediate} feed-forward columns"
+    return ""
+
+
+def _degrees(layout: Layout) -> str:
+    pairs = {"d": layout.data, "t": layout.tensor, "p": layout.pipeline, "c": layout.context}
+    return " x ".join(f"{letter}{degree}" for letter, degree in pairs.items() if degree > 1 or letter == "d")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.0f} hours" if hours >= 10 else duration(seconds)
+
+
+def _gib(size: float) -> str:
+    gib = size / GIB
+    return f"{gib:.0f} GiB" if gib >= 99.95 else f"{round(gib, 1):g} GiB"
+
+
+def _ok(check: str, message: str) -> Finding:
+    return Finding("", check, Level.OK, message)

@@ -1,0 +1,130 @@
+"""Memory of one GPU that trains or generates, and disk for what is kept. All numbers in bytes.
+
+Estimates: they tell a plan that misses by a factor from one that fits; the last per cents are the allocator's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterkit.capacity.shapes import ModelShape
+from trainer.allocation import Layout
+from trainer.config import RunConfig
+
+GIB = 1024**3
+REPORTED = {
+    **{11: 10.8, 12: 11.6, 16: 15.6, 20: 19.6, 24: 22.5, 32: 31.4, 40: 39.4, 48: 44.4, 64: 63.0},
+    **{80: 79.2, 94: 93.1, 96: 95.0, 141: 139.8, 144: 142.8, 180: 178.3, 192: 178.3},
+}
+"""GiB that PyTorch sees of a card that is sold with so many GB: the least of the kinds that are sold with them (of 48
+GB, an L40S with ECC)."""
+USUAL_SHARE = 0.98
+"""Of what is sold, where no such card is listed."""
+ROOM = 0.05
+"""Of a GPU's memory that an estimate should leave free: fragments, other processes, and its own error."""
+RUNTIME = 4 * GIB
+"""CUDA context, NCCL buffers, and what the allocator cannot use."""
+STATE_BYTES = 16
+"""Per trained parameter: master weight, gradient and the two moments of Adam, 4 bytes each."""
+RECOVER_BYTES = 12
+"""Per parameter in a recover checkpoint: master weight and the two moments."""
+RECOVER_SLOTS = 2
+
+
+def reported_gib(sold: float) -> float:
+    """GiB that a card of this size has for programs. sold: as it is sold, or a number as nvidia-smi reports it."""
+    if sold != int(sold):
+        return sold
+    return REPORTED.get(int(sold), sold * USUAL_SHARE)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What takes the memory of one GPU (or a disk), by name."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The KV cache of one engine server. tokens: that it holds; sequences: at full length, at the same time."""
+
+    weights: int
+    space: int
+    tokens: int
+    sequences: float
+
+
+def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
+    """Memory of one FSDP rank while it trains.
+
+    With P parameters, R ranks (all GPUs of the layout; a pipeline is folded into them), b bytes of the compute dtype, n
+    tokens of a micro-batch, t x c GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
+
+        state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32
+        reference    b P / R                       with a KL term
+        gathered     b (2 layers + embeddings) / t  the layer in use, the next one, embedding and head
+        activations  b n h L / (t c)               one input per layer with full gradient checkpointing, and
+                     2 b n (6 h + 2 k + 4 f) / (t c)  one layer at work, values and gradients; without checkpointing
+                                                   the values of all L layers, with selective checkpointing half
+        logits       3 x 4 x logprob_chunk x vocabulary   scores, probabilities and gradients in float32
+        runtime      4 GiB
+    """
+    ranks, width = layout.gpus, _width(config)
+    split = layout.tensor * layout.context
+    tokens = config.train.max_tokens_per_mb
+    inside = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
+    kept = {"full": shape.hidden, "selective": inside // 2, "none": inside}[config.model.gradient_checkpointing]
+    at_work = inside if config.model.gradient_checkpointing == "none" else 2 * inside
+    activations = width * tokens * (kept * shape.layers + at_work) // split
+    chunk = min(config.train.logprob_chunk, tokens)
+    return Usage(
+        {
+            "state": STATE_BYTES * shape.parameters // ranks,
+            "reference": width * shape.parameters // ranks if config.algorithm.kl_coef else 0,
+            "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
+            "activations": activations,
+            "logits": 3 * 4 * chunk * shape.vocabulary,
+            "runtime": RUNTIME,
+        }
+    )
+
+
+def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
+    """What a rank keeps on its GPU while an engine generates on it: weights and moments (12 P / R), or nothing."""
+    return 0 if config.train.offload else RECOVER_BYTES * shape.parameters // layout.gpus
+
+
+def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, longest: int) -> Cache:
+    """The KV cache of one server, over all of its t x p GPUs.
+
+    gpu_memory_fraction x memory x t p is for 16-bit weights (2 P) and the cache. A token takes 2 (key, value) x 2 bytes
+    x layers x key/value heads x head size, and more where t exceeds the key/value heads, because heads are not divided.
+    """
+    gpus = layout.tensor * layout.pipeline
+    weights = 2 * shape.parameters
+    space = int(config.rollout.gpu_memory_fraction * gpu_memory) * gpus - weights
+    copies = max(1, layout.tensor // shape.kv_heads)
+    tokens = max(0, space) // (shape.kv_bytes_per_token * copies)
+    return Cache(weights, space, tokens, tokens / longest)
+
+
+def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
+    """What a run puts on the storage: the model it starts from, two recover slots of 12 P, `saves` exports of b P."""
+    width = _width(config)
+    return Usage(
+        {
+            "model": 2 * shape.parameters if config.model.path else 0,
+            "recover": RECOVER_SLOTS * RECOVER_BYTES * shape.parameters,
+            "checkpoints": saves * width * shape.parameters,
+        }
+    )
+
+
+def _width(config: RunConfig) -> int:
+    return 2 if config.model.dtype == "bfloat16" else 4

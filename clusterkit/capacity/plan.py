@@ -1,0 +1,286 @@
+"""What a run will do, worked out from its configuration before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clusterkit.capacity import timing
+from clusterkit.common.text_plot import count, duration
+from clusterkit.runs.log.metrics import History
+from clusterkit.runs.trials import Course, Trial, run_directory
+from trainer.config import AgentConfig, RunConfig
+from trainer.judge.registry import judge_urls, judges_folder
+from trainer.tasks.size import evaluates, training_size
+
+TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
+"""Tokens of the prompt's own wording, chat template included; rounded up."""
+CHAT_TOKENS = 60
+"""Of a chat template around a prompt."""
+TOKEN_CHARACTERS = 3
+"""Of a prompt's wording, fewer than English has."""
+QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30, "math": 120}
+"""Of a task; of any other, the longest question that is allowed."""
+DOCUMENT_TOKENS = 150
+"""Average tokens of a HotpotQA paragraph with its title."""
+LATE_CHECKPOINT_HOURS = 2.0
+
+
+def template_tokens(agent: AgentConfig) -> int:
+    """About as many tokens as the longer of the agent's two prompts has before anything is filled in."""
+    if not agent.wording:
+        return TEMPLATE_TOKENS[agent.template]
+    longest = max(len(agent.wording[name]) for name in ("update", "final"))
+    return CHAT_TOKENS + -(-longest // TOKEN_CHARACTERS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one run. Steps and tokens are estimates; `steps` is an upper bound where the data decides."""
+
+    config: RunConfig
+    trial: Trial
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass over the training tasks (data that is not here may have fewer)."""
+        return timing.steps_per_epoch(self.config)
+
+    @property
+    def steps(self) -> int:
+        """Training steps in all."""
+        return timing.total_steps(self.config)
+
+    @property
+    def trajectories_per_step(self) -> int:
+        """Tasks times trajectories of each."""
+        return self.config.rollout.batch_size * self.config.rollout.group_size
+
+    @property
+    def chunks(self) -> float:
+        """Average number of chunks that a trajectory reads."""
+        task, agent = self.config.task, self.config.agent
+        if agent.name == "single_turn" or task.name == "memalpha":  # texts have the chunks that they have
+            return 0.0
+        if task.name in ("recall", "facts"):
+            chunks = (task.min_chunks + task.max_chunks) / 2
+        else:
+            chunks = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
+        return min(chunks, agent.max_chunks) if agent.max_chunks else chunks
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Prompt and response tokens of one step's rollout, about."""
+        config, agent = self.config, self.config.agent
+        if agent.name == "single_turn":
+            longest = self._question_tokens + agent.max_final_tokens
+            return self.trajectories_per_step * longest
+        if config.task.name == "memalpha":
+            return self.trajectories_per_step * agent.context_tokens
+        chunk = config.recall_chunk_tokens if config.task.name in ("recall", "facts") else agent.chunk_tokens
+        fixed = template_tokens(agent) + self._question_tokens + agent.max_memory_tokens
+        update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
+        return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
+
+    @property
+    def _question_tokens(self) -> int:
+        return QUESTION_TOKENS.get(self.config.task.name, self.config.agent.max_question_tokens)
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds of a step, from an earlier attempt of the same run."""
+        return self.trial.history.step_time()
+
+    @property
+    def first_save(self) -> str:
+        """When the first persistent checkpoint is written."""
+        step = self._first_save_step()
+        if self.config.checkpoint.save_freq_secs:
+            return f"after {duration(self.config.checkpoint.save_freq_secs)}, at the latest after step {step}"
+        return f"after step {step}{self._seconds_away(step)}"
+
+    @property
+    def course(self) -> str:
+        """Which run it is and where it begins, in one sentence."""
+        run = self.trial.run
+        return f"{run.experiment}/{run.trial} {self._beginning()}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know before the run starts."""
+        step, seconds = self._first_save_step(), self.config.checkpoint.save_freq_secs
+        away = (step - self.trial.resume_step) * self.step_time if self.step_time else None
+        if seconds and away:
+            away = min(away, seconds)
+        if away and not self.trial.history.saves and away > LATE_CHECKPOINT_HOURS * 3600:
+            return [
+                f"the first persistent checkpoint is about {duration(away)} away: "
+                "set checkpoint.save_freq_steps or checkpoint.save_freq_secs to have one earlier"
+            ]
+        return []
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        run = self.trial.run
+        return {
+            "run": f"{run.experiment}/{run.trial}",
+            "course": self.trial.course.value,
+            "resume_step": self.trial.resume_step,
+            "busy": run.holder(),
+            "steps": self.steps,
+            "ranks": self.config.ranks,
+            "gpus": self.config.gpus,
+            "trajectories_per_step": self.trajectories_per_step,
+            "tokens_per_step": self.tokens_per_step,
+            "step_time_s": self.step_time,
+            "warmup_steps": self._warmup_steps(),
+            "first_recover_step": self._first_recover_step(),
+            "first_save_step": self._first_save_step(),
+            "logs": str(run.logs),
+            "checkpoints": str(run.checkpoints),
+            "recover": str(run.recover),
+            "warnings": self.warnings,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        config, run = self.config, self.trial.run
+        if config.trainer.type == "null":
+            return self._rollout_lines()
+        bound = "" if config.train.total_steps or training_size(config).exact else "at most "
+        rows = [
+            ("run", self.course),
+            ("ranks", self._ranks()),
+            ("steps", f"{bound}{self.steps}{self._whole_time()}"),
+            ("one step", self._one_step()),
+            ("warm-up", self._warmup()),
+            ("evaluation", self._evaluation()),
+            *self._judge(),
+            (
+                "recover",
+                f"first after step {self._first_recover_step()}, then every "
+                f"{duration(config.checkpoint.ckpt_freq_secs)} when a step ends; {run.recover}",
+            ),
+            ("checkpoint", f"first {self.first_save}; {run.checkpoints}"),
+            ("logs", str(run.logs)),
+        ]
+        rows += [("warning", warning) for warning in self.warnings]
+        return [f"{label:<11} {text}" for label, text in rows]
+
+    def lines_elsewhere(self, place: str) -> list[str]:
+        """For people, of a run on other machines, whose folder is not looked into. place: where, such as a cluster."""
+        kept = [line for line in self.lines() if line.split(maxsplit=1)[0] not in ("run", "recover", "logs", "judge")]
+        experiment = self.config.experiment_name
+        return [f"{'run':<11} {experiment} {place}: a new trial, or the unfinished one of the same settings", *kept]
+
+    def _ranks(self) -> str:
+        """Processes that train, and the GPUs of both sides."""
+        config, wanted = self.config, self.config.allocation
+        if wanted is None:
+            return str(config.ranks)
+        sides = [f"{wanted.rollout_gpus} GPUs generate"] if wanted.rollout_gpus else []
+        sides += ["in turns on the same ones"] if wanted.colocated and sides else []
+        return ", ".join([f"{config.ranks} train on {config.n_nodes} x {config.n_gpus_per_node} GPUs", *sides])
+
+    def _rollout_lines(self) -> list[str]:
+        """Of a run that learns nothing."""
+        config, run = self.config, self.trial.run
+        tasks = config.eval.num_tasks
+        rows = [
+            ("run", self.course),
+            ("tasks", f"at most {tasks} of {config.eval.split}, in {self.steps} steps; nothing is learned"),
+            ("one step", self._one_step()),
+            ("warm-up", self._warmup()),
+            ("logs", f"{run.logs}, trajectories in rollouts/"),
+        ]
+        return [f"{label:<11} {text}" for label, text in rows]
+
+    def _beginning(self) -> str:
+        busy = self.trial.run.holder()
+        if busy:
+            return f"is being trained now by {busy}"
+        if self.trial.course is Course.COMPLETE:
+            return "is complete already, nothing would be trained"
+        if self.trial.course is Course.NEW and self.config.recover_from:
+            return f"starts from {self.config.recover_from}"
+        if self.trial.course is Course.NEW:
+            return "starts from the beginning"
+        if self.trial.resume_step:
+            return f"goes on after step {self.trial.resume_step}"
+        return "goes on; there is no recover checkpoint, so from the beginning"
+
+    def _one_step(self) -> str:
+        rollout = self.config.rollout
+        if self.config.trainer.type == "sft":
+            return f"{rollout.batch_size} examples of {self.config.task.path or 'task.path'}"
+        if self.config.custom:
+            made = self.trajectories_per_step
+            return f"{rollout.batch_size} tasks x {rollout.group_size} = {made} trajectories of your own classes"
+        each = f"of about {self.chunks:g} chunks, about" if self.chunks else "of one response, at most"
+        if self.config.task.name == "memalpha":
+            each = "and, for one chunk of each, at most"
+        return (
+            f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories {each} "
+            f"{count(self.tokens_per_step)} tokens"
+        )
+
+    def _warmup_steps(self) -> int:
+        # A pretrained model is not warmed up, nor is one that learns from examples.
+        return (
+            0
+            if self.config.model.path or self.config.trainer.type == "sft"
+            else self.config.warmup.recall_steps + self.config.warmup.steps
+        )
+
+    def _warmup(self) -> str:
+        if not self._warmup_steps():
+            return "none"
+        warmup = self.config.warmup
+        return (
+            f"at most {warmup.recall_steps} steps of recall and {warmup.steps} of demonstrations, "
+            f"{warmup.batch_size} sequences each; read from the cache when these settings have been warmed up before"
+        )
+
+    def _evaluation(self) -> str:
+        settings, lengths = self.config.eval, self.config.task.name == "recall"
+        if not evaluates(self.config):
+            return "none: every row is trained on (task.eval_fraction=0); clusterkit eval scores the checkpoints"
+        often = f", every {settings.every_steps} steps" if settings.every_steps else ""
+        table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
+        return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
+
+    def _judge(self) -> list[tuple[str, str]]:
+        """Who reads and judges, where a server does."""
+        config, judge = self.config, self.config.judge
+        if config.reward.name != "memalpha" or judge.reader == "rules":
+            return []
+        run = self.trial.run
+        urls = judge.url or ", ".join(judge_urls(judges_folder(run.fileroot, run.user, run.experiment, run.trial)))
+        name = judge.model or "any model"
+        if urls:
+            return [("judge", f"{name} at {urls}")]
+        start = f"clusterkit serve judge --experiment {run.experiment} --trial {run.trial}"
+        return [("judge", f"{name}; none is registered yet: {start} --model {judge.model or 'MODEL'}")]
+
+    def _first_recover_step(self) -> int:
+        settings = self.config.checkpoint
+        return min(filter(None, (settings.ckpt_first_step, settings.ckpt_freq_steps)))
+
+    def _first_save_step(self) -> int:
+        return timing.save_interval(self.config)
+
+    def _whole_time(self) -> str:
+        if self.step_time is None:
+            return ""
+        left = (self.steps - self.trial.resume_step) * self.step_time
+        return f", {duration(self.step_time)} each so far: about {duration(max(left, 0))} to go"
+
+    def _seconds_away(self, step: int) -> str:
+        if self.step_time is None:
+            return ""
+        return f", in about {duration(max(step - self.trial.resume_step, 0) * self.step_time)}"
+
+
+def elsewhere(config: RunConfig) -> Plan:
+    """The plan of a run on other machines; its trial is not known here."""
+    return Plan(config, Trial(run_directory(config, config.trial_name), Course.NEW, History()))

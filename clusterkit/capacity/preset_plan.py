@@ -1,0 +1,205 @@
+"""`presets plan`: a preset, as it is or on other hosts, with every verdict on its arithmetic."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clusterkit.capacity import checks, timing
+from clusterkit.capacity.memory import GIB, disk_usage, reported_gib
+from clusterkit.capacity.rescale import Change, Target, rescale
+from clusterkit.capacity.runnable import missing_parts, require_here, require_inputs
+from clusterkit.capacity.shapes import shape_of
+from clusterkit.capacity.timing import StepTime
+from clusterkit.config.resolve import Resolved, resolve
+from clusterkit.hosts import inventory
+from clusterkit.provision.checks.finding import Finding, Level, worst
+from trainer.allocation import Allocation, Dialect
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+DEFAULT_GPU_MEMORY_GIB = 80.0
+
+
+@dataclass(frozen=True)
+class PresetPlan:
+    """What came of it.
+
+    gpu_memory_gib: of one GPU, as it is sold. changes: only where other hosts were asked for. step: None where nobody
+    has measured one.
+    """
+
+    resolved: Resolved
+    config: RunConfig
+    gpu_memory_gib: float
+    changes: tuple[Change, ...]
+    findings: tuple[Finding, ...]
+    step: StepTime | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether no verdict is a failure."""
+        return worst(self.findings) is not Level.FAIL
+
+    @property
+    def here(self) -> bool:
+        """Whether this machine has the GPUs that it takes."""
+        try:
+            require_here(self.config)
+        except UserError:
+            return False
+        return True
+
+    @property
+    def cluster(self) -> str:
+        """One that is kept and has the hosts, else the one that set-up makes."""
+        kept = inventory.cluster_names()
+        ordered = sorted(kept, key=lambda name: name != inventory.DEFAULT)
+        return next((name for name in ordered if self._has_hosts(name)), inventory.DEFAULT)
+
+    def _has_hosts(self, name: str) -> bool:
+        try:
+            return len(inventory.load(name).hosts) >= self.config.n_nodes
+        except UserError:
+            return False
+
+    @property
+    def command(self) -> str:
+        """What trains it, on this machine or a cluster; empty where it does not fit."""
+        if not self.fits:
+            return ""
+        size, task = self.resolved.size, self.resolved.task
+        chosen = ["--task", task] if task != size.task else []
+        place = [] if self.here else ["--cluster", self.cluster]
+        examples = ["task.path=FILE.jsonl"] if self.config.task.name == "sft" and not self.config.task.path else []
+        changed = [*self.resolved.overrides, *examples, *(change.override for change in self.changes)]
+        return shlex.join(["clusterkit", "train", "--preset", size.name, *chosen, *place, *changed])
+
+    @property
+    def before(self) -> str:
+        """What has to be done before that command, as it stands now; empty: nothing."""
+        if not self.fits:
+            return ""
+        if not self.here:
+            if self._has_hosts(self.cluster):
+                return ""
+            name, count = self.resolved.size.name, self.config.n_nodes
+            hosts = " ".join(f"H{number}" for number in range(1, count + 1)) if count <= 4 else f"H1 … H{count}"
+            return f"clusterkit setup --hostnames {hosts} --preset {name} --no-train"
+        try:
+            require_inputs(self.config)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def allocations(self) -> dict[str, str]:
+        """allocation_mode in every dialect that has words for it."""
+        return dialects_of(self.config.allocation) if self.config.allocation else {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        shape, config = shape_of(self.config), self.config
+        seconds = self.step.seconds if self.step else None
+        usage = disk_usage(config, shape, timing.saves(config, seconds)) if shape else None
+        measured = timing.measured_for(config, self.resolved.task)
+        return {
+            "preset": self.resolved.size.name,
+            "task": self.resolved.task,
+            "fits": self.fits,
+            "n_nodes": config.n_nodes,
+            "n_gpus_per_node": config.n_gpus_per_node,
+            "gpu_memory_gib": self.gpu_memory_gib,
+            "allocation": self.allocations(),
+            "changes": [asdict(change) for change in self.changes],
+            "checks": [finding.as_dict() for finding in self.findings],
+            "steps": timing.total_steps(config),
+            "step_seconds": seconds,
+            "step_basis": self.step.basis if self.step else "",
+            "first_save_seconds": timing.first_save_seconds(config, seconds) if seconds else None,
+            "convergence_steps": measured.steps if measured else None,
+            "convergence_hours": measured.steps * seconds / 3600 if measured and measured.steps and seconds else None,
+            "disk_bytes": {**usage.parts, "total": usage.total} if usage else None,
+            "gpu_memory_reported_gib": reported_gib(self.gpu_memory_gib),
+            "before": self.before,
+            "command": self.command,
+        }
+
+
+def dialects_of(allocation: Allocation) -> dict[str, str]:
+    """An allocation in every dialect that has words for it."""
+    texts = {}
+    for dialect in Dialect:
+        try:
+            texts[str(dialect)] = allocation.convert(dialect)
+        except ValueError:
+            continue
+    return texts
+
+
+def gibibytes(text: str) -> float:
+    """Memory of a GPU as it is sold, as typed: `80`, `80G`, `80GB` or `141GiB`; a fraction is what nvidia-smi reports.
+
+    Raises:
+        UserError: not such a number.
+
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gi?b?)?", text.strip(), re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise UserError(f"--gpu-memory {text}: give the memory of one GPU in GiB, such as 80 or 141GiB")
+    return float(found[1])
+
+
+def storage_of(config: RunConfig, task: str, most_saves: int) -> int:
+    """Bytes that a run puts on the storage with its first checkpoints, `most_saves` at most.
+
+    Trajectories are left out; 0 for a model of unknown shape.
+    """
+    shape, step = shape_of(config), timing.step_time(config, task, config.gpus)
+    if shape is None:
+        return 0
+    saves = timing.saves(config, step.seconds if step else None)
+    return disk_usage(config, shape, min(saves, most_saves)).total
+
+
+def plan_preset(
+    preset: str,
+    task: str | None = None,
+    overrides: Sequence[str] = (),
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_memory_gib: float | None = None,
+) -> PresetPlan:
+    """Work a preset out; with nodes, gpus_per_node or gpu_memory_gib on those, with as little changed as possible.
+
+    Raises:
+        UserError: an unknown preset or key, or GPUs that the preset cannot be put on at all.
+
+    """
+    resolved = resolve(preset, task, overrides)
+    memory_gib = gpu_memory_gib or resolved.size.gpu_memory_gib or DEFAULT_GPU_MEMORY_GIB
+    memory = int(reported_gib(memory_gib) * GIB)
+    config: RunConfig = resolved.config
+    changes: tuple[Change, ...] = ()
+    if config.allocation is None and (nodes is not None or gpus_per_node is not None):
+        raise UserError(f"preset {preset} takes no GPUs, so there is nothing to spread over other hosts")
+    if config.allocation is not None and (nodes, gpus_per_node, gpu_memory_gib) != (None, None, None):
+        target = Target(nodes or config.n_nodes, gpus_per_node or config.n_gpus_per_node, memory)
+        config, changes = rescale(config, target)
+    step = timing.step_time(config, resolved.task, config.gpus, memory_gib)
+    shape = shape_of(config)
+    findings = [
+        *(Finding("", "trainer", Level.FAIL, f"it cannot run {part}", "") for part in missing_parts(config)),
+        *checks.check_gpus(config, shape),
+        *checks.check_tokens(config, shape),
+        *checks.check_batch(config),
+        *checks.check_data(config),
+        *checks.check_memory(config, shape, memory),
+        *checks.check_judge(config, memory),
+        *checks.check_disk(config, shape, step),
+        *checks.check_saves(config, step),
+        *checks.check_hours(config, resolved.task, step),
+    ]
+    return PresetPlan(resolved, config, memory_gib, changes, tuple(findings), step)

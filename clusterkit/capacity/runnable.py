@@ -1,0 +1,106 @@
+"""Whether this version can execute a configuration, or only resolve, explain and plan it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterkit.backends.local.launch import require_trainer
+from clusterkit.backends.own_code import require_own
+from clusterkit.runs.trials import Course, Trial, require_free
+from trainer.assets import resolve_model
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.sft.examples import examples_file
+from trainer.tasks.hotpotqa_data import find_folder
+from trainer.tasks.memalpha import find_files
+from trainer.tasks.size import count_rows
+
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+"""The driver's own list, one entry a GPU."""
+
+
+def require_runnable(config: RunConfig) -> None:
+    """Refuse what the trainer has no engine, agent or task for, and classes of the user's own that cannot be used.
+
+    Raises:
+        UserError: it names all that is missing, or what is wrong with a class.
+
+    """
+    if missing := missing_parts(config):
+        preset = config.preset or "PRESET"
+        raise UserError(
+            f"preset {preset} cannot be trained by this version: it asks for {'; '.join(missing)}. Change "
+            f"allocation_mode; clusterkit presets plan {preset} shows what it asks for"
+        )
+    if config.trainer.type == "sft":
+        examples_file(config.task)
+    require_own(config)
+
+
+def require_here(config: RunConfig) -> None:
+    """Refuse, before anything is written, a run that this machine has not got the GPUs for.
+
+    Raises:
+        UserError: with the ways out.
+
+    """
+    if not config.gpus:
+        return
+    name = config.preset or "PRESET"
+    cluster = "make a cluster with clusterkit setup --hostnames H1 H2 …, and clusterkit train goes there"
+    fewer = f"see how it would fit on one host with clusterkit presets plan {name} --nodes 1"
+    if config.n_nodes > 1:
+        raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}, or {fewer}")
+    there = sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
+    if config.gpus > there:
+        usable = f"{there} {'is' if there == 1 else 'are'}" if there else "none is"
+        raise UserError(
+            f"this run takes {config.gpus} GPUs, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
+            f"{fewer}"
+        )
+
+
+def require_inputs(config: RunConfig) -> None:
+    """Refuse, before anything is written, a run on this machine whose model or data is not here, as its trainer would.
+
+    Raises:
+        UserError: with what to do.
+
+    """
+    if config.model.path:
+        resolve_model(config.model.path, config.cache_dir)
+    task = config.task
+    if task.name in ("math", "sft"):
+        count_rows(task)
+    elif task.name == "hotpotqa":
+        find_folder(task.path, config.cache_dir)
+    elif task.name == "memalpha":
+        find_files(task.path, config.cache_dir)
+
+
+def refusal(config: RunConfig, trial: Trial) -> UserError | None:
+    """Why a run on this machine would be refused before it starts; None: it would not.
+
+    A run that is complete is not trained, so that what it was trained on need not be here any more.
+    """
+    try:
+        require_runnable(config)
+        require_here(config)
+        require_free(trial.run)
+        if trial.course is not Course.COMPLETE:
+            require_inputs(config)
+            require_trainer()
+    except UserError as error:
+        return error
+    return None
+
+
+def missing_parts(config: RunConfig) -> list[str]:
+    """What a configuration asks for and the trainer has not got; empty where it can run."""
+    missing = []
+    wanted = config.allocation
+    if wanted is not None and wanted.training is not None and wanted.training.layout.context > 1:
+        missing.append("context parallel training (c): every conversation fits into one GPU's micro-batch here")
+    if wanted is not None and wanted.rollout is not None and wanted.rollout.layout.pipeline > 1:
+        missing.append("pipeline parallel servers (p): use tensor parallel (t)")
+    return missing

@@ -1,0 +1,1 @@
+"""What every room may use: records, texts, names, archives."""

@@ -1,0 +1,1 @@
+"""Presets, overrides and what they resolve to."""

@@ -1,0 +1,79 @@
+"""Why a preset has the values it has: value, origin, default, meaning and reason of every field."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clusterkit.config.fields import fields, sections
+from clusterkit.config.overrides import known_field
+from clusterkit.config.presets import Setting
+from clusterkit.config.resolve import resolve
+from trainer.config import flatten
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One field as `presets explain` shows it. `origin` is "default" where nothing sets it."""
+
+    key: str
+    value: Any
+    origin: str
+    default: Any
+    allowed: str
+    meaning: str
+    note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field that two presets set differently."""
+
+    key: str
+    first: Any
+    second: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def compare(first: str, second: str, task: str | None = None) -> list[Difference]:
+    """Every field that differs, in the order of the schema. task: of both; else each preset's default."""
+    one, other = (flatten(resolve(name, task).config) for name in (first, second))
+    return [
+        Difference(key, one[key], other[key])
+        for key in one
+        if one[key] != other[key] and key not in ("preset", "experiment_name")
+    ]
+
+
+def explain(
+    preset: str, task: str | None = None, key: str | None = None, everything: bool = False
+) -> list[Explanation]:
+    """Explain one field, one section, what the preset sets, or everything."""
+    resolved = resolve(preset, task)
+    values = flatten(resolved.config)
+    keys = list(fields())
+    if key is not None:
+        keys = sections().get(key) or [known_field(key).key]
+    elif not everything:
+        keys = [name for name in keys if _setting(name, resolved.settings)]
+    explanations = []
+    for name in keys:
+        field, setting = fields()[name], _setting(name, resolved.settings)
+        origin, note = (setting.origin, setting.note) if setting else ("default", "")
+        value = values[name] if setting else field.default
+        explanations.append(Explanation(name, value, origin, field.default, field.allowed, field.help, note))
+    return explanations
+
+
+def _setting(name: str, settings: dict[str, Setting]) -> Setting | None:
+    """What sets a field; for a mapping what sets the last of its entries."""
+    if fields()[name].kind != "mapping":
+        return settings.get(name)
+    return next((settings[key] for key in reversed(settings) if f"{key}.".startswith(f"{name}.")), None)

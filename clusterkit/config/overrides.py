@@ -1,0 +1,146 @@
+"""`key=value` from the command line into a validated RunConfig, with messages that a person can act on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from clusterkit.common.suggest import nearest_keys
+from clusterkit.config import aliases
+from clusterkit.config.fields import Field, entry, fields, sections
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """Turn `train.total_steps=50 …` into dotted key -> value; every bad one is named in a single error.
+
+    Keys of AReaL, verl and vime are translated (clusterkit/config/aliases.py). The later of two words for
+    one key counts, but two old keys must not contradict each other.
+    """
+    values: dict[str, Any] = {}
+    beside: dict[str, str] = {}
+    translated: dict[str, str] = {}
+    problems: list[str] = []
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals:
+            problems.append(
+                f"'{argument}' is not of the form key=value, such as train.total_steps=50 (a preset is chosen "
+                "with --preset NAME, a task with --task NAME)"
+            )
+            continue
+        try:
+            meant = aliases.translate(key, text)
+            for ours, part in meant.settings.items():
+                value = parse_value(known_field(ours), part)
+                if meant.note and ours in translated and values[ours] != value:
+                    problems.append(f"{argument} and {translated[ours]} are both {ours} here: leave one of them out")
+                if meant.note:
+                    translated[ours] = argument
+                values[ours] = value
+            beside |= meant.beside
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+    return {**{key: parse_value(known_field(key), text) for key, text in beside.items()}, **values}
+
+
+def known_field(key: str) -> Field:
+    """The field of that dotted key, or an error with the nearest ones."""
+    field = fields().get(key) or entry(key)
+    if field is not None:
+        return field
+    below = sections().get(key)
+    if below:
+        raise UserError(f"{key} is a section, not a value: set one of {', '.join(below)}")
+    if sentence := aliases.in_words(key):
+        raise UserError(sentence)
+    matches = nearest_keys(key, fields())
+    advice = f"did you mean {' or '.join(matches)}?" if matches else "see `clusterkit presets explain tiny --all`"
+    raise UserError(f"unknown key {key}: {advice}")
+
+
+def parse_value(field: Field, text: str) -> Any:
+    """Read one value as YAML, guided by the field: a name such as `true` stays text where text is wanted."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if field.optional and value is None:
+        return None
+    if field.kind in ("str", "choice"):
+        # Quotes are the user's, everything else (digits, `true`, a colon) belongs to the text.
+        value = value if isinstance(value, str) and text[:1] in "\"'" else text
+        if field.choices and value not in field.choices:
+            raise bad_value(field, text)
+        return value
+    if field.kind == "list":
+        return _parse_list(field, value)
+    if field.kind == "mapping" and not isinstance(value, dict):
+        raise bad_value(field, text)
+    if field.kind in ("int", "float"):
+        return _parse_number(field, value, text)
+    return value
+
+
+def to_config(values: dict[str, Any]) -> RunConfig:
+    """Validate a nested mapping; what pydantic finds is said in one readable message."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def bad_value(field: Field, given: Any) -> UserError:
+    """The error of a value that the field does not allow."""
+    meaning = f"\n  {field.key}: {field.help}" if field.help else ""
+    return UserError(f"{field.key}={given} is not allowed: it must be {field.allowed}{meaning}")
+
+
+def _parse_number(field: Field, value: Any, text: str) -> Any:
+    if value is None or isinstance(value, bool | list | dict):  # YAML's yes/no would pass for 1 and 0
+        raise bad_value(field, text or "(nothing)")
+    try:
+        number = float(value)
+    except ValueError:
+        raise bad_value(field, text) from None
+    if not math.isfinite(number):
+        raise bad_value(field, text)
+    # YAML 1.1 takes 1e-4 for text.
+    return number if field.kind == "float" and isinstance(value, str) else value
+
+
+def _parse_list(field: Field, value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, str):  # 4,8,16 without brackets, which a shell may take for a pattern
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    items = value if isinstance(value, list) else [value]
+    try:
+        return [parse_value(field.item, str(item)) for item in items] if field.item else items
+    except UserError:
+        raise bad_value(field, ",".join(str(item) for item in items)) from None
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        try:
+            known_field(key)
+        except UserError as error:
+            return str(error)
+    if problem["type"] == "value_error":
+        message = str(problem["ctx"]["error"])
+        return f"{key}: {message}" if key else message
+    while location and ".".join(location) not in fields():  # a list's index, a union's branch
+        location.pop()
+    if not location:
+        return f"{key}: {problem['msg']}"
+    return str(bad_value(fields()[".".join(location)], problem["input"]))

@@ -1,0 +1,207 @@
+"""Presets: sizes and tasks from YAML files, resolved with overrides into one RunConfig, each value with its origin.
+
+Order, later wins: RunConfig defaults < the task's base < task < size < the size's section for that task < overrides.
+With another algorithm.name than theirs, what these files set over its row (`ROW_SETTINGS`) is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.common.suggest import did_you_mean
+from trainer.config import AlgorithmConfig
+from trainer.errors import UserError
+
+ROW_SETTINGS = frozenset(
+    {
+        *(f"algorithm.{name}" for name in ("advantage", "loss_norm", "clip_low", "clip_high", "dual_clip", "kl_coef")),
+        "rollout.refill",
+    }
+)
+"""Settings that belong to an algorithm: a preset's hold for its own only, not for one that is chosen instead."""
+
+
+@dataclass(frozen=True)
+class TaskPreset:
+    """One file of presets/tasks: what a task needs, whatever the size of the model. `base`: a task it starts from."""
+
+    name: str
+    description: str
+    values: dict[str, Any]
+    notes: dict[str, str] = field(default_factory=dict)
+    base: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What somebody measured with a preset.
+
+    gpus: in all. gpu: their kind, empty where it was not told. steps, hours: until it had converged, where known.
+    """
+
+    gpus: int
+    step_seconds: float
+    source: str
+    gpu: str = ""
+    steps: int | None = None
+    hours: float | None = None
+
+
+@dataclass(frozen=True)
+class SizePreset:
+    """One file of presets/sizes: a model and the machine it fits. `task`: the default among the `tasks` allowed.
+
+    notes: why a value is what it is; task_notes: the same for the values of per_task. measured: by task.
+    gpu_memory_gib: of the GPUs that the values are for; 0 where none are needed.
+    """
+
+    name: str
+    description: str
+    task: str
+    tasks: tuple[str, ...]
+    values: dict[str, Any]
+    needs: str = ""
+    per_task: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    task_notes: dict[str, dict[str, str]] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+    gpu_memory_gib: float = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One dotted key that something set: its value, who set it, and the sentence the file gives for it."""
+
+    value: Any
+    origin: str
+    note: str = ""
+
+
+@cache
+def folder() -> Path:
+    """Where the preset files are: inside an installed package, else at the top of the repository."""
+    package = Path(__file__).parents[1]
+    packed = package / "_presets"
+    return packed if packed.is_dir() else package.parent / "presets"
+
+
+@cache
+def size_names() -> list[str]:
+    """All size presets, those for a laptop first, then by size and number of hosts."""
+    names = [path.stem for path in (folder() / "sizes").glob("*.yaml")]
+    return sorted(names, key=lambda name: (name != "tiny", not name.endswith("_cpu"), _numbers(name), name))
+
+
+@cache
+def task_names() -> list[str]:
+    """All task presets."""
+    return sorted(path.stem for path in (folder() / "tasks").glob("*.yaml"))
+
+
+def load_size(name: str) -> SizePreset:
+    """Read presets/sizes/NAME.yaml, or answer an unknown name with the nearest one and the list."""
+    if name not in size_names():
+        raise UserError(
+            f"unknown preset '{name}'.{did_you_mean(name, size_names())}\n"
+            f"Presets: {', '.join(size_names())}. What each is for: clusterkit presets"
+        )
+    data = _read(folder() / "sizes" / f"{name}.yaml")
+    measured = {task: Measured(**values) for task, values in data.get("measured", {}).items()}
+    return SizePreset(name=name, **{**data, "tasks": tuple(data["tasks"]), "measured": measured})
+
+
+def load_task(name: str) -> TaskPreset:
+    """Read presets/tasks/NAME.yaml."""
+    if name not in task_names():
+        raise UserError(f"unknown task '{name}'.{did_you_mean(name, task_names())}\nTasks: {', '.join(task_names())}")
+    return TaskPreset(name=name, **_read(folder() / "tasks" / f"{name}.yaml"))
+
+
+def task_chain(name: str) -> list[TaskPreset]:
+    """The task and what it starts from, the most general first."""
+    task = load_task(name)
+    return [*(task_chain(task.base) if task.base else []), task]
+
+
+def config_task(name: str) -> str:
+    """`task.name` of the configurations that a task preset makes: memagent is hotpotqa at its full length."""
+    return next(str(task.values["task"]["name"]) for task in task_chain(name) if "name" in task.values.get("task", {}))
+
+
+def choose_task(size: SizePreset, wanted: str | None) -> str:
+    """The size's default task, or the wanted one where the size allows it."""
+    if wanted is None or wanted in size.tasks:
+        return wanted or size.task
+    load_task(wanted)  # a misspelt task is answered as such
+    fitting = [name for name in size_names() if wanted in load_size(name).tasks]
+    raise UserError(
+        f"preset {size.name} trains on {' or '.join(size.tasks)}, not on {wanted}: leave --task out, or use "
+        + " or ".join(f"--preset {name}" for name in fitting)
+    )
+
+
+def collect(size: SizePreset, task: str, overrides: dict[str, Any] | None = None) -> dict[str, Setting]:
+    """Every key that the task, the size or an override sets, with its origin; later layers win."""
+    own = {"preset": size.name, "experiment_name": f"{size.name}-{task}"}
+    notes_of_task = {**size.notes, **size.task_notes.get(task, {})}
+    layers: list[tuple[dict[str, Any], str, dict[str, str]]] = [
+        (own, "the preset's name", {}),
+        *((dict(leaves(link.values)), f"task {link.name}", link.notes) for link in task_chain(task)),
+        (dict(leaves(size.values)), f"preset {size.name}", size.notes),
+        (dict(leaves(size.per_task.get(task, {}))), f"preset {size.name} for {task}", notes_of_task),
+        (overrides or {}, "override", {}),
+    ]
+    settings: dict[str, Setting] = {}
+    for values, origin, notes in layers:
+        name = values.get("algorithm.name")
+        if origin == "override" and name is not None and name != _algorithm(settings):
+            # What a preset sets over its own algorithm's row would turn another one into something else.
+            settings = {key: setting for key, setting in settings.items() if key not in ROW_SETTINGS}
+        for key, value in values.items():
+            settings[key] = Setting(value, origin, notes.get(key, ""))
+    return settings
+
+
+def _algorithm(settings: dict[str, Setting]) -> str:
+    given = settings.get("algorithm.name")
+    return str(AlgorithmConfig().name if given is None else given.value)
+
+
+def nest(values: dict[str, Any]) -> dict[str, Any]:
+    """{'train.total_steps': 5} -> {'train': {'total_steps': 5}}."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        target = nested
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    return nested
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested mapping."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _numbers(name: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in re.findall(r"\d+(?:\.\d+)?", name))
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise UserError(f"preset file {path} is not a YAML mapping: reinstall clusterkit, or repair the file")
+    return data

@@ -1,0 +1,78 @@
+"""One resolved run from what was typed: preset, task, overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterkit.config import presets
+from clusterkit.config.overrides import parse_overrides, to_config
+from clusterkit.config.presets import Setting, SizePreset
+from trainer.config import RunConfig
+from trainer.custom import is_custom
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated configuration and where it came from. `overrides` are the arguments as typed."""
+
+    config: RunConfig
+    size: SizePreset
+    task: str
+    settings: dict[str, Setting]
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def trial_is_named(self) -> bool:
+        """Whether the user chose the trial's name, so that it is not ours to choose."""
+        return "trial_name" in self.settings
+
+
+def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
+    """Merge the layers of a preset with overrides and validate the result."""
+    if not preset:
+        raise UserError(
+            f"no preset chosen: add --preset NAME, one of {', '.join(presets.size_names())}. "
+            "What each is for: clusterkit presets"
+        )
+    size = presets.load_size(preset)
+    values = parse_overrides(overrides)
+    if task is None and values.get("trainer.type") == "sft":
+        task = "sft"  # the one task with examples; what else it needs comes with it
+    chosen = presets.choose_task(size, task)
+    own = is_custom(str(values.get("task.name", "")))
+    if not own and values.get("task.name") not in (None, presets.config_task(chosen)):
+        raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
+    if values.get("preset", preset) != preset:
+        raise UserError(f"preset={values['preset']}: choose the preset with --preset")
+    settings = presets.collect(size, chosen, values)
+    config = to_config(presets.nest({key: setting.value for key, setting in settings.items()}))
+    for key in ("experiment_name", "trial_name"):
+        if getattr(config, key).startswith("."):
+            raise UserError(
+                f"{key}={getattr(config, key)} becomes the name of a folder: begin it with a letter or digit"
+            )
+    return Resolved(_anchored(config), size, chosen, settings, tuple(overrides))
+
+
+def shown_values(config: RunConfig) -> dict[str, Any]:
+    """The settings for people to read: train.ranks is the number that trains, also where allocation_mode says it."""
+    values = config.model_dump()
+    values["train"]["ranks"] = config.ranks
+    return values
+
+
+def _anchored(config: RunConfig) -> RunConfig:
+    """Paths made absolute, so that `python -m trainer RUN/config.yaml` means the same run from every folder."""
+    places = {"fileroot": str(Path(config.fileroot).expanduser().absolute())}
+    if config.custom:
+        places["code_dir"] = str(Path(config.code_dir or ".").expanduser().absolute())
+    anchored = config.model_copy(update=places)
+    path = Path(config.task.path or "").expanduser()
+    if config.task.path and (config.task.name == "sft" or "task.name" in config.custom) and path.exists():
+        task = config.task.model_copy(update={"path": str(path.absolute())})
+        anchored = anchored.model_copy(update={"task": task})
+    return anchored

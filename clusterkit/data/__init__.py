@@ -1,0 +1,1 @@
+"""Models and data sets: fetched, read, and made from the user's own files."""

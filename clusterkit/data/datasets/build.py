@@ -1,0 +1,147 @@
+"""Builds a folder of training and evaluation files, part by part, so that an interrupted build goes on.
+
+A part is a file of some hundred rows, whole or absent; its name holds the plan's hash, so that parts of other inputs or
+settings are never mixed in. The folder appears once everything is there, with a card that says what it was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterkit.data.datasets.inputs import Input
+from trainer.errors import UserError
+from trainer.files import sha256, write_atomic
+from trainer.staging import staged_folder
+
+PART_ROWS = 200
+CARD = "card.json"
+VERSION = 1
+"""Of what is made of the same inputs; another one makes a new build."""
+
+Say = Callable[[str], None]
+MakeRow = Callable[[int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One file to be written. count: rows. make: row by number, a function of nothing else. key: column to count by."""
+
+    name: str
+    count: int
+    make: MakeRow
+    key: str = "data_source"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """kind: what is prepared. inputs: of what. settings: what shapes the rows. outputs: files. notes: for the card."""
+
+    kind: str
+    inputs: Sequence[Input]
+    settings: dict[str, Any]
+    outputs: Sequence[Output]
+    left_out: int = 0
+    notes: Sequence[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that the rows depend on."""
+        parts = [VERSION, self.kind, sorted((i.style, i.digest) for i in self.inputs), self.settings]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def build(plan: Plan, out: Path, say: Say, force: bool = False) -> dict[str, Any]:
+    """Make `out`, or leave it where it is that already; returns its card with `outcome` made or present.
+
+    Raises:
+        UserError: there is something else in that place, or nothing would be written.
+
+    """
+    if not any(output.count for output in plan.outputs):
+        raise UserError("no usable row is left: look at the inputs, or lower --test-share")
+    card = read_card(out)
+    if card is not None and card["key"] == plan.key and not force and _whole(out, card):
+        return {**card, "outcome": "present"}
+    if out.exists() and any(out.iterdir()) and card is None:
+        raise UserError(f"{out} holds something else: choose another folder with --out")
+    if card is not None and not force and card["key"] != plan.key:
+        raise UserError(
+            f"{out} was prepared from other inputs or settings: choose another folder, or replace it with --force"
+        )
+    parts = out.parent / f".{out.name}.parts-{plan.key}"
+    parts.mkdir(parents=True, exist_ok=True)
+    with staged_folder(out, replace=True) as staging:
+        files = {output.name: _write(output, parts, staging, say) for output in plan.outputs}
+        card = {
+            "kind": plan.kind,
+            "key": plan.key,
+            "inputs": [
+                {"file": i.path.name, "style": i.style, "rows": len(i.rows), "sha256": i.digest} for i in plan.inputs
+            ],
+            "settings": plan.settings,
+            "left_out": plan.left_out,
+            "files": files,
+            "notes": list(plan.notes),
+        }
+        write_atomic(staging / CARD, json.dumps(card, indent=1, ensure_ascii=False))
+        write_atomic(staging / "README.md", card_text(card))
+    shutil.rmtree(parts, ignore_errors=True)
+    return {**card, "outcome": "made"}
+
+
+def read_card(folder: Path) -> dict[str, Any] | None:
+    """The card of a prepared folder, or None."""
+    try:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        return card if isinstance(card, dict) and "key" in card and "files" in card else None
+    except (OSError, ValueError):
+        return None
+
+
+def _whole(folder: Path, card: dict[str, Any]) -> bool:
+    return all(
+        (folder / name).is_file() and sha256(folder / name) == facts["sha256"] for name, facts in card["files"].items()
+    )
+
+
+def _write(output: Output, parts: Path, staging: Path, say: Say) -> dict[str, Any]:
+    kinds: Counter[str] = Counter()
+    path = staging / output.name
+    with path.open("w", encoding="utf-8") as file:
+        for first in range(0, output.count, PART_ROWS):
+            part = parts / f"{output.name}.{first}"
+            if not part.is_file():
+                rows = [output.make(i) for i in range(first, min(first + PART_ROWS, output.count))]
+                write_atomic(part, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+                say(f"{output.name}: {min(first + PART_ROWS, output.count)} of {output.count} rows")
+            text = part.read_text(encoding="utf-8")
+            kinds.update(str(json.loads(line).get(output.key, "rows")) for line in text.splitlines())
+            file.write(text)
+    return {
+        "rows": output.count,
+        "bytes": path.stat().st_size,
+        "sha256": sha256(path),
+        "by_source": dict(sorted(kinds.items())),
+    }
+
+
+def card_text(card: dict[str, Any]) -> str:
+    """The card for people."""
+    lines = [f"# Data for {card['kind']}", "", "| file | rows | bytes | sha256 | sources |", "|---|---:|---:|---|---|"]
+    for name, facts in card["files"].items():
+        sources = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items())
+        lines.append(f"| {name} | {facts['rows']} | {facts['bytes']} | `{facts['sha256']}` | {sources} |")
+    lines += ["", "Made of:", "", "| file | style | rows | sha256 |", "|---|---|---:|---|"]
+    lines += [f"| {i['file']} | {i['style']} | {i['rows']} | `{i['sha256']}` |" for i in card["inputs"]]
+    settings = ", ".join(f"{name}={value}" for name, value in card["settings"].items())
+    lines += ["", f"Settings: {settings}. Rows left out: {card['left_out']}.", ""]
+    lines += [f"* {note}" for note in card["notes"]]
+    lines += ["* Licences are those of the inputs; look them up before you publish what was made of them.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,244 @@
+"""An evaluation as a job of a cluster's Ray: submitted once, followed, stopped; its results copied to this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from clusterkit.backends.local.launch import disk_errors
+from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.follow import watch_job
+from clusterkit.backends.ray.head import Head, head_of
+from clusterkit.backends.ray.jobs import Job, RayJobs, origin, submit_or_attach
+from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from
+from clusterkit.evaluate.process import Finished, Told
+from clusterkit.runs.directory import user_name
+from evaluation.config import EvalConfig, WatchConfig
+from evaluation.record import output_lock
+from evaluation.results import RESULTS
+from trainer.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+
+Say = Callable[[str], None]
+
+KIND = "clusterkit-eval"
+STOP_SECONDS = 120
+"""So long an evaluation that is stopped may take to end its servers, until Ray kills it."""
+POLL_SECONDS = 1.0
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A submitted evaluation. attached: it ran already. output, log: folder and file on the cluster's storage."""
+
+    submission_id: str
+    output: str
+    log: str
+    attached: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        state = "attached" if self.attached else "started"
+        return {"state": state, "submission_id": self.submission_id, "output_path": self.output, "log": self.log}
+
+
+async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> Asked:
+    """Start the evaluation, or the watch over a run; where the very same one runs, attach to it.
+
+    Raises:
+        UserError: another one writes into the same folder. RunError: Ray refused. HostError: the head was lost.
+
+    """
+    async with head.jobs() as jobs:
+        return await submit_or_attach(
+            lambda: _submit(head, order, jobs, say),
+            f"others keep submitting the same evaluation; look with clusterkit jobs {_named(head)}",
+        )
+
+
+async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, say: Say) -> Asked:
+    config = order.evaluation if isinstance(order, WatchConfig) else order
+    user, output = user_name(), config.output_path
+    fingerprint = hashlib.sha256(json.dumps(order.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
+    known = [job for job in await jobs.all() if job.metadata.get("kind") == KIND]
+    for job in known:
+        if job.alive and job.metadata.get("output") == output:
+            if job.user == user and job.metadata.get("fingerprint") == fingerprint:
+                return Asked(job.submission_id, output, job.metadata["log"], attached=True)
+            whose = "another" if job.user == user else f"{job.user}'s"
+            raise UserError(
+                f"{whose} evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
+                f"clusterkit eval stop {_named(head)}, or choose another --output-path"
+            )
+    gpus = await _gpus(head, config)
+    config = config.model_copy(update={"server": config.server.model_copy(update={"gpus": gpus})})
+    watches = isinstance(order, WatchConfig)
+    asked = (order.model_copy(update={"evaluation": config}) if watches else config).model_dump()
+    say("sending code and request")
+    code = await put_code(head.session, head.cluster)
+    name = PurePosixPath(output).name
+    prefix = f"{user}-eval-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}-{fingerprint[:8]}-"
+    numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
+    submission_id = f"{prefix}{max((int(number) for number in numbers if number.isdigit()), default=0) + 1}"
+    request, log = (f"{output}/logs/{submission_id}.{end}" for end in ("yaml", "log"))
+    await said(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
+    text = yaml.safe_dump(asked, sort_keys=False, allow_unicode=True)
+    await head.session.put(text.encode(), request, root=True)
+    wanted = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
+    say(f"submitting the job{wanted}")
+    words = ["-m", "evaluation.watching", request, log] if watches else ["-m", "evaluation", request]
+    await jobs.submit(
+        submission_id,
+        f"exec python3 {shlex.join(words)} >>{shlex.quote(log)} 2>&1",
+        environment={
+            "PYTHONPATH": code,
+            "USER": user,
+            "LOGNAME": user,
+            "CLUSTERKIT_DATA": f"{head.cluster.storage}/datasets",
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+        },
+        metadata={
+            "kind": KIND,
+            "user": user,
+            "experiment": "eval",
+            "trial": name,
+            "fingerprint": fingerprint,
+            "output": output,
+            "log": log,
+            **origin(),
+        },
+        gpus=0 if watches else gpus,  # a watch asks for them when there is something to score
+    )
+    return Asked(submission_id, output, log)
+
+
+async def _gpus(head: Head, config: EvalConfig) -> int:
+    """GPUs that Ray is asked for: as many as were typed, else all of a host such as the head; 0 where it has none."""
+    if config.server.gpus or config.server.engine == "openai" or config.server.url:
+        return config.server.gpus
+    counted = int((await said(head, 'set -- /dev/nvidia[0-9]*\n[ -e "$1" ] || set --\necho $#')).strip() or 0)
+    return min(counted, 1) if config.server.engine == "embedded" else counted
+
+
+async def follow(selection: Selection, asked: Asked, here: Path, say: Say) -> Finished:
+    """Show what the evaluation prints until it ends, and copy its results to `here`.
+
+    Raises:
+        UserError: with the subclass that fits how it ended. HostError: its results could not be copied.
+
+    """
+    told, read, waiting = Told(say), 0, False
+
+    async def look(head: Head, job: Job) -> None:
+        nonlocal read, waiting
+        if job.status == "PENDING" and not waiting:
+            waiting = True
+            say("the job waits for its turn; one that waits for GPUs needs as many free ones on one host: see --gpus")
+        while data := await read_from(head.session, Path(asked.log), read):
+            read += len(data)
+            told.feed(data)
+
+    job = await watch_job(selection, asked.submission_id, look, say)
+    if job.status == "SUCCEEDED":
+        code = 0
+    else:
+        found = _EXIT_CODE.search(job.message)
+        code = 130 if job.status == "STOPPED" else int(found[1]) if found else -1
+    place = None
+    if told.answer is not None and code in (0, 1):
+        async with head_of(selection) as head:
+            place = await copy_results(head, asked.output, PurePosixPath(told.answer["results"]).name, here)
+    reason = " ".join(job.message.split())[-400:]
+    without_words = (
+        f"job {job.submission_id} ended ({job.status}): {reason or 'no reason given'}; its log is {asked.log}"
+    )
+    return told.finished(code, place, without_words)
+
+
+async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
+    """Copy one evaluation with the records of its rows; what an earlier copy left of them is replaced.
+
+    output: folder of evaluations on the storage. name: of the results' folder in it. Returns the folder here.
+
+    Raises:
+        UserError: another command writes into `here`, or it cannot be written. HostError: it cannot be read there.
+
+    """
+    results = json.loads(await _whole(head, f"{output}/{name}/{RESULTS}"))
+    names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
+    with (
+        disk_errors(here, "choose another --output-path"),
+        output_lock(here),
+        tempfile.TemporaryDirectory(prefix=".copy-", dir=here) as staging,
+    ):
+        await fetch_folders(head.session, output, names, Path(staging), leave_out="servers")
+        for one in reversed(names):  # the results last: they say that all is there
+            target = here / one
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            (Path(staging) / one).rename(target)
+    return here / name
+
+
+async def newest_results(head: Head, output: str) -> str:
+    """Name of the folder of the latest results in a folder of evaluations. Raises UserError where there are none."""
+    script = f'set -- {shlex.quote(output)}/*/{RESULTS}\n[ -e "$1" ] || exit 0\nexec ls -t -- "$@"\n'
+    found, *_ = (await said(head, script)).splitlines() or [""]
+    if not found:
+        raise UserError(
+            f"no results of an evaluation in {output} on cluster {head.cluster.name}: start one with clusterkit eval "
+            f"{_named(head)}"
+        )
+    return PurePosixPath(found).parent.name
+
+
+async def stop(head: Head, output: str, say: Say, user: str | None = None) -> str:
+    """End the evaluation of a user, ours when left out, that writes into a folder; how that went, as a sentence.
+
+    Raises:
+        RunError: there is none, or it does not end.
+
+    """
+    async with head.jobs() as jobs:
+        there = [job for job in await jobs.all() if job.alive and job.metadata.get("output") == output]
+        alive = [job for job in there if job.user == (user or user_name())]
+        if there and not alive:
+            raise UserError(f"the evaluation that writes into {output} is {there[0].user}'s: --user {there[0].user}")
+        if not alive:
+            raise RunError(f"no evaluation writes into {output} on cluster {head.cluster.name}")
+        name = alive[0].submission_id
+        await jobs.stop(name)
+        say(f"{name} ends its servers; by force after {STOP_SECONDS} s")
+        loop = asyncio.get_running_loop()
+        end = loop.time() + STOP_SECONDS + 60
+        while (await jobs.get(name)).alive:
+            if loop.time() > end:
+                raise RunError(f"{name} does not end: clusterkit ray-status {_named(head)} shows how the cluster is")
+            await asyncio.sleep(POLL_SECONDS)
+    return f"{name} is stopped: what is answered is written, and the same command goes on"
+
+
+async def _whole(head: Head, path: str) -> bytes:
+    parts, size = [], 0
+    while data := await read_from(head.session, Path(path), size):
+        parts.append(data)
+        size += len(data)
+    return b"".join(parts)
+
+
+def _named(head: Head) -> str:
+    return f"--cluster {head.cluster.name}"

@@ -1,0 +1,123 @@
+"""Run an evaluation in a process of its own and show what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.backends.local.launch import disk_errors, run_trainer
+from evaluation.config import EvalConfig
+from trainer.errors import InterruptedRunError, RunError, UserError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An evaluation that has ended. folder: of its results; complete: every answer is there."""
+
+    folder: Path
+    complete: bool
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What results.json holds."""
+        return dict(json.loads((self.folder / "results.json").read_text(encoding="utf-8")))
+
+
+def require_evaluator() -> None:
+    """Refuse early, with the way out, where the evaluation's packages are not installed."""
+    missing = [name for name in ("torch", "transformers", "math_verify") if not find_spec(name)]
+    if missing:
+        raise UserError(
+            f"evaluating needs {', '.join(missing)}, which this Python ({sys.executable}) does not have: "
+            "pip install 'clusterkit[train,eval]'"
+        )
+
+
+def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finished:
+    """Run it to its end; Ctrl-C ends it in order, and the same command goes on.
+
+    Raises:
+        UserError: with the subclass that fits how it ended; the message is the evaluation's own.
+
+    """
+    output = Path(config.output_path)
+    logs = output / "logs"
+    with disk_errors(output, "choose another --output-path"):
+        logs.mkdir(parents=True, exist_ok=True)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        request, console = logs / f"{name}.yaml", logs / f"{name}.log"
+        request.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        console.touch()
+    shown = _Tail(console, say)
+    argv = [sys.executable, "-P", "-m", "evaluation", str(request), *(["--debug"] if debug else [])]
+    ending = run_trainer(argv, console, 0, shown.more, lambda: say("stopping: what is answered is written"))
+    interrupted = ending.interrupts and ending.returncode < 0
+    code = InterruptedRunError.exit_code if interrupted else ending.returncode
+    without_words = f"the evaluation ended with code {ending.returncode} and no message; its log is {console}"
+    return shown.told.finished(code, None, without_words)
+
+
+class Told:
+    """What an evaluation prints: hands its lines on as they come, and keeps its last word and its error."""
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+        self.answer: dict[str, Any] | None = None
+        self.error = ""
+        self._rest = ""
+
+    def feed(self, data: bytes) -> None:
+        """Take what was printed since."""
+        *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
+        for line in lines:
+            if line.startswith('{"results": '):
+                self.answer = json.loads(line)
+            elif line.startswith("error: "):
+                self.error = line.removeprefix("error: ")
+            elif self.error:
+                self.error += f"\n{line}"
+            else:
+                self.say(line)
+
+    def finished(self, exit_code: int, folder: Path | None, without_words: str) -> Finished:
+        """How it ended. folder: of the results, where that is another than the evaluation's own word.
+
+        Raises:
+            UserError: with the subclass that fits; the message is the evaluation's own, or `without_words`.
+
+        """
+        if exit_code in (0, 1) and self.answer is not None:
+            return Finished(folder or Path(self.answer["results"]), self.answer["status"] == "complete")
+        if exit_code == InterruptedRunError.exit_code:
+            raise InterruptedRunError(
+                self.error or "interrupted: what is answered is written; the same command goes on"
+            )
+        if exit_code == UserError.exit_code and self.error:
+            raise UserError(self.error)
+        raise RunError(self.error or without_words)
+
+
+class _Tail:
+    """Hands on what is appended to a log."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self.path, self.told = path, Told(say)
+        self._read = 0
+
+    def more(self) -> None:
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        self.told.feed(data)

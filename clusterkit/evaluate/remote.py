@@ -1,0 +1,270 @@
+"""What an evaluation on a cluster means: checkpoint, data and folders by the places of the cluster's storage."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, Bringer
+from clusterkit.backends.ray.storage import cache_of, read_from
+from clusterkit.evaluate.request import (
+    choose_checkpoint,
+    default_names,
+    make_request,
+    run_by_place,
+    run_of,
+    run_settings,
+)
+from clusterkit.provision.assets.model import NodeAsset, Origin, asset_of
+from clusterkit.provision.steps.step import Refused
+from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.serving.engines import there
+from evaluation.config import EvalConfig, WatchConfig
+from evaluation.steps import global_step
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.judge.registry import judges_folder, urls_of
+
+Say = Callable[[str], None]
+NOWHERE = "/nonexistent"
+"""In place of a folder of this machine in what goes to another one."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there.
+
+    fileroot: where runs of this machine are. watch: in place of a checkpoint, the run whose checkpoints are watched.
+    once: see `WatchConfig`.
+    """
+
+    model_path: str | None
+    output_path: str
+    data_names: tuple[str, ...]
+    data_path: str
+    preset: str | None
+    compare: tuple[str, ...]
+    settings: tuple[str, ...]
+    values: dict[str, Any]
+    fileroot: str = "runs"
+    watch: str = ""
+    once: bool = False
+
+
+def output_folder(head: Head, typed: str, user: str | None = None) -> str:
+    """Where the answers lie there: below the runs' place, for a name. Raises UserError for a place that is not shared.
+
+    typed: --output-path. user: whose; ours when left out.
+    """
+    storage = head.cluster.storage
+    if typed.startswith(f"{storage}/"):
+        return typed.rstrip("/")
+    name = PurePosixPath(typed)
+    if name.is_absolute() or ".." in name.parts or typed.startswith("~") or not name.parts:
+        raise UserError(
+            f"--output-path {typed}: with --cluster it is a name, such as eval, or a folder below {storage}, which is "
+            "all that the hosts share"
+        )
+    return f"{head.fileroot}/eval/{user or user_name()}/{name}"
+
+
+async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = True) -> EvalConfig | WatchConfig:
+    """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
+
+    change: off for a look at what would be asked.
+
+    Raises:
+        UserError: a checkpoint or data that are neither there nor here, or a setting that is not allowed.
+        RunError, HostError: a download or a copy failed.
+
+    """
+    output = output_folder(head, wanted.output_path)
+    bring = Bringer(head, say, output, _data_path(head, wanted.data_path), change)
+    watched = await _watched(head, wanted.watch) if wanted.watch else None
+    if watched is not None:
+        model, settings = "", await _settings(head, watched)
+    else:
+        model, settings = await _model(head, wanted, bring)
+    if wanted.preset:
+        settings = run_settings(model, wanted.preset)
+    names = []
+    for name in wanted.data_names or default_names(settings):
+        if name.startswith(f"{head.cluster.storage}/"):
+            names.append(name)
+        elif "/" in name or name.endswith(FILES):
+            names.append(await bring.file(Path(name).expanduser()))
+        else:
+            if not await _own_data(name, settings, bring):
+                await bring.named(name)
+            names.append(name)
+    values = {
+        **wanted.values,
+        "model_path": model,
+        "output_path": output,
+        "data_names": names,
+        "data_path": await bring.data_path(),
+        "cache_dir": cache_of(head.cluster),
+        "compare": [output_folder(head, folder) for folder in wanted.compare],
+    }
+    request = make_request(values, settings, wanted.settings)
+    if watched is None:
+        return request
+    folder, logs = str(watched.checkpoints), str(watched.logs)
+    return WatchConfig(folder=folder, evaluation=request, run_logs=logs, once=wanted.once)
+
+
+async def _watched(head: Head, typed: str) -> RunDirectory:
+    """The run there that is meant by EXPERIMENT/TRIAL, or by the folder of its checkpoints."""
+    run = None
+    if _is_run(typed):
+        run = RunDirectory(Path(head.fileroot), user_name(), *typed.split("/"))
+    elif typed.startswith(f"{head.cluster.storage}/"):
+        below = (Path(typed, "actor", "epoch"), Path(typed, "epoch"))
+        run = next((found for path in below if (found := run_by_place(path)) is not None), None)
+    if run is None:
+        raise UserError(f"--watch {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
+    if not await _there(head, str(run.config)):
+        raise UserError(
+            f"--watch {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
+            f"--cluster {head.cluster.name} shows the newest"
+        )
+    return run
+
+
+def copied_from(head: Head, wanted: Wanted, request: EvalConfig | WatchConfig) -> Path | None:
+    """The checkpoint of a run of this machine that the request is of; None where it is one of the cluster's own."""
+    if isinstance(request, WatchConfig) or not request.model_path.startswith(f"{head.cluster.storage}/models/"):
+        return None
+    if wanted.model_path is None:
+        return None
+    here = Path(choose_checkpoint(wanted.model_path, Path(wanted.fileroot).expanduser().absolute()))
+    return here if here.is_dir() and run_of(here) is not None else None
+
+
+def _data_path(head: Head, typed: str) -> str:
+    if typed.startswith(f"{head.cluster.storage}/") or not typed or Path(typed).expanduser().exists():
+        return typed
+    raise UserError(
+        f"--data-path {typed}: there is no such folder on this machine; one of the cluster is below "
+        f"{head.cluster.storage}"
+    )
+
+
+async def _own_data(name: str, settings: RunConfig | None, bring: Bringer) -> bool:
+    """Whether a run's own data are where its settings say, on the cluster; its data of this machine are put there."""
+    task = settings.task if settings is not None else None
+    base = name.partition("@")[0]
+    if task is None or task.name != ("hotpotqa" if base in HOTPOTQA else base) or not task.path or bring.data:
+        return False
+    if task.path.startswith(f"{bring.head.cluster.storage}/") and await bring.any_there([task.path]):
+        return True
+    place = Path(task.path).expanduser()
+    if name == "math" and place.exists():
+        task.path, task.dataset = await bring.file(place / task.dataset if task.dataset else place), ""
+        return True
+    bring.own = place
+    return False
+
+
+async def _model(head: Head, wanted: Wanted, bring: Bringer) -> tuple[str, RunConfig | None]:
+    """The checkpoint's folder there, and the settings of the run that it is of, here or there."""
+    storage, typed = head.cluster.storage, wanted.model_path
+    if typed is None or _is_run(typed):
+        if newest := await _newest_checkpoint(head, typed):
+            return newest, await _settings(head, run_by_place(Path(newest)))
+        if typed is None:
+            raise UserError(
+                f"no checkpoint of a run of {user_name()} on cluster {head.cluster.name}: name one with --model-path"
+            )
+    elif typed.startswith(f"{storage}/"):
+        folder = await _inside(head, typed.rstrip("/"))
+        return folder, await _settings(head, run_by_place(Path(folder)))
+    elif "/" not in typed and await bring.any_there([f"{storage}/models/{typed}/config.json"]):
+        return f"{storage}/models/{typed}", None
+    here = choose_checkpoint(typed, Path(wanted.fileroot).expanduser().absolute())
+    try:
+        asset = asset_of("model", here, head.cluster, "--model-path")
+    except Refused as refusal:
+        shelf = f"{storage}/models/{typed} is not there, and "
+        raise UserError(f"{'' if '/' in typed else shelf}{refusal.message}: {refusal.fix}") from refusal
+    if asset.origin is Origin.HUB and wanted.model_path is not None:
+        bring.say(f"{typed} is no run here or on the cluster: taken as a repository of the hub")
+    settings = None
+    if asset.origin is Origin.UPLOAD:
+        settings, asset = _of_this_machine(Path(asset.source), asset)
+    return await bring.asset(asset), settings
+
+
+def _of_this_machine(folder: Path, asset: NodeAsset) -> tuple[RunConfig | None, NodeAsset]:
+    """Settings of a run of this machine, and its checkpoint under a name that tells it from those of other runs."""
+    settings, run = run_settings(str(folder), None), run_of(folder)
+    if settings is None or run is None:
+        return None, asset
+    name = f"{run.experiment}-{run.trial}-{folder.name}"
+    settings = settings.model_copy(update={"fileroot": NOWHERE})  # judges of this machine do not answer there
+    return settings, replace(asset, name=name, folder=f"{asset.folder.rpartition('/')[0]}/{name}")
+
+
+def _is_run(typed: str) -> bool:
+    """Whether it can be EXPERIMENT/TRIAL."""
+    return typed.count("/") == 1 and not typed.startswith(("/", ".", "~")) and not Path(typed).is_dir()
+
+
+async def _newest_checkpoint(head: Head, run: str | None) -> str:
+    """The checkpoint of the highest step of a run (EXPERIMENT/TRIAL, else the run written to last); empty without."""
+    root = f"{head.fileroot}/checkpoints/{user_name()}"
+    below = shlex.quote(f"{root}/{run}" if run else root)
+    script = (
+        f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
+    )
+    found = [line.partition(" ")[::2] for line in (await said(head, script)).splitlines()]
+    checkpoints = [(float(moment), Path(path)) for moment, path in found if global_step(Path(path)) is not None]
+    if not checkpoints:
+        return ""
+    _, newest = max(checkpoints)
+    of_its_run = [path for _, path in checkpoints if path.parent == newest.parent]
+    return str(max(of_its_run, key=lambda path: global_step(path) or 0))
+
+
+async def _inside(head: Head, folder: str) -> str:
+    """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
+    if await _there(head, f"{folder}/config.json"):
+        return folder
+    below = shlex.quote(folder)
+    script = f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%h\\n'"
+    paths = [Path(line) for line in (await said(head, script)).splitlines() if global_step(Path(line)) is not None]
+    if not paths:
+        raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")
+    return str(max(paths, key=lambda path: global_step(path) or 0))
+
+
+async def _settings(head: Head, run: RunDirectory | None) -> RunConfig | None:
+    """The settings of a run there; None without one."""
+    text = await read_from(head.session, run.config, 0) if run is not None else b""
+    if run is None or not text:
+        return None
+    try:
+        settings = RunConfig.model_validate(yaml.safe_load(text))
+    except (ValueError, yaml.YAMLError):
+        return None
+    if not settings.judge.url and (url := await _judge(head, run)):
+        judge = settings.judge.model_copy(update={"url": url})
+        settings = settings.model_copy(update={"judge": judge})
+    return settings
+
+
+async def _judge(head: Head, run: RunDirectory) -> str:
+    """Addresses of the servers that answer for a run there, with commas; empty without any."""
+    return ",".join(urls_of(await there(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial))))
+
+
+async def _there(head: Head, path: str) -> bool:
+    script = f"[ ! -e {shlex.quote(path)} ] || echo yes"
+    return bool((await said(head, script)).strip())

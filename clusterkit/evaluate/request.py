@@ -1,0 +1,146 @@
+"""From what was typed to an EvalConfig: the checkpoint, and the settings of the run or preset that it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from clusterkit.common.suggest import nearest_keys
+from clusterkit.runs.directory import RunDirectory, runs, user_name
+from evaluation.config import EvalConfig, WatchConfig
+from evaluation.steps import checkpoints_in, place_of_run
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
+from trainer.judge.registry import judge_urls, judges_folder
+
+
+def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
+    """The checkpoint that is meant: a folder or asset as typed, the newest of EXPERIMENT/TRIAL, or of the newest run.
+
+    Raises:
+        UserError: there is none.
+
+    """
+    if typed is not None:
+        folder = Path(typed).expanduser()
+        if folder.is_dir() and not (folder / "config.json").is_file() and (inside := checkpoints_in(folder)):
+            return str(inside[-1].absolute())
+        if folder.exists() or typed.count("/") != 1 or typed.startswith(("/", ".", "~")):
+            return str(folder.absolute()) if folder.exists() else typed
+        experiment, trial = typed.split("/")
+        for run in runs(fileroot, experiment, trial):
+            if inside := checkpoints_in(run.checkpoints):
+                return str(inside[-1])
+        return typed
+    for run in reversed(runs(fileroot)):
+        if inside := checkpoints_in(run.checkpoints):
+            return str(inside[-1])
+    raise UserError(
+        f"no checkpoint of a run under {fileroot}: name one with --model-path FOLDER, or train first, such as "
+        "clusterkit train --preset tiny"
+    )
+
+
+def run_of(checkpoint: Path) -> RunDirectory | None:
+    """The run that wrote a checkpoint, by where it lies; None for one from elsewhere."""
+    run = run_by_place(checkpoint)
+    return run if run is not None and run.config.is_file() else None
+
+
+def run_by_place(checkpoint: Path) -> RunDirectory | None:
+    """The run whose checkpoints lie there, here or on a cluster, should there be one; None for another place."""
+    place = place_of_run(checkpoint)
+    return RunDirectory(*place) if place is not None else None
+
+
+def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
+    """The settings that a checkpoint was trained with, or those of the preset that is named; None where unknown."""
+    if preset is not None:
+        from clusterkit.config.resolve import resolve  # noqa: PLC0415
+
+        return resolve(preset).config
+    run = run_of(Path(checkpoint))
+    if run is None:
+        return None
+    try:
+        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def default_names(config: RunConfig | None) -> list[str]:
+    """The suite of the task that a run trains on, or where it holds no problem out, one of others.
+
+    Raises:
+        UserError: there is none.
+
+    """
+    task = config.task if config is not None else None
+    if task is not None and task.name == "math" and not task.eval_fraction:
+        return ["math_500"]
+    if task is not None and task.name in ("recall", "needles", "facts", "math", "memalpha"):
+        return [task.name]
+    if task is not None and task.name == "hotpotqa":
+        return [f"ruler_hqa@{task.num_documents}"]
+    raise UserError("no data set named: add --data-names, such as math_500,aime24 or ruler_hqa@50")
+
+
+def make_request(values: dict[str, Any], settings: RunConfig | None, assignments: Sequence[str]) -> EvalConfig:
+    """A validated configuration. settings: of the run, for agent and task; assignments: KEY=VALUE of any field.
+
+    Raises:
+        UserError: a value that is not allowed, or a key that is not known, with the nearest ones.
+
+    """
+    tree: dict[str, Any] = {}
+    if settings is not None:
+        tree = {"agent": settings.agent.model_dump(), "task": settings.task.model_dump()}
+        tree["judge"] = settings.judge.model_dump()
+        if not settings.judge.url:
+            folder = judges_folder(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
+            tree["judge"]["url"] = ",".join(judge_urls(folder))
+    tree |= values
+    known = _keys(EvalConfig)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write KEY=VALUE, such as --set agent.chunk_tokens=512")
+        if key not in known:
+            near = nearest_keys(key, known)
+            raise UserError(f"--set {key}: unknown key{f'; did you mean {near[0]}?' if near else ''}")
+        *sections, leaf = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        if key == "agent.template_file":
+            place.pop("wording", None)  # of the file that the run was trained with
+        place[leaf] = text if known[key] is str else yaml.safe_load(text)
+    try:
+        return EvalConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}={e['input']}: {_plain(e['msg'])}" for e in error.errors()]
+        raise UserError("\n".join(lines)) from None
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= _keys(kind, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = kind
+    return found
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def settings_in_words(config: EvalConfig | WatchConfig) -> dict[str, Any]:
+    """Dotted key -> value of every setting, for --dry-run."""
+    return flatten(config)

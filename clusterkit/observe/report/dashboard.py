@@ -1,0 +1,279 @@
+"""The same page served live to a browser on this machine. It reads; nothing that is asked of it changes anything.
+
+Other users of a login node reach its loopback, too: every request must carry the token that is in the printed address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socketserver
+import sys
+import threading
+import time
+import traceback
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from clusterkit.observe.report.markup import Html, tag
+from clusterkit.observe.report.page import Plots, content, content_policy, document, plots
+from clusterkit.observe.report.source import Run, RunReader
+from clusterkit.runs.choose import choose_runs
+from clusterkit.runs.directory import RunDirectory, runs
+from trainer.errors import RunError, UserError
+
+LIVE_SECONDS = 3.0
+"""How often an open page asks for what is new."""
+
+MOST_READERS = 8
+"""Runs whose records are kept in memory."""
+
+MOST_LISTED = 200
+
+ADDRESS = "127.0.0.1"
+LOCAL_NAMES = {"127.0.0.1", "localhost", "[::1]"}
+"""What a browser on this machine calls us, or one at the other end of an SSH tunnel: the port may be another there."""
+
+
+class Elsewhere(Protocol):
+    """Where the runs really are, when the folder holds a copy of them."""
+
+    def index(self) -> None:
+        """Have a folder for every run."""
+
+    def fetch(self, run: RunDirectory) -> None:
+        """Bring the copy of a run up to date."""
+
+    def told(self, value: str) -> str:
+        """A text with the real places in it."""
+
+
+class Views:
+    """Pages of the runs under a folder; what was read and drawn is kept for the next look. Safe for threads.
+
+    elsewhere: brings the copy in the folder up to date before every look.
+    """
+
+    def __init__(
+        self,
+        fileroot: Path,
+        experiment: str | None,
+        trial: str | None,
+        compare: str | None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self.fileroot = fileroot
+        self._elsewhere = elsewhere
+        self._preset = (experiment, trial, compare)
+        self._lock = threading.Lock()
+        self._readers: dict[RunDirectory, RunReader] = {}
+        self._drawn: tuple[list[tuple[Run, int]], Plots] | None = None
+
+    def page(self, run: str, compare: str) -> str:
+        """A whole page. run, compare: `EXPERIMENT/TRIAL`, or empty for what the dashboard was started with."""
+        title = " against ".join(name for name in (run, compare) if name) or "clusterkit"
+        return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
+
+    def content(self, run: str, compare: str, known: str = "") -> Html:
+        """What changes on that page, without the plots where their version is `known`.
+
+        Raises:
+            UserError: a name is none.
+
+        """
+        try:
+            directories = self._up_to_date(run, compare)
+            with self._lock:
+                found = [self._reader(directory).read() for directory in directories]
+                key = [(one, one.records) for one in found]
+                if self._drawn is None or not _same(self._drawn[0], key):
+                    self._drawn = (key, plots(found))
+                shown = content(found, time.time(), self._drawn[1], known)
+                return Html(self._elsewhere.told(shown)) if self._elsewhere else shown
+        except RunError as error:  # there is no such run, yet, or it cannot be read now
+            said = self._elsewhere.told(str(error)) if self._elsewhere else str(error)
+            return tag("p", said, cls="empty")
+
+    def _up_to_date(self, run: str, compare: str) -> list[RunDirectory]:
+        if self._elsewhere is None:
+            return self._choose(run, compare)
+        self._elsewhere.index()
+        directories = self._choose(run, compare)
+        for directory in directories:
+            self._elsewhere.fetch(directory)
+        return directories
+
+    def _choose(self, run: str, compare: str) -> list[RunDirectory]:
+        if run or compare:
+            experiment, _, trial = run.partition("/")
+            return choose_runs(self.fileroot, experiment or None, trial or None, compare or None)
+        return choose_runs(self.fileroot, *self._preset)
+
+    def _reader(self, directory: RunDirectory) -> RunReader:
+        reader = self._readers.pop(directory, None) or RunReader(directory)
+        self._readers[directory] = reader  # the latest asked for is last
+        while len(self._readers) > MOST_READERS:
+            del self._readers[next(iter(self._readers))]
+        return reader
+
+    def _navigation(self, run: str, compare: str) -> Html:
+        names = [f"{one.experiment}/{one.trial}" for one in reversed(runs(self.fileroot))][:MOST_LISTED]
+        preset = "/".join(name for name in self._preset[:2] if name)
+
+        def choice(label: str, name: str, nothing: str, chosen: str) -> Html:
+            options = [
+                tag("option", text, value=value, selected=value == chosen)
+                for value, text in [("", nothing), *((one, one) for one in names)]
+            ]
+            return tag("label", label, tag("select", *options, name=name))
+
+        form = tag(
+            "form",
+            choice("Run", "run", f"newest of {preset}" if preset else "the newest", run),
+            choice("against", "compare", self._preset[2] or "none", compare),
+            tag("button", "Show"),
+            method="get",
+            action="/",
+        )
+        return tag("nav", form, tag("span", "live", id="live", role="status"))
+
+
+def _same(old: list[tuple[Run, int]], new: list[tuple[Run, int]]) -> bool:
+    """Whether the same runs with the same number of records were drawn."""
+    return len(old) == len(new) and all(a is b and m == n for (a, m), (b, n) in zip(old, new, strict=True))
+
+
+class Dashboard(ThreadingHTTPServer):
+    """The server, which only this machine reaches, and which answers only to those who know `token`.
+
+    Raises:
+        UserError: the port cannot be had.
+
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int, views: Views) -> None:
+        self.views = views
+        self.token = secrets.token_urlsafe(32)
+        # A browser sends the cookies of 127.0.0.1 to every port: dashboards must not overwrite one another's.
+        self.cookie = f"clusterkit-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise UserError(
+                f"port {port} of {ADDRESS} cannot be had ({error.strerror}): name another with --port; 0 is a free one"
+            ) from None
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of our own name that HTTPServer makes, which hangs where DNS does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds it, with the token: a secret, as that of Jupyter."""
+        return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        """A browser that goes away in the middle of an answer is no error of ours."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            traceback.print_exc()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    # HTTP/1.0: a connection for each request, so that none keeps a thread, or the server after its end.
+    server_version, sys_version = "clusterkit", ""
+    timeout = 60
+    server: Dashboard
+
+    def do_GET(self) -> None:
+        """Answer with a page or the changing part of one."""
+        if not self._is_local():
+            # A web site may let its name mean 127.0.0.1 (DNS rebinding) to have a browser read us for it.
+            self._answer(
+                HTTPStatus.FORBIDDEN, "The dashboard answers to 127.0.0.1 and localhost alone.\n", "text/plain"
+            )
+            return
+        address = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        typed = self._is_token(query.pop("token", ""))
+        if not typed and not self._is_token(self._cookie()):
+            self._answer(
+                HTTPStatus.FORBIDDEN,
+                "Open the address that `clusterkit dashboard` has printed, all of it: it holds the token that only "
+                "its user knows. A dashboard that was started again has another one.\n",
+                "text/plain",
+            )
+            return
+        if typed and address.path == "/":  # away with the token from the address that a browser shows and remembers
+            self._answer(HTTPStatus.SEE_OTHER, "", "text/plain", "/" + (f"?{urlencode(query)}" if query else ""))
+            return
+        run, compare, known = (query.get(name, "") for name in ("run", "compare", "drawn"))
+        try:
+            if address.path == "/":
+                text = self.server.views.page(run, compare)
+            elif address.path == "/page":
+                text = self.server.views.content(run, compare, known)
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "There is nothing here: the dashboard is at /\n", "text/plain")
+                return
+        except UserError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, f"{error}\n", "text/plain")
+        except Exception as error:
+            traceback.print_exc()
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n", "text/plain")
+        else:
+            self._answer(HTTPStatus.OK, text, "text/html")
+
+    def do_HEAD(self) -> None:
+        """The same without the text. Other methods are refused by the base class: there is nothing to change here."""
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing of every request."""
+
+    def _is_local(self) -> bool:
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1:
+            return False
+        name, colon, port = hosts[0].strip().lower().rpartition(":")
+        if not colon or port.endswith("]"):
+            name, port = hosts[0].strip().lower(), "0"
+        return name in LOCAL_NAMES and port.isascii() and port.isdigit()
+
+    def _is_token(self, said: str) -> bool:
+        return hmac.compare_digest(said.encode(errors="replace"), self.server.token.encode())
+
+    def _cookie(self) -> str:
+        """What the browser was given at its first visit; empty where it sends nothing such."""
+        parts = ";".join(self.headers.get_all("Cookie") or []).split(";")
+        pairs = (part.strip().partition("=") for part in parts)
+        return next((value for name, _, value in pairs if name == self.server.cookie), "")
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str, location: str = "") -> None:
+        """Send an answer. location: go there, with the token in a cookie."""
+        data = text.encode()
+        self.send_response(status)
+        if location:
+            self.send_header("Location", location)
+            # Lax, not Strict: the first click may be on a link in a web terminal. No script reads it.
+            self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Lax; Path=/")
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(data)),
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": f"{content_policy()}; frame-ancestors 'none'",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)

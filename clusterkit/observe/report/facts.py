@@ -1,0 +1,223 @@
+"""The tables of a page: key numbers, settings that differ, restarts, checkpoints, warnings, the closing table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from clusterkit.common.text_plot import count, duration, shares, size
+from clusterkit.observe.report.markup import Html, join, table, tag
+from clusterkit.observe.report.source import Run
+from clusterkit.runs.final_evaluation import closing_rows, read_summary
+from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.status import Status
+from clusterkit.ui.run_status import warmup_text
+
+AVERAGED = 20
+"""Steps that a first and a latest reward are the mean of."""
+
+MOST_ROWS = 30
+"""Rows of a table; older ones are told by their number."""
+
+_GLYPHS = {"running": "▶", "finished": "✓", "failed": "✗", "killed": "✗", "stalled": "⏸", "interrupted": "⏹"}
+_NOTHING = "-"
+
+Fact = Callable[[Run, Status], object]
+
+
+def badge(status: Status) -> Html:
+    """The run's state with a sign beside its colour."""
+    return tag("span", f"{_GLYPHS.get(status.state, '·')} {status.state}", cls=f"badge {status.state}")
+
+
+def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
+    """One row a fact, one column a run; facts that no run has are left out."""
+    pairs = list(zip(runs, statuses, strict=True))
+    rows: list[list[object]] = []
+    for label, fact in FACTS:
+        cells = [fact(run, status) for run, status in pairs]
+        if any(cells):
+            rows.append([label, *(cell or _NOTHING for cell in cells)])
+    return table(["", *(run.name for run in runs)], rows, "facts two" if len(runs) > 1 else "facts")
+
+
+def _state(_: Run, status: Status) -> object:
+    message = status.message.removeprefix(status.state).strip()
+    return join(badge(status), f" {message}" if message else None)
+
+
+def _step(run: Run, status: Status) -> str:
+    last = run.history.steps[-1] if run.history.steps else {}
+    text = f"{run.history.global_step} of {status.total_steps or '?'}"
+    if last.get("epoch"):
+        text += f" (epoch {last['epoch']} of {last.get('epochs', '?')})"
+    return text
+
+
+def _remaining(_: Run, status: Status) -> str:
+    return f"about {duration(status.eta)}" if status.alive and status.eta is not None else ""
+
+
+def _warmup(run: Run, _: Status) -> str:
+    return warmup_text(run.history.warmup) if run.history.warmup and not run.history.steps else ""
+
+
+def _silence(_: Run, status: Status) -> str:
+    return f"{duration(status.silence)} ago" if status.alive and status.silence is not None else ""
+
+
+def _reward(run: Run, _: Status) -> str:
+    values = run.history.stat("task_reward")
+    if not values:
+        return ""
+    some = min(AVERAGED, max(len(values) // 2, 1))
+    first, latest = sum(values[:some]) / some, sum(values[-some:]) / some
+    steps = "step" if some == 1 else f"{some} steps"
+    return f"{latest:.3f} (latest {steps}); first {steps}: {first:.3f}; best step: {max(values):.3f}"
+
+
+def _held_out(run: Run, _: Status) -> str:
+    found = [
+        (accuracy, record)
+        for record in run.history.held_out
+        if (accuracy := number(record, "accuracy")) is not None
+    ]  # fmt: skip
+    if not found:
+        return ""
+    best, latest = max(found, key=lambda pair: pair[0]), found[-1]
+    return (
+        f"{latest[0]:.1%} at step {latest[1].get('global_step', '?')}; "
+        f"best {best[0]:.1%} at step {best[1].get('global_step', '?')}"
+    )
+
+
+def _speed(run: Run, _: Status) -> str:
+    speed = number(run.history.steps[-1], "tokens_per_s") if run.history.steps else None
+    return f"{count(speed)} tokens/s, {duration(run.history.step_time())} a step" if speed else ""
+
+
+def _time(run: Run, _: Status) -> str:
+    times = [number(step, "step_time_s") or 0.0 for step in run.history.steps]
+    return f"{duration(sum(times))} in steps: {shares(run.history.time_split())}" if times else ""
+
+
+def _checkpoint(facts: dict[str, Any], number_of_them: bool) -> str:
+    if not facts["count"]:
+        return "none yet"
+    counted = f"{facts['count']}, the latest " if number_of_them else ""
+    return f"{counted}after step {facts['global_step']}, {size(number(facts, 'bytes'))}, {duration(facts['age_s'])} ago"
+
+
+def _recover(_: Run, status: Status) -> str:
+    return _checkpoint(status.as_dict()["recover"], False)
+
+
+def _saved(_: Run, status: Status) -> str:
+    return _checkpoint(status.as_dict()["save"], True)
+
+
+def _restarts(run: Run, _: Status) -> str:
+    lost = sum(restart.lost_steps for restart in run.restarts)
+    return f"{len(run.restarts)}" + (f"; {lost} step{'s' * (lost > 1)} made again" if lost else "")
+
+
+def _warnings(run: Run, _: Status) -> str:
+    return str(len(run.warnings)) if run.warnings else ""
+
+
+FACTS: tuple[tuple[str, Fact], ...] = (
+    ("State", _state),
+    ("Step", _step),
+    ("Remaining", _remaining),
+    ("Warm-up", _warmup),
+    ("Last record", _silence),
+    ("Task reward", _reward),
+    ("Held-out accuracy", _held_out),
+    ("Speed", _speed),
+    ("Time", _time),
+    ("Recover checkpoint", _recover),
+    ("Kept checkpoints", _saved),
+    ("Restarts", _restarts),
+    ("Warnings", _warnings),
+)
+
+
+def different_settings(runs: Sequence[Run]) -> Html | None:
+    """The settings in which two runs differ; None for one run."""
+    if len(runs) < 2:
+        return None
+    settings = [run.settings() for run in runs]
+    if not all(settings):
+        return tag("p", "The settings of a run could not be read: its config.yaml is missing or damaged.")
+    keys = [key for key in dict.fromkeys(key for one in settings for key in one) if key != "trial_name"]
+    rows: list[list[object]] = [
+        [key, *(one.get(key, "(absent)") for one in settings)]
+        for key in keys
+        if len({repr(one.get(key, "(absent)")) for one in settings}) > 1
+    ]
+    if not rows:
+        return tag("p", "Both runs have the same settings.")
+    return table(["setting", *(run.name for run in runs)], rows)
+
+
+def restarts(runs: Sequence[Run]) -> Html | None:
+    """When attempts after the first began, and why."""
+    rows: list[list[object]] = [
+        [
+            _named(run, f"attempt {restart.attempt}", runs),
+            moment(restart.time),
+            restart.resume_step,
+            restart.lost_steps,
+            restart.reason,
+        ]
+        for run in runs
+        for restart in run.restarts[-MOST_ROWS:]
+    ]
+    header: list[object] = ["", "began", "from step", "steps made again", "the one before ended with"]
+    return table(header, rows) if rows else None
+
+
+def checkpoints(runs: Sequence[Run]) -> Html | None:
+    """The newest checkpoints that are kept."""
+    rows: list[list[object]] = [
+        [_named(run, f"step {save.get('global_step', '?')}", runs), moment(number(save, "time")), *_written(save)]
+        for run in runs
+        for save in run.history.saves[: -MOST_ROWS - 1 : -1]
+    ]
+    return table(["", "written", "size", "took", "path"], rows) if rows else None
+
+
+def _written(save: Record) -> list[object]:
+    return [size(number(save, "bytes")), duration(number(save, "seconds")), save.get("path", "")]
+
+
+def warnings(runs: Sequence[Run]) -> Html | None:
+    """The newest warnings."""
+    rows: list[list[object]] = [
+        [_named(run, moment(number(record, "time")), runs), record.get("message", "")]
+        for run in runs
+        for record in run.warnings[: -MOST_ROWS - 1 : -1]
+    ]
+    return table(["time", "message"], rows) if rows else None
+
+
+def closing(runs: Sequence[Run]) -> Html | None:
+    """What finished runs could do before and after."""
+    parts = []
+    for run in runs:
+        summary = read_summary(run.directory)
+        if summary is not None:
+            title = tag("p", tag("b", run.name)) if len(runs) > 1 else None
+            heading, *rows = map(list, closing_rows(summary))
+            parts.append(join(title, table(heading, rows, "closing")))
+    return join(*parts) if parts else None
+
+
+def moment(seconds: float | None) -> str:
+    """Unix seconds as a time for people, in UTC."""
+    return "unknown" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _named(run: Run, text: str, runs: Sequence[Run]) -> str:
+    return f"{run.directory.trial}: {text}" if len(runs) > 1 else text

@@ -1,0 +1,144 @@
+"""The page: one HTML document with its style, script and data inside, which loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from clusterkit.evaluate.scores import scores_of
+from clusterkit.observe.report import facts
+from clusterkit.observe.report.charts import MOST_MARKS, marks, sections
+from clusterkit.observe.report.markup import Html, join, tag
+from clusterkit.observe.report.memory import memory_of
+from clusterkit.observe.report.plot import Plotter
+from clusterkit.observe.report.source import Run
+from clusterkit.runs.status import Status
+
+_MARKS = (("recover", "recover checkpoint"), ("save", "checkpoint kept"), ("restart", "restart"))
+
+
+def document(title: str, content: Html, above: Html | None = None, live_s: float | None = None) -> str:
+    """A whole page around `content`. live_s: seconds between looks for newer content, for the dashboard."""
+    script = _asset("page.js")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=content_policy()),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("link", rel="icon", href="data:,"),  # else browsers ask for one
+        tag("title", title),
+        tag("style", Html(_asset("page.css"))),
+    )
+    body = tag("body", above, tag("main", content), tag("script", Html(script)), data_live=live_s)
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+@cache
+def content_policy() -> str:
+    """Nothing but our own script runs, and nothing is loaded or sent: what a run's text says can do no harm."""
+    digest = base64.b64encode(hashlib.sha256(_asset("page.js").encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'"
+    )
+
+
+@dataclass(frozen=True)
+class Plots:
+    """The plots of runs. version: another one where other things are drawn."""
+
+    markup: Html
+    version: str
+
+
+def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: str = "") -> Html:
+    """Everything about a run, or about two beside one another.
+
+    drawn: what `plots` made of them already. known: version of the plots that the reader has, which are not sent again.
+    """
+    drawn = drawn or plots(runs)
+    statuses = [run.status(now) for run in runs]
+    tables = [
+        ("closing", "Before and after", facts.closing(runs), True),
+        ("memory", "How the memory grew", memory_of(runs), True),
+        ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
+        ("settings", "Settings that differ", facts.different_settings(runs), True),
+        ("restarts", "Restarts", facts.restarts(runs), True),
+        ("checkpoints", "Checkpoints that are kept", facts.checkpoints(runs), False),
+        ("warnings", "Warnings", facts.warnings(runs), True),
+    ]
+    return join(
+        _header(runs, statuses, now),
+        facts.key_numbers(runs, statuses),
+        tag("div", None if drawn.version == known else drawn.markup, id="plots", data_version=drawn.version),
+        *(
+            tag("details", tag("summary", title), inside, id=name, open=is_open)
+            for name, title, inside, is_open in tables
+            if inside
+        ),
+        _footer(runs),
+    )
+
+
+def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html:
+    names = [join(tag("b", run.name), " ", facts.badge(status)) for run, status in zip(runs, statuses, strict=True)]
+    title = join(names[0], *(join(tag("small", " against "), name) for name in names[1:]))
+    return tag("header", tag("h1", title), tag("p", f"As of {facts.moment(now)}", cls="quiet"))
+
+
+def plots(runs: Sequence[Run]) -> Plots:
+    """The plots alone, which change when records do."""
+    found = sections(runs)
+    if not found:
+        return Plots(tag("p", "No training step has ended yet: plots begin with the first one.", cls="empty"), "none")
+    plotter = Plotter(found, marks(runs), [run.directory.trial for run in runs])
+    drawn = []
+    for title, charts in found:
+        figures = tag("div", *map(plotter.figure, charts), cls="grid-of-plots")
+        if title == "Other numbers":
+            drawn.append(tag("details", tag("summary", title), figures, id="others"))
+        else:
+            drawn.append(tag("section", tag("h2", title), figures))
+    thinned = any(line.course.thinned for _, charts in found for chart in charts for line in chart.lines)
+    markup = join(_key(runs, {mark.kind for mark in plotter.marks}, thinned), *drawn, plotter.shared())
+    return Plots(markup, hashlib.sha256(markup.encode()).hexdigest()[:16])
+
+
+def _key(runs: Sequence[Run], kinds: set[str], thinned: bool) -> Html:
+    """What line styles and marks mean."""
+    items = []
+    if len(runs) > 1:
+        items += [tag("span", tag("i", cls=f"style r{index}"), run.name) for index, run in enumerate(runs)]
+    some = {
+        kind
+        for run in runs
+        for kind, there in (("recover", run.recovers()), ("save", run.history.saves))
+        if len(there) > MOST_MARKS
+    }
+    items += [
+        tag("span", tag("i", cls=f"mark {kind}"), text, " (not all drawn)" if kind in some else None)
+        for kind, text in _MARKS
+        if kind in kinds
+    ]
+    if thinned:
+        items.append(tag("span", tag("i", cls="bandkey"), "least to greatest value; the line is the mean"))
+    items.append(tag("span", "x: training steps"))
+    return tag("div", *items, cls="legend key")
+
+
+def _footer(runs: Sequence[Run]) -> Html:
+    folders = [tag("div", tag("code", run.directory.logs)) for run in runs]
+    damaged = sum(run.damaged for run in runs)
+    note = tag("div", f"{damaged} damaged lines of metrics.jsonl were passed over.") if damaged else None
+    return tag("footer", *folders, note)
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("clusterkit.observe.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,128 @@
+"""What a page tells of a run, read from its directory; kept up to date at the cost of what was appended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.console import failure_message
+from clusterkit.runs.log.metrics import History, MetricsTail, Record, number
+from clusterkit.runs.status import Status, observe
+from trainer.errors import RunError
+
+
+@dataclass
+class Restart:
+    """An attempt after the first. reason: how the one before it ended. lost_steps: steps that had to be made again."""
+
+    attempt: int
+    time: float | None
+    resume_step: int
+    lost_steps: int
+    reason: str
+
+
+@dataclass
+class Run:
+    """A run's records as they count, and what History leaves out: restarts, and when a warning came."""
+
+    directory: RunDirectory
+    history: History = field(default_factory=History)
+    restarts: list[Restart] = field(default_factory=list)
+    warnings: list[Record] = field(default_factory=list)
+    damaged: int = 0
+    records: int = 0
+
+    @property
+    def name(self) -> str:
+        """EXPERIMENT/TRIAL."""
+        return f"{self.directory.experiment}/{self.directory.trial}"
+
+    def status(self, now: float) -> Status:
+        """How the run is doing, by the records that were read."""
+        return observe(self.directory, now, self.history)
+
+    def recovers(self) -> dict[int, Record]:
+        """The recover checkpoints by step, those of undone steps left out."""
+        found = {int(number(record, "global_step") or 0): record for record in self.history.recovers}
+        return {step: found[step] for step in sorted(found) if step <= self.history.global_step}
+
+    def settings(self) -> dict[str, Any]:
+        """The resolved configuration by dotted names; empty where it cannot be read."""
+        import yaml  # noqa: PLC0415
+
+        from clusterkit.config.presets import leaves  # noqa: PLC0415
+
+        try:
+            values = yaml.safe_load(self.directory.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        return dict(leaves(values)) if isinstance(values, dict) else {}
+
+
+class RunReader:
+    """Reads a run again and again. A file that was replaced or cut short is read from its beginning."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._file = (0, 0)
+        self._begin()
+
+    def read(self) -> Run:
+        """The run as it is now: the same object as before, grown, unless its file is another.
+
+        Raises:
+            RunError: its records cannot be read.
+
+        """
+        inode, size = _file(self.directory.metrics)
+        if inode != self._file[0] or size < self._file[1]:
+            self._begin()
+        self._file = (inode, size)
+        try:
+            records = self._tail.read()
+        except OSError as error:
+            path = self.directory.metrics
+            raise RunError(f"{path} cannot be read ({error.strerror}): run this as the user who trains") from None
+        for record in records:
+            self._add(record)
+        self.run.records += len(records)
+        self.run.damaged = self._tail.damaged
+        return self.run
+
+    def _begin(self) -> None:
+        self.run = Run(self.directory)
+        self._tail = MetricsTail(self.directory.metrics)
+        self._endings: dict[int, Record] = {}
+
+    def _add(self, record: Record) -> None:
+        attempt = int(number(record, "attempt") or 0)
+        if record["kind"] == "finish":
+            self._endings[attempt] = record
+        elif record["kind"] == "warning":
+            self.run.warnings.append(record)
+        elif record["kind"] == "attempt" and self.run.history.attempts:
+            resume_step = int(number(record, "resume_step") or 0)
+            before = int(number(self.run.history.attempts[-1], "attempt") or 0)
+            lost = max(self.run.history.global_step - resume_step, 0)
+            reason = self._reason(before)
+            self.run.restarts.append(Restart(attempt, number(record, "time"), resume_step, lost, reason))
+        self.run.history.add(record)
+
+    def _reason(self, attempt: int) -> str:
+        """How an attempt ended."""
+        ending = self._endings.get(attempt)
+        if ending is not None:
+            return str(ending.get("message") or ending.get("status") or "")
+        said = failure_message(self.directory.console(attempt))
+        return said.removeprefix("error: ") if said else "ended without a word (killed, or the machine went down)"
+
+
+def _file(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_size

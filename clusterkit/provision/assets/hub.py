@@ -1,0 +1,88 @@
+"""The action that downloads from the Hugging Face hub, or a mirror of it, within the runtime container."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterkit.hosts.model import Cluster
+from clusterkit.provision.assets.model import NodeAsset
+from clusterkit.provision.ray.model import LABEL_CLUSTER, LABEL_ROLE, container_name
+from clusterkit.provision.steps.step import Action
+from clusterkit.ssh.shell import for_each
+
+FETCH = "fetch"
+"""Role of the container that downloads."""
+FETCH_SECONDS = 24 * 3600.0
+
+REMOVE = 'docker rm --force "$id" >/dev/null'
+
+_SCRIPT = Path(__file__).with_name("hub_fetch.py")
+# Proxies and mirrors may hold passwords: variables come over stdin, so that neither an argument list nor `docker
+# inspect` nor a file has them.
+_BEGIN = (
+    "import json, os, sys; os.environ.update(json.loads(sys.stdin.buffer.readline())); "
+    "exec(compile(sys.stdin.buffer.read(), 'hub_fetch.py', 'exec'))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """How to reach the hub.
+
+    endpoint: a mirror of it.
+    token: for gated repositories.
+    ca_file: certificates on the host that replace the image's.
+    environment: proxies.
+    """
+
+    image: str
+    endpoint: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    ca_file: str = ""
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def fetch_action(asset: NodeAsset, cluster: Cluster, hub: Hub, files: Sequence[str] = ()) -> Action:
+    """Download from the hub within the runtime container. Run again, it goes on where it was interrupted.
+
+    files: only these of the repository.
+    """
+    order = {
+        "repository": asset.source,
+        "folder": asset.folder,
+        "kind": asset.kind,
+        "revision": asset.revision,
+        "files": list(files),
+    }
+    name = container_name(cluster.name, FETCH)
+    labels = {LABEL_CLUSTER: cluster.name, LABEL_ROLE: FETCH}
+    # A mirror hands out addresses of the hub's own block storage otherwise.
+    mirror = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"} if hub.endpoint else {}
+    environment = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "/tmp/hf", **mirror, **hub.environment}
+    mounts = [f"type=bind,src={cluster.storage},dst={cluster.storage}"]
+    if hub.token:
+        environment["HF_TOKEN"] = hub.token
+    if hub.ca_file:
+        mounts.append(f"type=bind,src={hub.ca_file},dst=/etc/clusterkit-ca.pem,readonly")
+        environment.update({"SSL_CERT_FILE": "/etc/clusterkit-ca.pem", "REQUESTS_CA_BUNDLE": "/etc/clusterkit-ca.pem"})
+    command = [
+        *("docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--network", "host", "--name", name),
+        *(part for key, value in labels.items() for part in ("--label", f"{key}={value}")),
+        *("--security-opt", "no-new-privileges", "--security-opt", "label=disable"),
+        *(part for mount in mounts for part in ("--mount", mount)),
+        *("--entrypoint", "python3", hub.image, "-c", _BEGIN, json.dumps(order)),
+    ]
+    filters = " ".join(f"--filter label={key}={value}" for key, value in labels.items())
+    script = (
+        "set -eu\n"
+        # A download whose SSH connection broke goes on in its container, and nobody hears it.
+        f"{for_each(f'docker ps --all --quiet {filters}', REMOVE)}"
+        f"{shlex.join(command)}\n"
+    )
+    title = f"download {asset.kind} {asset.source} to {asset.folder}"
+    stdin = json.dumps(environment).encode() + b"\n" + _SCRIPT.read_bytes()
+    return Action(title, script, stdin, timeout=FETCH_SECONDS, retries=2)

@@ -1,0 +1,1 @@
+"""What hosts without a network need, collected in one folder."""

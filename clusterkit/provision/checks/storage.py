@@ -1,0 +1,302 @@
+"""Whether a folder is one and the same on all hosts: every host writes, then every host reads what all have written."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.ssh.api import HostError, Result, Session
+
+RunIn = Callable[[str], Sequence[str]]
+"""By host name: the words of a command that runs what follows them somewhere else, such as inside a container."""
+
+LIMIT = 20
+"""Seconds that one access to the folder may take; a dead network mount takes for ever."""
+_KILLED = (124, 137)
+_HOLDERS = 4
+# A session runs only so many commands at once, and one that waits for another on the same session needs room for it.
+_holders: WeakKeyDictionary[Session, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+@dataclass
+class StorageReport:
+    """What was seen. unseen: (reader, writer) pairs. rename_seconds: by reader, until it saw a renamed file's text."""
+
+    findings: list[Finding] = field(default_factory=list)
+    unseen: list[tuple[str, str]] = field(default_factory=list)
+    rename_seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, host: str, level: Level, message: str, fix: str = "") -> None:
+        """Note a finding on the folder."""
+        self.findings.append(Finding(host, "storage", level, message, fix))
+
+
+@dataclass
+class _Member:
+    """A host that has the folder and has written to it. index: its number among the hosts of this probe."""
+
+    session: Session
+    index: int
+    nonce: str
+    uid: str = ""
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.session.host.name
+
+
+async def storage_shared(
+    sessions: Sequence[Session],
+    folder: str,
+    *,
+    run_in: RunIn | None = None,
+    root: bool = True,
+    patience: float = 5.0,
+) -> StorageReport:
+    """Probe the folder from all hosts at once; nothing stays behind, and a folder that is not there is not made.
+
+    run_in: runs the same probe inside a container: given a host's name it says the command that other words follow,
+    such as `docker exec NAME`. root: act as root, as the containers do. patience: seconds that a file of another host
+    may take to appear; twelve times that for the new text of a renamed file, which network file systems cache.
+
+    Raises: nothing; a host that is lost on the way is a finding.
+
+    """
+    probe = _Probe(folder, run_in, root, patience)
+    report = StorageReport()
+    try:
+        members = await probe.write(sessions, report)
+        if members:
+            await probe.read(members, report)
+            await probe.rename_and_lock(members, report)
+    finally:
+        await probe.clean_up(sessions)
+    if members and not any(finding.level is not Level.OK for finding in report.findings):
+        where = "inside the containers of" if run_in else "on"
+        report.add("", Level.OK, f"{folder} is one folder {where} {len(members)} host(s)")
+    return report
+
+
+class _Probe:
+    def __init__(self, folder: str, run_in: RunIn | None, root: bool, patience: float) -> None:
+        self.folder, self.run_in, self.root, self.patience = folder, run_in, root, patience
+        self.token = secrets.token_hex(8)
+        self.mine = f"{folder.rstrip('/')}/.clusterkit-check-{self.token}"
+
+    async def write(self, sessions: Sequence[Session], report: StorageReport) -> list[_Member]:
+        """Every host writes a file that none has; returns the hosts that could."""
+        candidates = [_Member(session, index, secrets.token_hex(16)) for index, session in enumerate(sessions)]
+        answers = await self._all(
+            candidates,
+            lambda member: (
+                f"""
+[ -d {shlex.quote(self.folder)} ] || {{ echo absent; exit 0; }}
+umask 022
+newline='
+'
+mkdir -p "$mine" || exit 3
+set -C
+echo {member.nonce} >"$mine/nonce-{member.index}" || exit 3
+[ {member.index} != 0 ] || echo old >"$mine/renamed" || exit 3
+uid=$(id -u) || exit 3
+disk=$(df -P {shlex.quote(self.folder)}) || exit 3
+kind=$(stat -f -c %T {shlex.quote(self.folder)}) || exit 3
+disk=${{disk##*"$newline"}}
+echo "written $uid ${{disk%% *}} $kind"
+"""
+            ),
+        )
+        members, absent = [], []
+        for member in candidates:
+            answer = answers[member.name]
+            if isinstance(answer, Result) and answer.stdout.startswith("absent"):
+                absent.append(member.name)
+            elif isinstance(answer, Result) and answer.stdout.startswith("written "):
+                _, member.uid, member.source = answer.stdout.strip().split(" ", 2)
+                members.append(member)
+            else:
+                self._failed(report, member.name, answer, "cannot write to")
+        for name in absent:
+            if members:
+                message = f"{self.folder} is not there, but is on {', '.join(member.name for member in members)}"
+                report.add(name, Level.FAIL, message, f"Mount the same file system at {self.folder} here.")
+            else:
+                report.add(name, Level.WARN, f"{self.folder} is not there (setup would create it): not checked")
+        return members
+
+    async def read(self, members: list[_Member], report: StorageReport) -> None:
+        """Every host reads the files of all, waiting a little for those that are not there yet."""
+        answers = await self._all(
+            members,
+            lambda _: (
+                f"""
+left={round(self.patience / 0.1)}
+for i in {" ".join(str(member.index) for member in members)}; do
+  while ! [ -s "$mine/nonce-$i" ] && [ $left -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
+  [ -s "$mine/nonce-$i" ] && read -r nonce <"$mine/nonce-$i" && echo "$i $nonce $(stat -c %u "$mine/nonce-$i")"
+done
+[ ! -e "$mine/renamed" ] || cat "$mine/renamed" >/dev/null
+true
+"""
+            ),
+            extra=self.patience,
+        )
+        for reader in members:
+            answer = answers[reader.name]
+            if not isinstance(answer, Result) or not answer.ok:
+                self._failed(report, reader.name, answer, "cannot read")
+                continue
+            seen = {words[0]: words[1:] for line in answer.stdout.splitlines() if len(words := line.split()) == 3}
+            unseen = [writer for writer in members if seen.get(str(writer.index), [""])[0] != writer.nonce]
+            report.unseen += [(reader.name, writer.name) for writer in unseen]
+            if unseen:
+                theirs = ", ".join(f"{writer.name} ({writer.source})" for writer in unseen)
+                message = f"{self.folder} is not shared: here it is {reader.source}, without the files of {theirs}"
+                report.add(reader.name, Level.FAIL, message, f"Mount the same file system at {self.folder} everywhere.")
+            self._owners(report, reader, members, seen)
+
+    def _owners(
+        self, report: StorageReport, reader: _Member, members: Iterable[_Member], seen: Mapping[str, list[str]]
+    ) -> None:
+        for writer in members:
+            nonce, owner = seen.get(str(writer.index), ["", ""])
+            if nonce == writer.nonce and owner != writer.uid:
+                message = f"what {writer.name} writes as user {writer.uid} belongs to user {owner} in {self.folder}"
+                fix = "The server maps root away (root_squash): export the folder with no_root_squash."
+                report.add(reader.name, Level.WARN, message, fix)
+                return
+
+    async def rename_and_lock(self, members: list[_Member], report: StorageReport) -> None:
+        """The first host renames over a file and holds a lock; the others look for the new text and try the lock."""
+        first, others = (
+            members[0],
+            [member for member in members[1:] if (member.name, members[0].name) not in report.unseen],
+        )
+        if first.index != 0 or not others:
+            return
+        async with _holders.setdefault(first.session, asyncio.Semaphore(_HOLDERS)):
+            await self._rename_and_lock(first, others, report)
+
+    async def _rename_and_lock(self, first: _Member, others: list[_Member], report: StorageReport) -> None:
+        longest = self.patience * 12
+        held = asyncio.Event()
+        holding = asyncio.create_task(
+            self._run(
+                first,
+                f"""
+echo new >"$mine/renaming" && mv -f "$mine/renaming" "$mine/renamed" || exit 3
+left={round((longest + LIMIT) / 0.1)}
+command -v flock >/dev/null || {{ echo held; exit 0; }}
+exec 9>"$mine/lock"
+flock -n 9 || exit 4
+echo held
+while ! [ -e "$mine/release" ] && [ $left -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
+""",
+                extra=longest + LIMIT,
+                on_output=lambda line: held.set() if line.startswith("held") else None,
+            )
+        )
+        holding.add_done_callback(lambda _: held.set())
+        await held.wait()
+        answers = await self._all(
+            others,
+            lambda _: (
+                f"""
+tries=0
+while read -r text <"$mine/renamed"; [ "$text" != new ] && [ $tries -lt {round(longest / 0.1)} ]; do
+  sleep 0.1; tries=$((tries + 1))
+done
+echo "renamed $text $tries"
+command -v flock >/dev/null && [ -e "$mine/lock" ] || {{ echo lock unknown; exit 0; }}
+exec 9>>"$mine/lock"
+if flock -n 9; then echo lock free; else echo lock held; fi
+"""
+            ),
+            extra=longest,
+        )
+        await self._run(first, ': >"$mine/release"')
+        result = await holding
+        if not isinstance(result, Result) or not result.ok:
+            self._failed(report, first.name, result, "cannot rename or lock a file in")
+            return
+        for reader in others:
+            self._judge_rename_and_lock(report, reader, first, answers[reader.name])
+
+    def _judge_rename_and_lock(
+        self, report: StorageReport, reader: _Member, first: _Member, answer: Result | HostError
+    ) -> None:
+        if not isinstance(answer, Result) or not answer.ok:
+            self._failed(report, reader.name, answer, "cannot read")
+            return
+        words = answer.stdout.split()
+        seconds = int(words[2]) * 0.1 if len(words) > 2 and words[2].isdigit() else 0.0
+        report.rename_seconds[reader.name] = seconds
+        if words[1:2] != ["new"]:
+            message = f"a file that {first.name} replaced still shows its old text after {seconds:.0f} s"
+            fix = f"Mount {self.folder} with a shorter attribute cache (NFS: actimeo=3)."
+            report.add(reader.name, Level.FAIL, message, fix)
+        elif seconds > self.patience:
+            message = f"a file that {first.name} replaced showed its old text for {seconds:.0f} s"
+            report.add(reader.name, Level.WARN, message, "NFS: a shorter attribute cache (actimeo=3) helps.")
+        if answer.stdout.rstrip().endswith("lock free"):
+            message = f"a file lock of {first.name} does not hold here: locks are not shared"
+            fix = f"Mount {self.folder} with working locks (NFS 4, or without nolock and local_lock)."
+            report.add(reader.name, Level.WARN, message, fix)
+
+    async def clean_up(self, sessions: Sequence[Session]) -> None:
+        """Every host removes its own file and what the first one made; the last takes the empty folder away."""
+        members = [_Member(session, index, "") for index, session in enumerate(sessions)]
+        await self._all(
+            members,
+            lambda member: (
+                f"""
+[ -d "$mine" ] || exit 0
+rm -f "$mine/nonce-{member.index}" || exit 3
+[ {member.index} != 0 ] || rm -f "$mine/renamed" "$mine/renaming" "$mine/lock" "$mine/release" || exit 3
+rmdir "$mine" 2>/dev/null || : # others have files in it
+"""
+            ),
+        )
+
+    async def _all(
+        self, members: Sequence[_Member], script: Callable[[_Member], str], extra: float = 0.0
+    ) -> dict[str, Result | HostError]:
+        answers = await asyncio.gather(*(self._run(member, script(member), extra=extra) for member in members))
+        return {member.name: answer for member, answer in zip(members, answers, strict=True)}
+
+    async def _run(
+        self,
+        member: _Member,
+        script: str,
+        *,
+        extra: float = 0.0,
+        on_output: Callable[[str], None] | None = None,
+    ) -> Result | HostError:
+        limit = LIMIT + round(extra)
+        # The limit lies inside the container too: ending `docker exec` does not end what it has started.
+        body = shlex.quote(f"mine={shlex.quote(self.mine)}\n{script}")
+        inner = f"exec timeout -s KILL {limit} sh -c {body} </dev/null"
+        if self.run_in is not None:
+            inner = shlex.join([*self.run_in(member.name), "sh", "-c", inner])
+        try:
+            return await member.session.run(inner, root=self.root, timeout=limit + 15.0, on_output=on_output)
+        except HostError as error:
+            return error
+
+    def _failed(self, report: StorageReport, name: str, answer: Result | HostError, what: str) -> None:
+        if isinstance(answer, HostError):
+            report.add(name, Level.FAIL, f"while {self.folder} was checked: {answer.message}", answer.fix)
+        elif answer.exit_code in _KILLED:
+            message = f"{self.folder} gave no answer within {LIMIT} s: a network mount whose server is gone"
+            report.add(name, Level.FAIL, message, f"Bring its server back, or `umount -l {self.folder}`.")
+        else:
+            last = (answer.stderr or answer.stdout).strip().splitlines()[-1:]
+            said = last[0] if last else f"exit code {answer.exit_code}"
+            fix = "Look at its owner, its mount options (ro?) and its free space."
+            report.add(name, Level.FAIL, f"{what} {self.folder}: {said}", fix)

@@ -1,0 +1,389 @@
+"""One command at a time works on a cluster: a lock on this machine, and a lease on every host that is worked on.
+
+The lock ends with its process; it keeps two commands of one machine apart. The lease keeps everybody apart: a small
+file on the host that names one process of one machine and is renewed while that works. Left alone for two minutes it
+counts for nothing, and at once where its process ran on this machine and is gone. Nothing is taken on trust: what
+cannot be locked is refused, and who loses a lease stops (as in k0sctl, phase/lock.go).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from clusterkit.provision.ray.model import LEASE_FILE, NODE_FOLDER, node_folder
+from clusterkit.setup.hostlog import state_folder
+from clusterkit.ssh.api import HostError, Session, Trouble
+from trainer.disk import file_failure
+from trainer.errors import RunError, UserError
+
+STALE_S = 120
+"""A lease that was not renewed for so long is nobody's."""
+GIVE_UP_S = 100.0
+"""A lease that could not be renewed for so long may soon be somebody else's."""
+REFRESH_S = 30.0
+_REMOTE_S = 20.0
+_MACHINE_ID = Path("/etc/machine-id")
+_IDENTITY = re.compile(r"[0-9a-f-]+")
+
+
+class ClaimedError(UserError):
+    """Somebody else works on the cluster at this moment."""
+
+
+class LeaseLostError(RunError):
+    """The lease on a host is no longer ours. taken: somebody else was seen to have it; else it could not be renewed."""
+
+    def __init__(self, message: str, *, taken: bool) -> None:
+        super().__init__(message)
+        self.taken = taken
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who works on a cluster.
+
+    identity: machine, process and a random number; no other command has the same.
+    birth: kernel boot, process namespace, process and its start, by which this machine tells whether it still runs;
+        empty where that cannot be told.
+    """
+
+    cluster: str
+    command: str
+    identity: str
+    who: str
+    process: int
+    since: str
+    birth: str = ""
+
+    def line(self) -> str:
+        """The lease's second line, for people."""
+        return f"`clusterkit {self.command}` of {self.who} (process {self.process}), since {self.since}"
+
+    def content(self) -> bytes:
+        """What stands in the lease."""
+        return f"{self.identity}\n{self.line()}\n{self.birth}\n".encode()
+
+
+def new_claim(cluster: str, command: str) -> Claim:
+    """Make the claim of this process."""
+    process, now = os.getpid(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    identity = f"{_machine()}-{process}-{secrets.token_hex(8)}"
+    return Claim(cluster, command, identity, f"{_user()}@{socket.gethostname()}", process, now, _birth(process))
+
+
+@contextmanager
+def claimed(cluster: str, command: str) -> Iterator[Claim]:
+    """Hold the cluster's lock on this machine.
+
+    Raises:
+        ClaimedError: another command has it.
+        UserError: the state folder cannot be written to, or its file system has no locks. RunError: its disk is full.
+
+    """
+    path = state_folder() / cluster / "lock"
+    instead = "set CLUSTERKIT_STATE to a folder that is yours, on a disk of this machine"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise file_failure(error, path, instead) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClaimedError(_locally(cluster, _read(path))) from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be locked: {error.strerror}\nS{instead[1:]}.") from None
+        claim = new_claim(cluster, command)
+        try:
+            # Written in place: the lock is on this very file.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"line": claim.line()}).encode() + b"\n", 0)
+        except OSError as error:
+            raise file_failure(error, path, instead) from None
+        yield claim
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class Lease:
+    """The claim as it stands on one host. lost: told once when it is no longer ours, by the task that renews it."""
+
+    claim: Claim
+    lost: Callable[[LeaseLostError], None]
+    refresh_s: float = REFRESH_S
+    give_up_s: float = GIVE_UP_S
+    _host: Session | None = field(default=None, init=False)
+    _renewing: asyncio.Task[None] | None = field(default=None, init=False)
+    _renewed: float = field(default=0.0, init=False)
+
+    async def take(self, host: Session) -> None:
+        """Take it, or go on with it over another connection.
+
+        Raises:
+            ClaimedError: somebody else holds it.
+            HostError: the host is lost, or the lease cannot be locked or written there.
+
+        """
+        held = await self._ask(host)
+        if held is not None and _is_gone(held):
+            held = await self._ask(host, instead=held.splitlines()[1])
+        if held is not None:
+            raise ClaimedError(_remotely(self.claim.cluster, host.host.name, held))
+        self._host = host
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew())
+
+    async def release(self) -> None:
+        """Give it back, if it is held."""
+        if self._renewing is None or self._host is None:
+            return
+        self._renewing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._renewing
+        self._renewing = None
+        with contextlib.suppress(HostError):
+            await self._host.run(_release_script(self.claim), root=True, timeout=_REMOTE_S)
+
+    async def _ask(self, host: Session, instead: str = "", *, renew: bool = False) -> str | None:
+        """Take or renew it; returns what stands there where it is another's: its age in seconds, then its lines."""
+        script, began = _take_script(self.claim, instead, renew=renew), _now()
+        result = await host.run(script, root=True, stdin=self.claim.content(), timeout=_REMOTE_S)
+        if result.ok and result.stdout.startswith("@held "):
+            return result.stdout.removeprefix("@held ")
+        if not result.ok or not result.stdout.startswith("@taken"):
+            said = (result.stderr.strip() or f"exit code {result.exit_code}").splitlines()[-1][-200:]
+            folder = node_folder(self.claim.cluster)
+            raise HostError(
+                host.host.name,
+                Trouble.WRITE,
+                f"the lease in {folder}, by which two commands keep out of each other's way, cannot be taken: {said}",
+                f"Look at the disk of {folder} on that host: its free space, whether it is read-only, and whether it "
+                "has file locks (flock of util-linux must work there).",
+            )
+        self._renewed = began
+        return None
+
+    async def _renew(self) -> None:
+        assert self._host is not None
+        name = self._host.host.name
+        while True:
+            await asyncio.sleep(self.refresh_s)
+            # What a moment's trouble leaves undone, the next round does. The wait for a free channel counts, too.
+            with contextlib.suppress(HostError, TimeoutError):
+                async with asyncio.timeout(2 * _REMOTE_S):
+                    held = await self._ask(self._host, renew=True)
+                if held is not None:
+                    holder = _holder(held)
+                    message = f"the lease on {name} was lost: {holder} works on cluster {self.claim.cluster} by now"
+                    self.lost(LeaseLostError(message, taken=True))
+                    return
+            if (silent := _now() - self._renewed) > self.give_up_s:
+                message = f"the lease on {name} could not be renewed for {silent:.0f} s; somebody else may take it"
+                self.lost(LeaseLostError(message, taken=False))
+                return
+
+
+@asynccontextmanager
+async def leased(claim: Claim, hosts: Iterable[Session]) -> AsyncIterator[dict[str, HostError]]:
+    """Hold the leases of hosts, taken in this order, while the block runs; it is cancelled when one is lost.
+
+    Yields the hosts whose lease cannot be taken, and why: nothing may be changed there.
+
+    Raises:
+        ClaimedError: somebody else holds one.
+        LeaseLostError: one was lost, and the block was ended in the middle.
+
+    """
+    worker, losses, leases, at_work = asyncio.current_task(), list[LeaseLostError](), list[Lease](), True
+    assert worker is not None
+
+    def lost(error: LeaseLostError) -> None:
+        if at_work and not losses:
+            losses.append(error)
+            worker.cancel()
+
+    refused: dict[str, HostError] = {}
+    try:
+        for host in hosts:
+            leases.append(Lease(claim, lost))
+            try:
+                await leases[-1].take(host)
+            except HostError as error:
+                refused[host.host.name] = error
+        yield refused
+    except asyncio.CancelledError:
+        if not losses:
+            raise
+        worker.uncancel()
+        after = "This command was stopped in the middle. When that is done, run it again: it goes on from there."
+        raise LeaseLostError(f"{losses[0]}\n{after}", taken=losses[0].taken) from None
+    finally:
+        at_work = False
+        await asyncio.shield(release(leases))
+
+
+async def release(leases: Iterable[Lease]) -> None:
+    """Give all of them back at once."""
+    await asyncio.gather(*(lease.release() for lease in leases), return_exceptions=True)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _machine() -> str:
+    """16 hexadecimal digits. Hashed: machine-id(5) asks that it be not told to others as it is."""
+    try:
+        text = _MACHINE_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        text = ""
+    return hashlib.sha256(f"clusterkit {text or (socket.gethostname(), uuid.getnode())}".encode()).hexdigest()[:16]
+
+
+def _birth(process: int) -> str:
+    """Empty where it cannot be told, or where there is no such process.
+
+    By the kernel's random number of this boot and the namespace: a machine id may be a copy, and numbers of processes
+    say nothing in another container.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        space = Path("/proc/self/ns/pid").stat().st_ino
+        # The name of the program, in brackets, may hold blanks.
+        started = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:
+        return ""
+    return f"{boot} {space} {process} {started.split()[19]}"
+
+
+def _is_gone(held: str) -> bool:
+    """Whether a lease is of a process of this machine, since its last start, that no longer runs."""
+    lines = held.splitlines()
+    theirs, ours = (lines[3] if len(lines) > 3 else "").split(), _birth(os.getpid()).split()
+    if len(theirs) != 4 or theirs[:2] != ours[:2] or not theirs[2].isdigit() or not _IDENTITY.fullmatch(lines[1]):
+        return False
+    try:
+        os.kill(int(theirs[2]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False  # another user's
+    now = _birth(int(theirs[2])).split()
+    return bool(now) and now != theirs
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _locally(cluster: str, found: dict[str, Any]) -> str:
+    holder = found.get("line") or "another clusterkit"
+    return (
+        f"cluster {cluster} is being worked on by {holder}, with the same state folder {state_folder()}.\n"
+        "Wait until it is done, or end that process; the lock ends with it."
+    )
+
+
+def _holder(held: str) -> str:
+    lines = ["".join(c for c in line if c.isprintable())[:200] for line in held.splitlines()]
+    return lines[2] if len(lines) > 2 else "somebody"
+
+
+def _remotely(cluster: str, host: str, held: str) -> str:
+    age = held.split(maxsplit=1)[0]
+    return (
+        f"cluster {cluster} is being worked on by {_holder(held)}; last heard of {age} s ago by {host}.\n"
+        f"Wait until that is done. Should it have been killed, the way is free {STALE_S} s after it was last heard of."
+    )
+
+
+def _locked(folder: str, missing: str) -> str:
+    """Shell that holds the folder's lock until the script ends, in `set -eu`. missing: run where it must be made.
+
+    Who held the lock before us may have removed the folder: then the lock is on what is no longer there.
+    """
+    return f"""command -v flock >/dev/null || {{ echo 'there is no flock' >&2; exit 1; }}
+while :; do
+  [ -d {folder} ] || {{ {missing}; }}
+  # `command`: a plain exec would end the script where somebody has just removed the folder.
+  command exec 9<{folder} || continue
+  flock -w 10 9 || {{ echo 'it cannot be locked, or somebody holds its lock for long' >&2; exit 1; }}
+  if [ {folder} -ef /proc/self/fd/9 ]; then break; fi
+done
+"""
+
+
+def _take_script(claim: Claim, instead: str, *, renew: bool) -> str:
+    """Print "@taken", or "@held AGE" and the lease where it is another's. The host's own clock says how old it is.
+
+    instead: identity of a holder that is known to be gone. renew: another's counts however old it is; we held it.
+    """
+    folder = node_folder(claim.cluster)
+    make = f"umask 022; mkdir -p {NODE_FOLDER}; umask 077; mkdir -p {folder}"
+    return f"""set -eu
+lease={folder}/{LEASE_FILE}
+{_locked(folder, make)}umask 077
+identity=
+if [ -s "$lease" ]; then read -r identity <"$lease" || :; fi
+if [ "$identity" = {claim.identity} ]; then
+  touch -c "$lease"
+  echo @taken
+  exit 0
+fi
+if [ -n "$identity" ] && [ "$identity" != '{instead}' ]; then
+  now=$(date +%s)
+  touched=$(stat -c %Y "$lease")
+  age=$((now - touched))
+  # One from the future is of a clock that was set back.
+  if {"true" if renew else f'[ "$age" -lt {STALE_S} ] && [ "$age" -gt -{STALE_S} ]'}; then
+    echo "@held $age"
+    cat "$lease"
+    exit 0
+  fi
+fi
+cat >"$lease.new"
+mv -f "$lease.new" "$lease"
+echo @taken
+"""
+
+
+def _release_script(claim: Claim) -> str:
+    """Remove it, and the folders that are empty then."""
+    folder = node_folder(claim.cluster)
+    return f"""set -eu
+lease={folder}/{LEASE_FILE}
+{_locked(folder, "exit 0")}identity=
+if [ -s "$lease" ]; then read -r identity <"$lease" || :; fi
+if [ "$identity" = {claim.identity} ]; then rm -f "$lease" "$lease.new"; fi
+rmdir {folder} 2>/dev/null || exit 0
+rmdir {NODE_FOLDER} 2>/dev/null || :
+"""

@@ -1,0 +1,171 @@
+"""Reads all facts about a host with one script in one round trip (two where sudo asks for a password)."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.facts.parse import facts_of, is_whole, split
+from clusterkit.ssh.api import HostError, Result, Session, Trouble
+
+PATHS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containerd")
+"""Paths whose disks are always asked for, beside the engine's own data root and the storage folder."""
+COMMANDS = (
+    "apt-get dnf yum rpm dpkg systemctl service sudo git git-lfs curl wget tar zstd gpg python3 docker dockerd "
+    "containerd podman nvidia-smi nvidia-ctk nv-fabricmanager ip ss iptables nc needrestart cloud-init getenforce"
+).split()
+
+# Root at once, or through a sudo that asks for nothing; else the answer is how to go on.
+_AS_ROOT = """
+export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Without a process where the kernel tells.
+while read -r key _ probe_uid _; do [ "$key" != Uid: ] || break; done </proc/self/status
+[ -n "$probe_uid" ] || probe_uid=$(id -u)
+# Asked of the login itself: sudo forgets it.
+printf "@@connection\\n%s\\n" "${SSH_CONNECTION-}"
+if [ "$probe_uid" = 0 ]; then
+  eval "$probe"
+  exit
+elif ! command -v sudo >/dev/null 2>&1; then
+  said="sudo is not installed" sudo=none
+elif said=$(timeout 10 sudo -n -k true </dev/null 2>&1); then
+  echo @@sudo
+  echo nopasswd
+  printf "%s" "$probe" | exec sudo -n sh -s
+  exit
+else
+  sudo=password
+fi
+printf "@@sudo\\n%s\\n%s\\n@@end\\n" "$sudo" "$said"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What to ask beyond what is always asked.
+
+    storage: the shared folder. paths: further paths whose disks matter. packages: names whose versions are wanted.
+    files: paths whose SHA-256 and modes are wanted. head_address: name or address of the head node, for the route to
+    it. ports: TCP ports whose listeners are wanted by name (which costs a look at every process). commands: looked up
+    in PATH. docker: whether Docker's engine is asked; network: whether addresses, the route and listeners are read;
+    False where nothing depends on them.
+    limit: seconds that one command of the host (docker, nvidia-smi …) may take; they run beside one another.
+    """
+
+    storage: str = ""
+    paths: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    head_address: str = ""
+    ports: tuple[int, ...] = ()
+    commands: tuple[str, ...] = tuple(COMMANDS)
+    docker: bool = True
+    network: bool = True
+    limit: int = 20
+
+
+async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Facts:
+    """Read the facts, as root where the login user is root or may become it; `Facts.sudo` says which.
+
+    Where root is out of reach, what needs it stays empty, and `extra` has `sudo_error` and `sudo_fix`.
+
+    Raises:
+        HostError: the connection's, but for SUDO; also LOST where the probe did not run to its end.
+
+    """
+    script = probe_script(wants)
+    asked = _Asked(session, timeout)
+    result = await asked.run(f"probe={shlex.quote(script)}\n{_AS_ROOT}")
+    sections = split(result.stdout)
+    state, connection = sections["sudo"], sections["connection"].first.split()
+    sudo, trouble = state.first, {}
+    if sudo == "password":
+        try:
+            result = await asked.run(script, root=True)
+        except HostError as error:
+            if error.trouble is not Trouble.SUDO:
+                raise
+            sudo, trouble = "none", {"sudo_error": error.message, "sudo_fix": error.fix}
+    elif sudo == "none":
+        trouble = {"sudo_error": " ".join(state.lines[1:]).strip(), "sudo_fix": ""}
+    if sudo == "none":
+        result = await asked.run(script)
+    if sudo in ("password", "none"):
+        sections = split(result.stdout)
+    if not is_whole(sections):
+        last = (result.stderr or result.stdout).strip().splitlines()[-3:]
+        raise HostError(
+            session.host.name,
+            Trouble.LOST,
+            f"the probe ended early (exit code {result.exit_code}): {' / '.join(last) or 'it printed nothing'}",
+            "Log in and run `sh -c 'id; uname -a'`: a shell start-up file that prints or exits gets in its way.",
+        )
+    facts = facts_of(sections)
+    offset, error_bound = asked.clock(facts.clock)
+    return facts.model_copy(
+        update={
+            "sudo": sudo or facts.sudo,
+            "met_at": connection[2] if len(connection) == 4 else "",
+            "clock_offset": offset,
+            "clock_error": error_bound,
+            "extra": {**facts.extra, **trouble},
+        }
+    )
+
+
+def probe_script(wants: Wants) -> str:
+    """The whole probe as one POSIX sh script. It reads no stdin and writes nothing but its output."""
+    paths = dict.fromkeys([*PATHS, *([wants.storage] if wants.storage else []), *wants.paths])
+    lists = {
+        "paths": [path.rstrip("/") or "/" for path in paths],
+        "packages": wants.packages,
+        "files": wants.files,
+        "commands": wants.commands,
+        "ports": [str(port) for port in wants.ports],
+    }
+    lines = [f"{name}={shlex.quote(shlex.join(values))}" for name, values in lists.items()]
+    lines += [
+        f"head={shlex.quote(wants.head_address)}",
+        f"docker={'yes' if wants.docker else ''}",
+        f"network={'yes' if wants.network else ''}",
+        f"limit={wants.limit}",
+    ]
+    return "\n".join(lines) + "\n" + _body()
+
+
+@cache
+def _body() -> str:
+    lines = Path(__file__).with_name("probe.sh").read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#")) + "\n"
+
+
+class _Asked:
+    """Runs the probe and notes between which two moments of our own clock the host read its clock."""
+
+    def __init__(self, session: Session, timeout: float) -> None:
+        self._session, self._timeout = session, timeout
+        self._began_wall = self._began = 0.0
+        self._seen: float | None = None
+
+    async def run(self, script: str, root: bool = False) -> Result:
+        self._began_wall, self._began, self._seen = time.time(), time.monotonic(), None
+        result = await self._session.run(script, root=root, timeout=self._timeout, on_output=self._note)
+        if self._seen is None:
+            self._seen = time.monotonic()
+        return result
+
+    def _note(self, line: str) -> None:
+        if self._seen is None and line.startswith("@@uid"):
+            self._seen = time.monotonic()
+
+    def clock(self, theirs: float) -> tuple[float, float]:
+        """Their clock minus ours, and how far that may be off, both in seconds."""
+        half = ((self._seen or self._began) - self._began) / 2
+        if theirs == 0.0:
+            return 0.0, 0.0
+        # A reading in whole seconds (busybox) is up to one second old.
+        return theirs - (self._began_wall + half), half + (1.0 if theirs == int(theirs) else 0.0)

@@ -1,0 +1,168 @@
+"""The image as a file on shared storage: written once, whole or not at all, and loaded by every host."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision.images.identity import Image
+from clusterkit.provision.images.meter import PRELUDE, Progress, counter, readable
+from clusterkit.ssh.api import Session
+from clusterkit.ssh.shell import for_each, pipe
+
+_ABSENT, _DIFFERENT = 44, 45
+_SHORT = 120.0
+FREE_FACTOR = 1.1
+"""Space wanted on the storage, as a multiple of the image's size; compressed it takes about half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive and what is in it. size, sha256: of the file as written. compression: zstd or gzip."""
+
+    path: str
+    reference: str
+    image_id: str
+    content: str
+    image_size: int
+    compression: str
+    size: int
+    sha256: str
+
+    def holds(self, image: Image) -> bool:
+        """Whether it is an archive of this image."""
+        return self.image_id == image.image_id or (bool(self.content) and self.content == image.content)
+
+
+async def archives(session: Session, folder: str) -> list[Archive]:
+    """Archives that a folder has on record, the newest first; an unreadable record counts as none."""
+    script = f"""[ -d {shlex.quote(folder)} ] || exit 0
+cd {shlex.quote(folder)}
+set -- *.json
+[ -e "$1" ] || exit 0
+{for_each('ls -t -- "$@"', 'cat "$id"; echo')}"""
+    result = await session.run(script, root=True, timeout=_SHORT)
+    found = []
+    for line in result.stdout.splitlines():
+        try:
+            record = json.loads(line)
+            # The folder may be known by another name where the archive was written.
+            found.append(Archive(**{**record, "path": f"{folder}/{PurePosixPath(record['path']).name}"}))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+async def has_room(session: Session, folder: str, image: Image) -> bool:
+    """Whether the image surely fits there."""
+    result = await session.run(f"df -Pk {shlex.quote(folder)}", root=True, timeout=_SHORT)
+    words = result.stdout.splitlines()[-1].split() if result.ok else []
+    return len(words) > 3 and words[3].isdigit() and int(words[3]) * 1024 > image.size * FREE_FACTOR
+
+
+async def is_whole(session: Session, archive: Archive, *, timeout: float) -> bool:
+    """Whether the file is there with the size and the SHA-256 that were recorded when it was written."""
+    path = shlex.quote(archive.path)
+    script = f'size=$(stat -c %s {path})\n[ "$size" = {archive.size} ] || exit {_DIFFERENT}\nexec sha256sum <{path}\n'
+    result = await session.run(script, root=True, timeout=timeout)
+    return result.ok and result.stdout.split()[:1] == [archive.sha256]
+
+
+async def write(
+    session: Session, image: Image, folder: str, *, zstd: bool = True, progress: Progress | None = None, timeout: float
+) -> Archive:
+    """Save the image of a host to a folder, under the name of its ID. zstd: every host that will load it has zstd.
+
+    Raises:
+        ImageError: it could not be written.
+        HostError: as `Session.run`.
+
+    """
+    host = session.host.name
+    compression = "zstd" if zstd else "gzip"
+    name = f"{image.image_id.removeprefix('sha256:')}.tar.{'zst' if zstd else 'gz'}"
+    path = f"{folder}/{name}"
+    partial = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
+    parts = pipe(
+        ("docker save", f"docker save {shlex.quote(_savable(image))}"),
+        ("copying", "moved"),
+        ("compressing", "zstd -q -T0 -1" if zstd else "gzip -1"),
+        ("writing the archive", 'tee "$partial"'),
+        ("adding up", 'sha256sum >"$work/sum"'),
+    )
+    script = f"""{PRELUDE}
+partial={shlex.quote(partial)}
+trap 'kill "$ticker" 2>/dev/null || :; rm -rf "$work" "$partial"' EXIT
+mkdir -p {shlex.quote(folder)}
+find {shlex.quote(folder)} -maxdepth 1 -name '.*.partial' -mmin +1440 -delete 2>/dev/null || :
+{parts}chmod 644 "$partial"
+sync "$partial"
+size=$(stat -c %s "$partial")
+sum=$(cat "$work/sum")
+mv -f "$partial" {shlex.quote(path)}
+echo "@written $size ${{sum%% *}}"
+"""
+    on_output = counter(host, image.size, progress)
+    result = await session.run(script, root=True, timeout=timeout, on_output=on_output)
+    written = [line.split() for line in result.stdout.splitlines() if line.startswith("@written ")]
+    if not result.ok or not written:
+        raise ImageError(
+            host,
+            f"the image could not be saved to {folder}: {readable(result.stderr) or f'exit code {result.exit_code}'}",
+            f"see that {folder} is writable and has {image.size * FREE_FACTOR / 1e9:.0f} GB free, "
+            "or distribute the image another way (pull or fanout)",
+        )
+    _, size, sha256 = written[-1]
+    archive = Archive(path, image.reference, image.image_id, image.content, image.size, compression, int(size), sha256)
+    # The record comes last: without it the file counts for nothing.
+    record = f"{folder}/{image.image_id.removeprefix('sha256:')}.json"
+    await session.put(json.dumps(asdict(archive)).encode(), record, root=True)
+    if progress is not None:
+        progress(host, image.size, image.size)
+    return archive
+
+
+async def load(session: Session, archive: Archive, *, progress: Progress | None = None, timeout: float) -> None:
+    """Load an archive into a host's Docker.
+
+    Raises:
+        ImageError: the host does not see the file that was written, or it cannot be loaded.
+        HostError: as `Session.run`.
+
+    """
+    path = shlex.quote(archive.path)
+    unpack = "zstd -q -dc" if archive.compression == "zstd" else "gzip -dc"
+    parts = pipe(("reading", f"moved <{path}"), ("decompressing", unpack), ("docker load", "docker load -q"))
+    script = f"""{PRELUDE}
+[ -f {path} ] || exit {_ABSENT}
+size=$(stat -c %s {path})
+[ "$size" = {archive.size} ] || exit {_DIFFERENT}
+{parts}"""
+    on_output = counter(session.host.name, archive.size, progress)
+    result = await session.run(script, root=True, timeout=timeout, on_output=on_output)
+    if not result.ok:
+        reason = {
+            _ABSENT: "it is not there: is the storage shared with the host that wrote it?",
+            _DIFFERENT: f"it does not have the {archive.size} bytes that were written",
+        }.get(result.exit_code, readable(result.stderr) or f"exit code {result.exit_code}")
+        error = ImageError(session.host.name, f"{archive.path} cannot be loaded: {reason}", "run setup again")
+        if error.disk_full:
+            error.fix = "make room where Docker keeps its images (docker system df), then run setup again"
+        raise error
+    if progress is not None:
+        progress(session.host.name, archive.size, archive.size)
+
+
+async def discard(session: Session, archive: Archive) -> None:
+    """Remove an archive that turned out damaged, and its record."""
+    record = archive.path.rsplit(".tar.", 1)[0] + ".json"
+    await session.run(f"rm -f {shlex.quote(record)} {shlex.quote(archive.path)}", root=True, timeout=_SHORT)
+
+
+def _savable(image: Image) -> str:
+    """The tag travels with the image where there is one."""
+    return image.run_as

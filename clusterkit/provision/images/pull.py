@@ -1,0 +1,168 @@
+"""Images from a registry: one digest for all hosts, pulled with bytes told and passing failures tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+
+from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision.images.identity import Image, inspect, is_id, is_tag, repository
+from clusterkit.provision.images.meter import Progress
+from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.shell import pipe
+
+ATTEMPTS = 3
+_DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+_LAYER = re.compile(r"([0-9a-f]{12}): Downloading\s.*?([0-9.]+)\s?([kMGT]?B)/([0-9.]+)\s?([kMGT]?B)")
+_LAYER_DONE = re.compile(r"([0-9a-f]{12}): (?:Download complete|Pull complete|Verifying Checksum|Extracting)")
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# What no second try changes.
+_FINAL = ("manifest unknown", "not found", "denied", "unauthorized", "invalid reference", "no matching manifest")
+
+
+async def resolve(session: Session, reference: str) -> str:
+    """What a reference means in its registry right now: NAME@sha256:…; empty where that cannot be known without a pull.
+
+    Raises:
+        HostError: as `Session.run`.
+
+    """
+    if "@" in reference:
+        return reference
+    if is_id(reference):
+        return ""
+    try:
+        command = f"docker manifest inspect --verbose {shlex.quote(reference)}"
+        result = await session.run(command, root=True, timeout=60.0)
+    except HostError as error:
+        if error.trouble is not Trouble.TIMEOUT:
+            raise
+        return ""
+    digest = _manifest_digest(result.stdout) if result.ok else ""
+    return f"{repository(reference)}@{digest}" if digest else ""
+
+
+def _manifest_digest(text: str) -> str:
+    """Digest out of `docker manifest inspect --verbose`: a list where the tag stands for several platforms."""
+    try:
+        described = json.loads(text)
+    except ValueError:
+        return ""
+    for entry in described if isinstance(described, list) else [described]:
+        descriptor = entry.get("Descriptor") or {}
+        platform = descriptor.get("platform") or {}
+        fits = platform.get("os", "linux") == "linux" and platform.get("architecture", "amd64") == "amd64"
+        if fits and _DIGEST.match(str(descriptor.get("digest"))):
+            return str(descriptor["digest"])
+    return ""
+
+
+async def pull(
+    session: Session,
+    reference: str,
+    digest: str = "",
+    *,
+    progress: Progress | None = None,
+    timeout: float,
+    pause: float = 2.0,
+) -> Image:
+    """Pull an image, by digest (NAME@sha256:…) where one is given, and give it its tag.
+
+    pause: seconds before the second try; doubled for the third.
+
+    Raises:
+        ImageError: it cannot be pulled.
+        HostError: as `Session.run`.
+
+    """
+    host, wanted = session.host.name, digest or reference
+    meter = _Meter(host, progress)
+    said = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(pause * 2 ** (attempt - 1))
+        result = await session.run(_script(wanted), root=True, timeout=timeout, on_output=meter)
+        if result.ok:
+            break
+        said = _reason(result.stdout + result.stderr)
+        if any(word in said.lower() for word in _FINAL):
+            raise _failed(host, wanted, said)
+    else:
+        raise _failed(host, wanted, f"{said} ({ATTEMPTS} tries)")
+    if digest and is_tag(reference):
+        tagged = await session.run(
+            f"docker tag {shlex.quote(digest)} {shlex.quote(reference)}", root=True, timeout=60.0
+        )
+        if not tagged.ok:
+            raise _failed(host, wanted, _reason(tagged.stdout + tagged.stderr))
+    image = await inspect(session, reference)
+    if image is None:
+        raise _failed(host, wanted, "Docker says that it was pulled and does not have it")
+    meter.finish()
+    return image
+
+
+def _failed(host: str, wanted: str, said: str) -> ImageError:
+    return ImageError(
+        host,
+        f"{wanted} cannot be pulled: {said}",
+        "check the name and that the host reaches the registry (a proxy: --https-proxy; a private registry: `docker "
+        "login` there), or leave --image out: the head node then builds it",
+    )
+
+
+def _script(wanted: str) -> str:
+    """`docker pull`, on a terminal of its own where there is `script`: only there does it tell bytes."""
+    plain = f"docker pull {shlex.quote(wanted)}"
+    on_terminal = pipe(
+        ("docker pull", f"script -qec {shlex.quote(plain)} /dev/null </dev/null 2>&1"),
+        ("showing", "stdbuf -o0 tr '\\r' '\\n'"),
+    )
+    return f"""export TERM=xterm COLUMNS=200
+if command -v script >/dev/null 2>&1 && command -v stdbuf >/dev/null 2>&1; then
+{on_terminal}else
+  {plain} 2>&1
+fi
+"""
+
+
+def _reason(output: str) -> str:
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in output.splitlines()]
+    errors = [line for line in lines if "error" in line.lower() or "denied" in line.lower()]
+    others = [line for line in lines if line and line != "failed: docker pull"]
+    return (errors or others or ["no reason given"])[-1][:500]
+
+
+class _Meter:
+    """Adds up the layers that `docker pull` shows."""
+
+    def __init__(self, host: str, progress: Progress | None) -> None:
+        self._host, self._progress = host, progress
+        self._layers: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, line: str) -> None:
+        if found := _LAYER.search(line):
+            layer, done, unit, size, size_unit = found.groups()
+            self._layers[layer] = (_bytes(done, unit), _bytes(size, size_unit))
+        elif (ended := _LAYER_DONE.search(line)) and ended[1] in self._layers:
+            size_of = self._layers[ended[1]][1]
+            self._layers[ended[1]] = (size_of, size_of)
+        else:
+            return
+        self._tell()
+
+    def finish(self) -> None:
+        """All of it is there."""
+        self._layers = {layer: (size, size) for layer, (_, size) in self._layers.items()}
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None and self._layers:
+            done, size = (sum(numbers) for numbers in zip(*self._layers.values(), strict=True))
+            self._progress(self._host, done, size)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])

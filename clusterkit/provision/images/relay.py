@@ -1,0 +1,72 @@
+"""An image from one host to another through this machine, over the two connections that it has: no host gets a key."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision.images.identity import Image
+from clusterkit.provision.images.meter import Progress
+from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.shell import pipe
+
+_ROOM = "make room where Docker keeps its images (docker system df), then run setup again"
+
+
+class _Streaming(Protocol):
+    """A session whose scripts can be read from and written to while they run."""
+
+    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AbstractAsyncContextManager[Any]:
+        """Run a script as a pair of streams."""
+
+
+async def relay(
+    source: Session, target: Session, image: Image, *, progress: Progress | None = None, timeout: float
+) -> None:
+    """Send an image from a host that has it to one that has not.
+
+    Raises:
+        ImageError: the transfer failed; `host` is the one to blame.
+        HostError: as `Session.run`.
+
+    """
+    from clusterkit.ssh.stream import relay as copy  # noqa: PLC0415 (asyncssh is slow to import)
+
+    host = target.host.name
+
+    def moved(done: int) -> None:
+        if progress is not None:
+            progress(host, done, 0)
+
+    async with (
+        _streaming(source).stream(save_script(image), root=True, timeout=timeout) as reading,
+        _streaming(target).stream(LOAD, root=True, timeout=timeout) as writing,
+    ):
+        try:
+            await copy(reading, writing, moved)
+        except HostError as error:
+            if error.trouble is not Trouble.WRITE:
+                raise
+            raise ImageError(host, f"the image cannot be loaded: {error.message}", _ROOM) from None
+        for session, stream in ((source, reading), (target, writing)):
+            if await stream.wait():
+                said = stream.errors.last_lines()
+                raise ImageError(session.host.name, f"the image could not be handed to {host}: {said}", _ROOM)
+    if progress is not None:
+        progress(host, image.size, image.size)
+
+
+def save_script(image: Image) -> str:
+    """Script that prints the image, compressed."""
+    return pipe(("docker save", f"docker save {shlex.quote(image.run_as)}"), ("compressing", "gzip -1"))
+
+
+LOAD = pipe(("decompressing", "gzip -dc"), ("docker load", "docker load -q"))
+"""Script that loads what `save_script` prints."""
+
+
+def _streaming(session: Any) -> _Streaming:
+    streaming: _Streaming = session
+    return streaming

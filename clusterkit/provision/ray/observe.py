@@ -1,0 +1,276 @@
+"""One look at a cluster: what Docker says on each host, what Ray says about its nodes, and what does not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_GPUS, LABEL_ROLE, NODE_ROLES
+from clusterkit.provision.ray.ports import Ports
+from clusterkit.ssh.api import HostError, Result, Session, Trouble
+from clusterkit.ssh.shell import first_of, for_each
+
+LOOK_SECONDS = 90.0
+LOG_LINES = 15
+
+_INSIDE = Path(__file__).with_name("inside.py")
+_FORMAT = (
+    '{"id":{{json .Id}},"name":{{json .Name}},"image":{{json .Image}},"reference":{{json .Config.Image}},'
+    '"state":{{json .State.Status}},"exit":{{json .State.ExitCode}},"labels":{{json .Config.Labels}}}'
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LOG, _INFO = "@@log", "@@inside"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """A container with the cluster's label as its host shows it. log: its last lines, where it does not run.
+
+    node_ids: of the Ray node that runs in it, as Ray's own list has them; None where nobody asked.
+    """
+
+    id: str
+    name: str
+    role: str
+    state: str
+    exit_code: int
+    image_id: str
+    image: str
+    labels: dict[str, str]
+    log: tuple[str, ...] = ()
+    ray: str = ""
+    python: str = ""
+    gpus_seen: int | None = None
+    node_ids: tuple[str, ...] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether its main process runs."""
+        return self.state == "running"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that Ray was started with."""
+        return int(self.labels.get(LABEL_GPUS) or 0)
+
+    @property
+    def phrase(self) -> str:
+        """State for a table."""
+        return f"exited ({self.exit_code})" if self.state == "exited" else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A node as Ray lists it. memory in bytes."""
+
+    name: str
+    address: str
+    state: str
+    head: bool
+    cpus: float
+    gpus: float
+    memory: float
+    id: str = ""
+
+
+UNKNOWN = "unknown"
+"""Whose a job is that was not submitted with clusterkit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayAnswer:
+    """What Ray said.
+
+    jobs: those that wait or run. users: who submitted each of them. error: why Ray did not answer.
+    """
+
+    version: str = ""
+    nodes: tuple[RayNode, ...] = ()
+    jobs: tuple[str, ...] = ()
+    error: str = ""
+    status: str = field(default="", repr=False)
+    users: dict[str, str] = field(default_factory=dict)
+
+    def alive(self) -> dict[str, RayNode]:
+        """Living nodes by name; of several with one name, the last that Ray lists."""
+        return {node.name: node for node in self.nodes if node.state == "ALIVE"}
+
+    def find(self, name: str, ids: tuple[str, ...] | None) -> RayNode | None:
+        """The living node of that name; of several, the one with one of these IDs."""
+        found = [node for node in self.nodes if node.state == "ALIVE" and node.name == name]
+        return next((node for node in found if ids and node.id in ids), found[-1] if found else None)
+
+
+async def containers_on(session: Session, cluster: str, inside: bool = False) -> tuple[ContainerState, ...]:
+    """Containers of the cluster on a host. inside: also ask running Ray nodes for versions and GPUs.
+
+    Raises:
+        HostError: the host could not be asked, or Docker is there and does not answer.
+
+    """
+    stdin = _INSIDE.read_bytes() if inside else b""
+    result = await session.run(_containers_script(cluster, inside), root=True, stdin=stdin, timeout=LOOK_SECONDS)
+    if not result.ok:
+        said = " ".join(_lines(result.stderr)[-1:]) or f"exit code {result.exit_code}"
+        fix = "see what it says on the host: systemctl status docker; journalctl -u docker"
+        raise HostError(session.host.name, Trouble.UNREACHABLE, f"Docker does not answer: {said}", fix)
+    return parse_containers(result.stdout)
+
+
+async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) -> RayAnswer:
+    """Ask the head's Ray about its nodes and jobs. session: of the head's host.
+
+    Raises:
+        HostError: the host could not be asked. A Ray that does not answer is an `error` of the answer.
+
+    """
+    heads = f"docker ps --quiet {_filters(cluster)} --filter label={LABEL_ROLE}={HEAD}"
+    script = (
+        f"{first_of(heads)}"
+        "[ -n \"$id\" ] || { echo 'the head container does not run' >&2; exit 1; }\n"
+        f'exec docker exec --interactive "$id" python3 - head {(ports or Ports()).dashboard}\n'
+    )
+    result = await session.run(script, root=True, stdin=_INSIDE.read_bytes(), timeout=LOOK_SECONDS)
+    return parse_answer(result)
+
+
+async def log_tail(session: Session, container: str, lines: int = LOG_LINES) -> tuple[str, ...]:
+    """Last lines that a container printed; none where the host does not say."""
+    try:
+        result = await session.run(
+            f"docker logs --tail {lines} {shlex.quote(container)} 2>&1", root=True, timeout=LOOK_SECONDS
+        )
+    except HostError:
+        return ()
+    return _lines(result.stdout)
+
+
+async def containers_everywhere(
+    sessions: Mapping[str, Session], cluster: str, inside: bool = False
+) -> tuple[dict[str, tuple[ContainerState, ...]], dict[str, HostError]]:
+    """`containers_on` for all hosts at once: what each said, and which could not be asked."""
+
+    async def one(session: Session) -> tuple[ContainerState, ...] | HostError:
+        try:
+            return await containers_on(session, cluster, inside)
+        except HostError as error:
+            return error
+
+    answers = dict(zip(sessions, await asyncio.gather(*map(one, sessions.values())), strict=True))
+    said = {name: answer for name, answer in answers.items() if not isinstance(answer, HostError)}
+    silent = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
+    return said, silent
+
+
+def _filters(cluster: str) -> str:
+    return f"--filter label={LABEL_CLUSTER}={shlex.quote(cluster)}"
+
+
+def _containers_script(cluster: str, inside: bool) -> str:
+    roles = "|".join(NODE_ROLES)
+    ask = (
+        f'  case $role in {roles}) printf "{_INFO} "\n'
+        # One that does not answer is told by the lack of its versions.
+        '    docker exec --interactive "$id" python3 - node <&3 2>/dev/null || echo null;;\n'
+        "  esac\n"
+        if inside
+        else ""
+    )
+    # There is at most one running node a host, so stdin is read once.
+    state = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL_ROLE}"}}}}'
+    look = (
+        f'if ! {{ docker inspect --format {shlex.quote(_FORMAT)} "$id" &&\n'
+        f'  state=$(docker inspect --format {shlex.quote(state)} "$id"); }}; then\n'
+        '  gone "$id"\n'
+        "  continue\n"
+        "fi\n"
+        "role=${state#* }\n"
+        'if [ "${state%% *}" = true ]; then\n'
+        f"  :\n{ask}"
+        "else\n"
+        # What it said last is of use and no more.
+        f'  echo {_LOG}; docker logs --tail {LOG_LINES} "$id" 2>&1 || :; echo; echo {_LOG}\n'
+        "fi\n"
+    )
+    return (
+        "exec 3<&0 </dev/null\n"
+        "command -v docker >/dev/null || exit 0\n"
+        # One that is removed meanwhile is none; an engine that does not answer any more is an error.
+        'gone() { left=$(docker ps --all --quiet --filter "id=$1") && [ -z "$left" ]; }\n'
+    ) + for_each(f"docker ps --all --quiet --no-trunc {_filters(cluster)}", look)
+
+
+def parse_containers(text: str) -> tuple[ContainerState, ...]:
+    """Read what the script about containers printed."""
+    found: list[dict[str, Any]] = []
+    in_log = False
+    for line in text.splitlines():
+        if line == _LOG:
+            in_log = not in_log
+        elif in_log:
+            found[-1]["log"].append(line)
+        elif line.startswith(_INFO):
+            found[-1]["inside"] = _json(line.removeprefix(_INFO)) or {}
+        elif record := _json(line):
+            found.append({**record, "log": [], "inside": {}})
+    return tuple(_container(record) for record in found)
+
+
+def _container(record: dict[str, Any]) -> ContainerState:
+    labels, inside = record["labels"] or {}, record["inside"]
+    return ContainerState(
+        id=record["id"],
+        name=record["name"].lstrip("/"),
+        role=labels.get(LABEL_ROLE, ""),
+        state=record["state"],
+        exit_code=record["exit"],
+        image_id=record["image"],
+        image=record["reference"],
+        labels=labels,
+        log=_lines("\n".join(record["log"])),
+        ray=inside.get("ray", ""),
+        python=inside.get("python", ""),
+        gpus_seen=inside.get("gpus"),
+        node_ids=tuple(inside["node_ids"]) if "node_ids" in inside else None,
+    )
+
+
+def parse_answer(result: Result) -> RayAnswer:
+    """Read what inside.py printed in the head's container, or why it could not."""
+    answer = next((found for line in reversed(result.stdout.splitlines()) if (found := _json(line))), None)
+    if answer is None:
+        last = _lines(result.stderr)[-1:]
+        return RayAnswer(error=last[0] if last else f"no answer (exit code {result.exit_code})")
+    if "error" in answer:
+        return RayAnswer(error=answer["error"], status=answer.get("status", ""))
+    nodes = []
+    for node in answer["nodes"]:
+        total = node.get("resources_total") or {}
+        cpus, gpus, memory = (float(total.get(key, 0)) for key in ("CPU", "GPU", "memory"))
+        name, address = str(node.get("node_name", "")), str(node["node_ip"])
+        head, its_id = bool(node.get("is_head_node")), str(node.get("node_id", ""))
+        nodes.append(RayNode(name, address, str(node["state"]), head, cpus, gpus, memory, its_id))
+    users = {
+        str(job.get("submission_id") or job.get("job_id")): str((job.get("metadata") or {}).get("user") or UNKNOWN)
+        for job in answer["jobs"]
+        if job.get("status") in ("PENDING", "RUNNING")
+    }
+    return RayAnswer(str(answer["ray"]), tuple(nodes), tuple(users), users=users)
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line for line in _COLOURS.sub("", text).splitlines() if line.strip())

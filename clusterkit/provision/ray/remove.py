@@ -1,0 +1,96 @@
+"""Taking a cluster's containers and files off its hosts: what carries its label, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterkit.hosts.model import Cluster
+from clusterkit.provision.ray.model import LABEL_CLUSTER, LEASE_FILE, NODE_FOLDER, node_folder
+from clusterkit.provision.ray.observe import ContainerState, containers_everywhere
+from clusterkit.ssh.api import HostError, Session
+from clusterkit.ssh.shell import for_each
+
+STOP_SECONDS = 20
+REMOVE_SECONDS = 180.0
+LOOK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What one host has of a cluster. files: whether the folder with its token is there."""
+
+    host: str
+    containers: tuple[ContainerState, ...] = ()
+    files: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is there."""
+        return not self.containers and not self.files
+
+    def lines(self, cluster: str) -> list[str]:
+        """What there is, for people."""
+        found = [f"container {c.name} ({c.role or 'no role'}, {c.phrase})" for c in self.containers]
+        return [*found, *([f"folder {node_folder(cluster)}"] if self.files else [])]
+
+
+async def leftovers(sessions: Mapping[str, Session], cluster: str) -> tuple[dict[str, Leftovers], dict[str, HostError]]:
+    """Find what every host has of the cluster, and which hosts could not be asked."""
+    said, silent = await containers_everywhere(sessions, cluster)
+
+    async def files(name: str) -> Leftovers | HostError:
+        try:
+            result = await sessions[name].run(f"test -e {node_folder(cluster)}", root=True, timeout=LOOK_SECONDS)
+        except HostError as error:
+            return error
+        return Leftovers(name, said[name], files=result.ok)
+
+    answers = dict(zip(said, await asyncio.gather(*map(files, said)), strict=True))
+    silent.update((name, answer) for name, answer in answers.items() if isinstance(answer, HostError))
+    return {name: answer for name, answer in answers.items() if isinstance(answer, Leftovers)}, silent
+
+
+async def remove(
+    sessions: Mapping[str, Session], cluster: Cluster, found: Mapping[str, Leftovers]
+) -> dict[str, HostError | str]:
+    """Remove it: all workers at once, then the head. Returns the hosts where that failed, and how."""
+    failed: dict[str, HostError | str] = {}
+
+    async def one(name: str) -> None:
+        try:
+            result = await sessions[name].run(_script(cluster.name, found[name]), root=True, timeout=REMOVE_SECONDS)
+        except HostError as error:
+            failed[name] = error
+            return
+        if not result.ok:
+            failed[name] = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
+
+    head = cluster.head_host.name
+    there = [name for name, what in found.items() if not what.empty]
+    await asyncio.gather(*(one(name) for name in there if name != head))
+    await asyncio.gather(*(one(name) for name in there if name == head))
+    return failed
+
+
+def _script(cluster: str, found: Leftovers) -> str:
+    """Remove the containers that were shown as far as they still carry the label, then our own files by name."""
+    removed = "".join(
+        for_each(
+            f"docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
+            f"--filter label={LABEL_CLUSTER}={shlex.quote(cluster)}",
+            f'docker stop -t {STOP_SECONDS} "$id" >/dev/null\ndocker rm --force "$id" >/dev/null',
+        )
+        for container in found.containers
+    )
+    folder = node_folder(cluster)
+    ours = ("ray_token", "ray_token.new", "hf_token", LEASE_FILE, f"{LEASE_FILE}.new")
+    files = (
+        f"rm -f {' '.join(f'{folder}/{name}' for name in ours)}\n"
+        # What others put there keeps the folders.
+        f"[ ! -d {folder} ] || rmdir --ignore-fail-on-non-empty {folder}\n"
+        f"[ ! -d {NODE_FOLDER} ] || rmdir --ignore-fail-on-non-empty {NODE_FOLDER}\n"
+    )
+    return f"{removed}{files}"

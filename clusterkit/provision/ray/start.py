@@ -1,0 +1,160 @@
+"""Waiting for Ray: for the head until it answers, for the whole cluster until every node is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from clusterkit.hosts.model import Cluster
+from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.ray.model import HEAD, RaySettings, node_of, own_nodes
+from clusterkit.provision.ray.observe import ContainerState, ask_ray, containers_on, log_tail
+from clusterkit.provision.ray.plan import MustReplace, plan_node
+from clusterkit.provision.ray.ports import Ports
+from clusterkit.provision.ray.state import ClusterState, observe
+from clusterkit.provision.steps.step import Refused
+from clusterkit.runs.directory import user_name
+from clusterkit.ssh.api import HostError, Session
+
+HEAD_SECONDS = 180.0
+READY_SECONDS = 180.0
+POLL_SECONDS = 1.0
+CONNECT_FIX = "see the container's log: docker logs {name}"
+
+
+class NodeFailedError(Exception):
+    """A host's Ray could not be started, or is not what it should be. lines: the container's last words."""
+
+    def __init__(self, host: str, message: str, lines: Sequence[str] = (), fix: str = "") -> None:
+        super().__init__("\n".join([f"{host}: {message}", *(f"    {line}" for line in lines), *([fix] if fix else [])]))
+        self.host, self.message, self.lines, self.fix = host, message, tuple(lines), fix
+
+
+class NotReadyError(Exception):
+    """The cluster did not become ready. `state`: as it was last seen."""
+
+    def __init__(self, state: ClusterState, waited: float) -> None:
+        lines = [f"the Ray of cluster {state.cluster} is not ready (waited {waited:.0f} s):", *state.wrong]
+        for node in state.nodes:
+            if node.problem and node.log:
+                lines += [f"last lines of {node.name}'s container:", *(f"    {line}" for line in node.log)]
+        super().__init__("\n".join(lines))
+        self.state = state
+
+
+def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
+    """Settings with the head's container as the facts show it: what a plan of the workers is made with.
+
+    A head that does not run as wished will be a new one, so its workers will have to be, too.
+    """
+    container = node_of(own_nodes(head_facts, settings.cluster.name), HEAD)
+    try:
+        stays = container is not None and not plan_node(settings.cluster.head_host, head_facts, settings)
+    except Refused:
+        stays = container is not None
+    return replace(settings, head_container=container.id if container is not None and stays else "")
+
+
+async def answering(
+    session: Session,
+    cluster: str,
+    ports: Ports | None = None,
+    seconds: float = HEAD_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> ContainerState:
+    """Wait until the head's API answers; return its container.
+
+    Raises:
+        NodeFailedError: the container is gone or dead, or the API did not answer in time; with its log's last lines.
+        HostError: the host could not be asked.
+
+    """
+    host, loop = session.host.name, asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        container = next((c for c in await containers_on(session, cluster) if c.role == HEAD), None)
+        if container is None:
+            raise NodeFailedError(host, "the head's container is gone", fix="run clusterkit setup again")
+        fix = CONNECT_FIX.format(name=container.name)
+        if not container.running:
+            raise NodeFailedError(host, f"Ray's head ended: container {container.phrase}", container.log, fix)
+        answer = await ask_ray(session, cluster, ports)
+        if not answer.error:
+            return container
+        if loop.time() > end:
+            lines = await log_tail(session, container.id)
+            raise NodeFailedError(
+                host, f"Ray's head did not answer within {seconds:.0f} s ({answer.error})", lines, fix
+            )
+        await asyncio.sleep(poll_seconds)
+
+
+async def ready(
+    sessions: Mapping[str, Session],
+    cluster: Cluster,
+    expected: Mapping[str, int | None] | None = None,
+    *,
+    ports: Ports | None = None,
+    seconds: float = READY_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> ClusterState:
+    """Wait until every expected node and GPU is alive in Ray, with the same Ray, Python and image everywhere.
+
+    expected: GPUs by host (None: as many as its Ray was started with); all of the cluster's hosts when left out.
+
+    Raises:
+        NotReadyError: not within `seconds`, or a container ended, so that waiting would not help.
+
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        # Versions are read once all are there: that costs a process in every container.
+        state = await observe(sessions, cluster, expected=expected, ports=ports, inside=False)
+        if state.ready:
+            state = await observe(sessions, cluster, expected=expected, ports=ports)
+        if state.ready:
+            return state
+        waited = loop.time() - began
+        if state.hopeless or waited > seconds:
+            raise NotReadyError(await _with_logs(state, sessions, cluster.name), waited)
+        await asyncio.sleep(poll_seconds)
+
+
+async def may_replace(refusal: MustReplace, head: Session, settings: RaySettings) -> None:
+    """Return where a running container may be replaced: --recreate was given, and no job of others is alive.
+
+    Raises:
+        MustReplace: `refusal` with the jobs that would end, or with those of others.
+        HostError: the head could not be asked.
+
+    """
+    answer = await ask_ray(head, settings.cluster.name, settings.ports)
+    if not settings.recreate:
+        jobs = f"; running now: {', '.join(answer.jobs)}" if answer.jobs else ""
+        raise MustReplace(refusal.message, refusal.fix + jobs)
+    others = {job: user for job, user in answer.users.items() if user != user_name()}
+    if others:
+        raise MustReplace(
+            f"{refusal.message}, and to replace it ends what is not yours: "
+            f"{', '.join(f'{job} of {user}' for job, user in others.items())}",
+            "ask them to stop, or stop it for them (clusterkit stop --user NAME), and run the same command again",
+        )
+
+
+async def _with_logs(state: ClusterState, sessions: Mapping[str, Session], cluster: str) -> ClusterState:
+    """Add the last lines of containers that run and are not what they should be (dead ones carry theirs)."""
+
+    async def lines(name: str) -> tuple[str, ...]:
+        containers = await containers_on(sessions[name], cluster) if name in sessions else ()
+        return await log_tail(sessions[name], containers[0].id) if containers else ()
+
+    nodes = []
+    for node in state.nodes:
+        try:
+            log = node.log or (await lines(node.name) if node.problem else ())
+        except HostError:
+            log = ()
+        nodes.append(replace(node, log=log))
+    return replace(state, nodes=tuple(nodes))

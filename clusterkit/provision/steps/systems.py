@@ -1,0 +1,94 @@
+"""The operating systems that hosts may run, and the gate that turns the others away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterkit.hosts.model import Host
+from clusterkit.provision.facts.model import Facts, Os
+from clusterkit.provision.steps.step import Action, Refused, Wish
+
+DEB, RPM = "deb", "rpm"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One supported release. version: as the vendor counts releases (12, 24.04, 9); codename: of its package suites."""
+
+    id: str
+    version: str
+    family: str
+    codename: str = ""
+
+    @property
+    def name(self) -> str:
+        """How command lines and bundles call it: debian-12, ubuntu-24.04, rocky-9."""
+        return f"{self.id}-{self.version}"
+
+
+SYSTEMS = (
+    System("ubuntu", "22.04", DEB, "jammy"),
+    System("ubuntu", "24.04", DEB, "noble"),
+    System("ubuntu", "26.04", DEB, "resolute"),
+    System("debian", "12", DEB, "bookworm"),
+    System("debian", "13", DEB, "trixie"),
+    *(System(vendor, major, RPM) for vendor in ("rhel", "rocky", "almalinux") for major in ("8", "9", "10")),
+)
+SUPPORTED = "Ubuntu 22.04/24.04/26.04, Debian 12/13 and RHEL, Rocky or AlmaLinux 8 to 10"
+
+ARCHITECTURE = "x86_64"  # what the runtime image and its CUDA packages are built for
+DEB_ARCHITECTURE = "amd64"
+
+
+def system_of(facts: Facts) -> System:
+    """Find the supported release that a host runs.
+
+    Raises:
+        Refused: it runs something else, or on another processor.
+
+    """
+    os = facts.os
+    version = os.version if os.id == "ubuntu" else os.version.partition(".")[0]
+    found = next((system for system in SYSTEMS if (system.id, system.version) == (os.id, version)), None)
+    if found is None:
+        raise _unsupported(os, version)
+    if os.arch != ARCHITECTURE:
+        raise Refused(
+            f"the processor is {os.arch or 'of an unknown kind'}; the runtime image is built for {ARCHITECTURE}",
+            f"Use a host with an {ARCHITECTURE} processor, or leave this one out (--exclude).",
+        )
+    return found
+
+
+def has_systemd(facts: Facts) -> bool:
+    """Whether systemd is PID 1: without it daemons are started by us."""
+    return facts.os.init == "systemd"
+
+
+class SystemStep:
+    """Turns away what the other steps cannot work on. It never changes anything."""
+
+    name = "system"
+
+    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+        """Nothing to do.
+
+        Raises:
+            Refused: the release or the processor is not supported.
+
+        """
+        system_of(facts)
+        return ()
+
+
+def _unsupported(os: Os, version: str) -> Refused:
+    name = os.name or " ".join(filter(None, (os.id, os.version))) or "an unknown system"
+    way_out = f"Install one of {SUPPORTED}, or leave this host out (--exclude)."
+    if os.id == "centos" and version in {"6", "7", "8"}:
+        return Refused(
+            f"{name} is out of support: neither Docker nor NVIDIA publishes packages for it any more",
+            f"Rocky Linux or AlmaLinux 9 are its successors. {way_out}",
+        )
+    if not os.id:
+        return Refused("/etc/os-release says nothing: the operating system is unknown", way_out)
+    return Refused(f"{name} is not supported", way_out)

@@ -1,0 +1,1 @@
+"""What a run's folder holds, read: status, logs, traces, diagnoses."""

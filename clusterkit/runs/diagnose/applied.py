@@ -1,0 +1,121 @@
+"""overrides.yaml beside a run: settings that `diagnose --apply` changed, for the same `train` command to pick up.
+
+Every setting is kept with the value that the command had for it: who types another value than that wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.backends.local.launch import disk_errors
+from clusterkit.config.overrides import known_field, to_config
+from clusterkit.config.presets import nest
+from clusterkit.runs.diagnose.model import Change
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.trials import must_stay
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
+from trainer.files import write_atomic
+
+_HEAD = (
+    "# Settings that `clusterkit train` takes for this run instead of the command's own (`was`).\n"
+    "# Written by `clusterkit diagnose --apply`. Take a setting out, or delete the file, to go back.\n"
+)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One setting of the file."""
+
+    key: str
+    was: Any
+    now: Any
+    because: str
+
+
+def overrides_file(run: RunDirectory) -> Path:
+    """Where a run's applied settings lie."""
+    return run.logs / "overrides.yaml"
+
+
+def read_applied(run: RunDirectory) -> list[Applied]:
+    """The settings that were applied to a run; none where there is no file.
+
+    Raises:
+        UserError: the file is damaged or names something that does not exist.
+
+    """
+    path = overrides_file(run)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): repair it, or delete it") from None
+    try:
+        applied = [
+            Applied(str(key), v["was"], v["now"], str(v.get("because", ""))) for key, v in (values or {}).items()
+        ]
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{path} must hold `KEY: {{was: VALUE, now: VALUE}}`: repair it, or delete it") from None
+    for item in applied:
+        try:
+            known_field(item.key)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        if must_stay(item.key):
+            raise UserError(
+                f"{path}: {item.key} must stay while a run goes on. Take it out, and start another run with "
+                f"{item.key}={item.now} trial_name=NEW"
+            )
+    return applied
+
+
+def apply_changes(run: RunDirectory, changes: Iterable[tuple[Change, str]]) -> list[Applied]:
+    """Write changes, each with its reason, beside what was applied before; returns all that the file then holds.
+
+    Raises:
+        UserError: the file cannot be read or written.
+
+    """
+    kept = {item.key: item for item in read_applied(run)}
+    for change, because in changes:
+        if not change.applicable:
+            raise UserError(f"{change.key} cannot be applied to a run that goes on")
+        before = kept.get(change.key)
+        # The command still has the value from before the first change.
+        was = before.was if before else change.now
+        kept[change.key] = Applied(change.key, was, change.proposed, because)
+    values = {item.key: {"was": item.was, "now": item.now, "because": item.because} for item in kept.values()}
+    with disk_errors(run.logs):
+        write_atomic(overrides_file(run), _HEAD + yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    return list(kept.values())
+
+
+def with_applied(config: RunConfig, run: RunDirectory) -> tuple[RunConfig, list[str]]:
+    """A configuration with what was applied to the run, and a sentence for each setting to tell the user.
+
+    Raises:
+        UserError: the file is damaged, or its values do not fit the configuration.
+
+    """
+    applied = read_applied(run)
+    if not applied:
+        return config, []
+    values, notes = flatten(config), []
+    for item in applied:
+        typed = values[item.key]
+        if typed == item.was:
+            values[item.key] = item.now
+            notes.append(f"{item.key}={item.now} instead of {item.was} ({item.because}), from {overrides_file(run)}")
+        elif typed != item.now:
+            notes.append(f"{item.key}={typed} as typed; {overrides_file(run)} has {item.now} instead of {item.was}")
+    try:
+        return to_config(nest(values)), notes
+    except UserError as error:
+        raise UserError(f"with {overrides_file(run)}: {error}") from None

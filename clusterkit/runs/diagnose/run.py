@@ -1,0 +1,358 @@
+"""Diagnose a run from its directory, or any log by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.common.text_plot import size
+from clusterkit.runs.diagnose.applied import read_applied
+from clusterkit.runs.diagnose.changes import Context, propose
+from clusterkit.runs.diagnose.checks import check_numbers, check_speed
+from clusterkit.runs.diagnose.details import disk_details, memory_details
+from clusterkit.runs.diagnose.model import BAD, Change, Evidence, Finding, Hit
+from clusterkit.runs.diagnose.present import Present
+from clusterkit.runs.diagnose.scan import SHOWN_CHARACTERS, Scan, known, moved, scan_bytes, scan_file
+from clusterkit.runs.diagnose.signatures import SIGNATURES
+from clusterkit.runs.diagnose.stall import stall
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.metrics import History, number
+from clusterkit.runs.log.reader import cache_folder, log_reader
+from clusterkit.runs.log.stream import StreamReader, StreamText
+from clusterkit.runs.status import Status, observe
+from trainer.config import RunConfig, flatten
+from trainer.errors import RunError, UserError
+
+LOG_BYTES, STREAM_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""Of the end of a log that is asked about by itself; the latter of one that has to be kept in memory."""
+
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Warning|Exit|Interrupt)\b")
+_KILLED = next(signature for signature in SIGNATURES if signature.id == "killed")
+_FULL = next(signature for signature in SIGNATURES if signature.id == "disk-full")
+FULL_BYTES = 1 << 20
+"""With less than this free, not even a tiny run's checkpoint fits on a disk."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, the causes first. state: the run's; empty for a log by itself. looked_at: what was read.
+
+    Of a log by itself: notes on reading it, kind (who wrote it, "" where that is not known), and whether it is empty.
+    """
+
+    findings: tuple[Finding, ...]
+    state: str = ""
+    message: str = ""
+    run: RunDirectory | None = None
+    config: RunConfig | None = None
+    looked_at: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    kind: str = ""
+    empty: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is of a log by itself that is of no known kind, so that nothing can be said of it."""
+        return self.run is None and not (self.findings or self.kind or self.empty)
+
+    @property
+    def applicable(self) -> list[tuple[Change, str]]:
+        """The changes that `--apply` writes, one for each cause, with the reason for each."""
+        chosen: dict[str, tuple[Change, str]] = {}
+        for finding in self.findings:
+            change = finding.applicable
+            if change is not None:
+                chosen.setdefault(change.key, (change, finding.id + (f", {finding.phase}" if finding.phase else "")))
+        return list(chosen.values())
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether all of them are applied, and wait for the next attempt."""
+        if self.run is None:
+            return False
+        try:
+            waiting = {item.key: item.now for item in read_applied(self.run)}
+        except UserError:
+            return False
+        return all(waiting.get(change.key) == change.proposed for change, _ in self.applicable)
+
+    @property
+    def for_new_trial(self) -> list[Change]:
+        """The first change of every cause that needs a new trial."""
+        chosen: dict[str, Change] = {}
+        for finding in self.findings:
+            first = next((change for change in finding.changes if change.kind == "setting"), None)
+            if first is not None and first.new_trial and not finding.follows:
+                chosen.setdefault(first.key, first)
+        return list(chosen.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "experiment": self.run.experiment if self.run else None,
+            "trial": self.run.trial if self.run else None,
+            "state": self.state or None,
+            "message": self.message or None,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "applicable": [change.as_dict() for change, _ in self.applicable],
+            "looked_at": list(self.looked_at),
+            "kind": self.kind or None,
+            "notes": list(self.notes),
+        }
+
+
+def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool = False) -> Diagnosis:
+    """Read a run's latest attempt and judge it.
+
+    observed: its state, where it is known already. killed: the trainer was ended by SIGKILL, which no log can say.
+    """
+    status = observed or observe(run, time.time())
+    history, config = status.history, read_config(run)
+    learned = bool(history.steps) or run.has_recover_checkpoint
+    scans = _scan_attempt(run, history)
+    context = Context(config, _present(scans), os.environ, learned)
+    ended = status.message if status.state in ("failed", "killed") else ""
+    hits = [hit for scan in scans for hit in scan.hits]
+    hits += _hits_of(ended, {hit.signature.id for hit in hits})
+    own_disks = config is None or Path(config.fileroot).absolute() == run.fileroot  # this is no copy of another's run
+    if status.state in BAD and own_disks and not any(hit.signature.id == _FULL.id for hit in hits):
+        hits += _full_disks(run)
+    findings = _findings(hits, context)
+    if (killed or status.state == "killed") and not any(
+        f.id in ("killed", "crashed", "host-memory", "gpu-memory") for f in findings
+    ):
+        evidence = Evidence("the trainer", 0, "ended by SIGKILL" if killed else status.message)
+        [finding] = _findings([Hit(_KILLED, evidence, "", evidence.text)], context)
+        findings.append(finding if killed else replace(finding, title="The trainer ended without a word"))
+    if status.state == "stalled":
+        last = next((scan for scan in scans if scan.source.endswith("main.log")), None)
+        phase, line = (last.last_phase, last.last_line) if last else ("", None)
+        findings.append(stall(status.holder, status.silence, history.step_time(), phase, line))
+    if status.state in BAD and all(finding.follows for finding in findings):
+        findings += _unknown_error(scans) or _own_message(Evidence("the run's last words", 0, ended))
+    findings += check_numbers(history, context)
+    if not killed and status.state not in BAD:
+        findings += check_speed(history, context)
+    sources = (*(scan.source for scan in scans), str(run.metrics))
+    return Diagnosis(_in_order(findings), status.state, status.message, run, config, sources)
+
+
+def diagnose_log(path: Path) -> Diagnosis:
+    """Find what is known in any log: of AReaL, of an engine server, of Ray, or of nvidia-smi; judge its steps, if any.
+
+    Raises:
+        UserError: it is missing, is no file, or may not be read. RunError: the disk fails.
+
+    """
+    reader = log_reader(path, cache_folder(), keep=STREAM_BYTES)
+    view = reader.refresh()
+    try:
+        scan = (
+            _scan_stream(reader.text, view.name) if isinstance(reader, StreamReader) else scan_file(path, "", LOG_BYTES)
+        )
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from None
+    context = Context(None, scan.present)
+    numbers = [
+        replace(finding, evidence=tuple(replace(item, source=scan.source) for item in finding.evidence))
+        for finding in check_numbers(view.history, context)
+    ]
+    findings = _findings(scan.hits, context)
+    explained = any(not finding.follows for finding in findings) or (numbers and not scan.fatal)
+    findings += [] if explained else _unknown_error([scan]) or _own_message(scan.message)
+    read = f"{scan.source} (without its first {scan.skipped_bytes} bytes)" if scan.skipped_bytes else scan.source
+    found = _in_order([*findings, *numbers])
+    return Diagnosis(found, looked_at=(read,), notes=view.notes, kind=view.kind, empty=not view.size)
+
+
+def read_config(run: RunDirectory) -> RunConfig | None:
+    """The configuration that the run was last started with; None where it cannot be read any more."""
+    try:
+        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Change], trial: str = "") -> str:
+    """The `clusterkit train` command of a run, rebuilt from its configuration, with changed settings.
+
+    trial: another name, for a run that begins anew; what was applied to the old one is then typed out.
+    """
+    from clusterkit.config.resolve import resolve  # noqa: PLC0415
+
+    if config is None or not config.preset:
+        return ""
+    try:
+        plain = flatten(resolve(config.preset, config.task.name).config)
+        applied = {} if trial else {item.key: item.was for item in read_applied(run)}
+    except UserError:
+        return ""
+    values = {**flatten(config), **applied, "trial_name": trial or run.trial}
+    values.update((change.key, change.proposed) for change in changes)
+    chosen = ("mode", "cache_dir") if config.mode == "ray" else ()  # by dispatch
+    own = ("preset", "task.name", "fileroot", "experiment_name", *chosen)
+    typed = [f"{key}={_text(value)}" for key, value in values.items() if key not in own and plain[key] != value]
+    if run.experiment != plain["experiment_name"]:
+        typed.append(f"experiment_name={run.experiment}")
+    words = ["clusterkit", "train", "--preset", config.preset, "--task", config.task.name]
+    return shlex.join([*words, "--fileroot", str(run.fileroot), *typed])
+
+
+def diagnose_command(run: RunDirectory, *options: str) -> str:
+    """The command that diagnoses this run."""
+    words = ["clusterkit", "diagnose", "--experiment", run.experiment, "--trial", run.trial]
+    return shlex.join([*words, "--fileroot", str(run.fileroot), *options])
+
+
+def _scan_attempt(run: RunDirectory, history: History) -> list[Scan]:
+    """The logs of the latest attempt. main.log holds all attempts: only what was written since its start counts."""
+    numbers = run.attempt_numbers()
+    folder = run.logs / f"attempt_{numbers[-1]}" if numbers else None
+    scans = []
+    if folder is not None:
+        scans += [_scan(path) for path in sorted(folder.rglob("*.log"))]
+    since = _began(history, folder)
+    stamp = time.strftime("%Y%m%d-%H:%M:%S", time.localtime(since)) if since else ""
+    scans += [_scan(path, stamp) for path in sorted(run.logs.glob("*.log"))]
+    return [scan for scan in scans if scan is not None]
+
+
+def _scan(path: Path, since: str = "") -> Scan | None:
+    try:
+        return scan_file(path, since)
+    except OSError:
+        return None
+
+
+def _began(history: History, folder: Path | None) -> float | None:
+    """When the latest attempt began: its folder is made first, its first record comes after the warm-up."""
+    if folder is None:
+        return None
+    try:
+        made = folder.stat().st_mtime
+    except OSError:
+        return None
+    own = [
+        number(record, "time") for record in history.attempts[-1:] if f"attempt_{record.get('attempt')}" == folder.name
+    ]
+    marked = None
+    with suppress(OSError, ValueError, AttributeError):  # a dispatched attempt: its folder was written to at its end
+        marked = number(json.loads((folder / "exit.json").read_text(encoding="utf-8")), "began")
+    return min(moment for moment in (made, marked, *own) if moment is not None)
+
+
+def _present(scans: list[Scan]) -> Present:
+    present = Present()
+    for scan in scans:
+        present.values.update(scan.present.values)
+    return present
+
+
+def _findings(hits: list[Hit], context: Context) -> list[Finding]:
+    by_id: dict[str, list[Hit]] = {}
+    for hit in hits:
+        by_id.setdefault(hit.signature.id, []).append(hit)
+    return [_finding(group, context) for group in by_id.values() if not set(group[0].signature.unless) & by_id.keys()]
+
+
+def _finding(hits: list[Hit], context: Context) -> Finding:
+    signature = hits[0].signature
+    # What the frames of a traceback say is surer than what was logged before it.
+    phases = [hit.phase for hit in hits if hit.traced] or [hit.phase for hit in hits if hit.phase]
+    phase = phases[-1] if phases else ""
+    case = signature.case(phase)
+    ends = hits[:1] if hits[0].evidence.text == hits[-1].evidence.text else [hits[0], hits[-1]]
+    finding = Finding(
+        signature.id,
+        signature.title,
+        case.cause,
+        phase,
+        tuple(hit.evidence for hit in ends),
+        len(hits),
+        propose(case.rules, context),
+        case.advice,
+        signature.follows,
+        case.together,
+    )
+    if signature.id == "disk-full":
+        return disk_details(finding, "\n".join(hit.text for hit in hits))
+    return memory_details(finding, hits[-1].text) if signature.id == "gpu-memory" else finding
+
+
+def _scan_stream(text: StreamText, source: str) -> Scan:
+    return moved(scan_bytes(bytes(text.kept), source, skipped=text.skipped_bytes), text.skipped_lines)
+
+
+def _hits_of(message: str, seen: set[str]) -> list[Hit]:
+    """What signatures know of the message that a run ended with; its logs may lie on the very disk that is full."""
+    lines = [(line, signature) for line in message.splitlines() for signature in known(line)]
+    return [
+        Hit(signature, Evidence("the run's last words", 0, line.strip()[:SHOWN_CHARACTERS]), "", line)
+        for line, signature in lines
+        if signature.id not in seen
+    ]
+
+
+def _full_disks(run: RunDirectory) -> list[Hit]:
+    """Disks of a run on which there is no room now: a trainer cannot always write there that there is none."""
+    hits = []
+    for folder in (run.logs, run.checkpoints, run.recover):
+        with suppress(OSError):
+            disk = shutil.disk_usage(folder)
+            if disk.free < FULL_BYTES:
+                text = f"{size(disk.free)} of {size(disk.total)} are free"
+                hits.append(Hit(_FULL, Evidence(str(folder), 0, text), "", text))
+    return hits
+
+
+def _own_message(said: Evidence | None) -> list[Finding]:
+    """The message with which a run, or a command, ended: ours say what is wrong and what to do."""
+    if said is None or not said.text.strip() or any(next(known(line), None) for line in said.text.splitlines()):
+        return []
+    first, *rest = said.text.strip().splitlines()
+    if _EXCEPTION.match(first):
+        title, cause = "An error that is not known here ended it", f"{first}. Its traceback, if any, is in main.log."
+        return [Finding("unknown-error", title, cause, evidence=(said,), advice=("main.log of the run's folder",))]
+    cause = "\n           ".join([first, *rest])
+    return [Finding("own-message", "It ended with a message that says why", cause, evidence=(replace(said, text=""),))]
+
+
+def _unknown_error(scans: list[Scan]) -> list[Finding]:
+    """The traceback with which a log ends, else the last one in it, where nothing else explains the end of a run."""
+    with_error = sorted((scan for scan in scans if scan.error), key=lambda scan: not scan.fatal)
+    scan = with_error[0] if with_error else None
+    if scan is None or scan.error is None or any(next(known(line), None) for line in scan.error.text.splitlines()):
+        return []
+    return [
+        Finding(
+            "unknown-error",
+            f"An error that is not known here {'ended it' if scan.fatal else 'was printed on the way'}",
+            f"{scan.error.text.splitlines()[-1].strip()}. The code that its traceback names says what that means.",
+            evidence=(scan.error,),
+            advice=("read the whole traceback in the log; the line before its last names the code that failed",),
+        )
+    ]
+
+
+def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Causes before consequences. What usually follows from something else stands by itself where it is alone."""
+    order = {signature.id: place for place, signature in enumerate(SIGNATURES)}
+    causes = [finding for finding in findings if not finding.follows]
+    follows = [finding if causes else replace(finding, follows=False) for finding in findings if finding.follows]
+    return tuple(sorted([*causes, *follows], key=lambda item: (item.follows, order.get(item.id, len(order)))))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,145 @@
+"""A diagnosis as text for people, and the short form that other commands append to a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterkit.runs.diagnose.model import BAD, PHASE_NAMES, Change, Evidence, Finding
+from clusterkit.runs.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.console import failure_message
+from clusterkit.runs.status import Status
+
+_TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
+    """Everything that was found, and what to type next."""
+    lines = []
+    run = diagnosis.run
+    if run is not None:
+        message = f": {diagnosis.message.splitlines()[0]}" if diagnosis.message else ""
+        lines += [f"{run.experiment}/{run.trial} is {diagnosis.state}{message}", ""]
+    lines += [f"note: {note}" for note in diagnosis.notes]
+    if not diagnosis.findings:
+        lines.append("Nothing that is known to go wrong was found in")
+        lines += [f"  {source}" for source in diagnosis.looked_at]
+        return lines
+    for number, finding in enumerate(diagnosis.findings, 1):
+        lines += [*_finding_lines(finding, number), ""]
+    return [*lines, *_next_lines(diagnosis)] if run is not None else lines[:-1]
+
+
+def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
+    """A few lines about why a run that has just failed did so; none where that is not known.
+
+    killed: the trainer was ended by SIGKILL. Never raises: it is told beside a failure that must be told.
+    """
+    try:
+        diagnosis = diagnose_run(run, killed=killed)
+    except Exception:
+        return []
+    number = next(iter(reversed(run.attempt_numbers())), 0)
+    told = (failure_message(run.console(number)) or diagnosis.message).removeprefix("error: ").strip().splitlines()[:1]
+
+    def repeats(finding: Finding) -> bool:
+        """Whether it knows no more than the message that is told already, which says what to do itself."""
+        return not finding.changes and bool(told) and all(told[0] in item.text for item in finding.evidence)
+
+    findings = [finding for finding in diagnosis.findings if finding.changes or finding.advice]
+    return _short_lines(diagnosis, [finding for finding in findings if not repeats(finding)])
+
+
+def explain_status(status: Status) -> list[str]:
+    """The short form for a run that failed, was killed or is stalled; none for one that is well. Never raises."""
+    if status.state not in BAD:
+        return []
+    try:
+        diagnosis = diagnose_run(status.run, status)
+    except Exception:
+        return []
+    # Its own message is told as the run's state.
+    return _short_lines(diagnosis, [finding for finding in diagnosis.findings if finding.id != "own-message"])
+
+
+def findings_of(status: Status) -> list[dict[str, Any]]:
+    """For --json: what `clusterkit diagnose` finds in a run that failed, was killed or is stalled. Never raises."""
+    if status.state not in BAD:
+        return []
+    try:
+        return [finding.as_dict() for finding in diagnose_run(status.run, status).findings]
+    except Exception:
+        return []
+
+
+def change_text(change: Change) -> str:
+    """`train.max_tokens_per_mb: 16384 → 8192`, with what kind of setting it is where it is not ours."""
+    proposed = _plain(change.proposed)
+    value = f"{_plain(change.now)} → {proposed}" if change.now is not None else proposed
+    text = f"{change.key}: {value}"
+    tags = [_TAGS[change.kind]] if change.kind in _TAGS else []
+    if change.new_trial:
+        tags.append("needs a new trial")
+    if change.why:
+        tags.append(change.why)
+    return f"{text} ({'; '.join(tags)})" if tags else text
+
+
+def _finding_lines(finding: Finding, number: int) -> list[str]:
+    when = f" {PHASE_NAMES[finding.phase]}" if finding.phase else ""
+    follows = " [follows from what is above]" if finding.follows else ""
+    lines = [f"{number}. {finding.title}{when}{follows}", f"   why     {finding.cause}"]
+    seen = f" ({finding.count} times)" if finding.count > 1 else ""
+    for item in finding.evidence:
+        text = item.text.replace("\n", "\n           ")
+        lines.append(f"   seen    {_place(item)}{seen}" + (f"\n           {text}" if text else ""))
+    if not finding.follows:
+        lines += [
+            f"   {'change' if not place else 'and' if finding.together else 'or':<7} {change_text(change)}"
+            for place, change in enumerate(finding.changes)
+        ]
+        lines += [f"   do      {advice}" for advice in finding.advice]
+    return lines
+
+
+def _next_lines(diagnosis: Diagnosis) -> list[str]:
+    run, config = diagnosis.run, diagnosis.config
+    if run is None:
+        return []
+    lines = []
+    if diagnosis.applicable:
+        changes = ", ".join(f"{change.key}={_plain(change.proposed)}" for change, _ in diagnosis.applicable)
+        if diagnosis.is_applied:
+            command = train_command(run, config, []) or "the same `clusterkit train` command as before"
+            lines.append(f"{changes} is applied already. Go on with: {command}")
+        else:
+            lines.append(f"To go on with {changes}: {diagnose_command(run, '--apply')}")
+    needs = diagnosis.for_new_trial
+    if needs:
+        keys = ", ".join(change.key for change in needs)
+        command = train_command(run, config, needs, trial=f"{run.trial}-2")
+        lines.append(
+            f"{keys} must stay the same while a run goes on. For a new trial: {command or 'add it and trial_name=NEW'}"
+        )
+    return lines
+
+
+def _short_lines(diagnosis: Diagnosis, findings: list[Finding]) -> list[str]:
+    lines = []
+    for finding in [finding for finding in findings if not finding.follows][:2]:
+        when = f" {PHASE_NAMES[finding.phase]}" if finding.phase else ""
+        lines.append(f"{finding.title}{when}. {finding.cause}")
+        ours = [change for change in finding.changes if change.kind == "setting"]
+        first = next(iter([*ours, *finding.changes]), None)
+        lines += [f"  change {change_text(first)}"] if first else [f"  {advice}" for advice in finding.advice[:1]]
+    if lines and diagnosis.run is not None:
+        lines.append(f"  more: {diagnose_command(diagnosis.run)}")
+    return lines
+
+
+def _place(item: Evidence) -> str:
+    return f"{item.source}:{item.line}" if item.line else item.source
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

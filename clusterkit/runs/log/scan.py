@@ -1,0 +1,109 @@
+"""From bytes to history: finds the lines that matter in blocks of a log, wherever the blocks begin and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterkit.runs.log import areal, ours
+from clusterkit.runs.log.lines import interesting, messages, plain
+from clusterkit.runs.log.metrics import Record
+from clusterkit.runs.log.progress import LogHistory
+
+LONGEST_LINE = 1 << 20
+"""Bytes of a line that are looked at; no message is that long."""
+
+TABLE_LINES = 1000
+"""Lines after a table's head within which its rows are looked for; other processes may print in between."""
+
+_ROW, _END = "│".encode(), "╘".encode()
+
+
+class LogScanner:
+    """Takes a log in as blocks of bytes and keeps its history. A line without an end waits for the next block."""
+
+    def __init__(self, history: LogHistory | None = None) -> None:
+        self.history = history or LogHistory()
+        self._line = b""
+        self._skipping = False  # within a line that is too long
+        self._table: dict[str, Any] | None = None  # whose rows are being gathered
+
+    def forget_waiting(self) -> int:
+        """Drop the last line if it has no end yet; returns how many bytes are to be fed again, with its end."""
+        waiting, self._line = len(self._line), b""
+        return waiting
+
+    def feed(self, block: bytes) -> None:
+        """Take in what follows the last block."""
+        if self._skipping:
+            start = block.find(b"\n") + 1
+            if not start:
+                return
+            block, self._skipping = block[start:], False
+        data = self._line + block if self._line else block
+        end = data.rfind(b"\n", len(self._line)) + 1
+        self._line = data[end:]
+        if len(self._line) > LONGEST_LINE:
+            self._take(self._line[:LONGEST_LINE])
+            self._line, self._skipping = b"", True
+        self._whole_lines(data, end)
+
+    def _whole_lines(self, data: bytes, end: int) -> None:
+        position = self._rows(data, 0, end)
+        for hit in interesting(data, end):
+            if hit < position:
+                continue
+            start = max(data.rfind(b"\n", position, hit) + 1, position)
+            stop = data.find(b"\n", hit)
+            self._take(data[start:stop])
+            position = self._rows(data, stop + 1, end)
+
+    def _rows(self, data: bytes, position: int, end: int) -> int:
+        """Follow the table whose head was seen, if any; returns where it stopped."""
+        while self._table is not None and position < end:
+            stop = data.find(b"\n", position)
+            line = data[position:stop]
+            position = stop + 1
+            self._table["lines"] -= 1
+            if _ROW in line:
+                self._table["values"].update(areal.table_values(plain(line[:LONGEST_LINE])))
+            else:
+                self._take(line)
+                if _END in line or (self._table is not None and self._table["lines"] <= 0):
+                    self._end_table()
+        return position
+
+    def _take(self, line: bytes) -> None:
+        for message in messages(plain(line)):
+            record = areal.parse(message) or ours.parse(message)
+            if record is None:
+                continue
+            if record["kind"] in ("table", "step"):
+                self._end_table()
+            if record["kind"] == "table":
+                self._table = {**record, "values": {}, "lines": TABLE_LINES}
+            else:
+                self.history.take(record)
+
+    def _end_table(self) -> None:
+        table, self._table = self._table, None
+        if table is not None and table["values"]:
+            record: Record = {name: table[name] for name in ("time", "part", "parts", "dialect")}
+            self.history.take({**record, "kind": "stats", "values": areal.canonical(table["values"])})
+
+    # -- between invocations ----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """For JSON: everything but the bytes that are waiting, which are to be read again."""
+        return {"skipping": self._skipping, "table": self._table, "history": self.history.state()}
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> LogScanner:
+        """A scanner that goes on where `state` was taken.
+
+        Raises:
+            ValueError, KeyError, TypeError: the state is of another version.
+
+        """
+        scanner = cls(LogHistory.restored(state["history"]))
+        scanner._skipping, scanner._table = state["skipping"], state["table"]
+        return scanner

@@ -1,0 +1,135 @@
+"""What a run would go on from, and whether that fits what it would be started with. Changes nothing, needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from clusterkit.common.text_plot import duration, size
+from clusterkit.config.overrides import parse_overrides, to_config
+from clusterkit.config.presets import nest
+from clusterkit.runs.directory import RunDirectory
+from trainer.checkpoint.fingerprint import changes, fingerprint
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found and what it was compared with.
+
+    found: of `trainer.checkpoint.slots.look`. config: what the run would be started with. holder: who works on it now.
+    """
+
+    run: RunDirectory
+    found: dict[str, Any]
+    config: RunConfig
+    holder: str | None = None
+
+    @property
+    def newest(self) -> dict[str, Any] | None:
+        """The slot that would be gone on from."""
+        return next((slot for slot in self.found["slots"] if slot["name"] == self.found["newest"]), None)
+
+    @property
+    def differences(self) -> list[tuple[str, Any, Any]]:
+        """Setting, value in the checkpoint and value now of all that must stay the same."""
+        return [] if self.newest is None else changes(self.newest["fingerprint"], fingerprint(self.config))
+
+    @property
+    def fits(self) -> bool:
+        """Whether a start now would go on from a checkpoint."""
+        return self.newest is not None and not self.differences and self.config.recover_mode != "disabled"
+
+    @property
+    def verdict(self) -> str:
+        """What a start would do, in a sentence."""
+        slot = self.newest
+        if slot is None and self.found["slots"]:
+            return "no recover checkpoint is whole: a start is refused"
+        if slot is None:
+            return "there is no recover checkpoint: a start begins at the beginning"
+        if self.config.recover_mode == "disabled":
+            return "recover_mode=disabled: a start begins at the beginning"
+        if self.differences:
+            return f"the checkpoint of step {slot['global_step']} was written with other settings: a start is refused"
+        return f"a start goes on after step {slot['global_step']}, from {slot['name']}"
+
+    @property
+    def advice(self) -> str:
+        """How to go on."""
+        if self.holder:
+            return f"it is being trained now by {self.holder}; the checkpoints will be newer once that ends"
+        if self.newest is None:
+            afresh = "recover_mode=disabled, or trial_name=NEW" if self.found["slots"] else "the train command"
+            return f"to start afresh: {afresh}"
+        if self.config.recover_mode == "disabled":
+            return "to go on from it: leave recover_mode=disabled out"
+        name = f"{self.run.experiment}/{self.run.trial}"
+        if self.differences:
+            return (
+                "to go on with this run: put the settings back. With the new ones: a new trial from this checkpoint, "
+                f"--recover-from {name} trial_name=NEW, or one from the beginning, trial_name=NEW"
+            )
+        total = self.config.train.total_steps
+        if total and self.newest["global_step"] >= total:
+            return f"it has reached train.total_steps={total}: a larger one trains on"
+        return "repeat the train command"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        slots = [{key: value for key, value in slot.items() if key != "fingerprint"} for slot in self.found["slots"]]
+        return {
+            "experiment": self.run.experiment,
+            "trial": self.run.trial,
+            "folder": self.found["folder"],
+            "fits": self.fits,
+            "verdict": self.verdict,
+            "resume": None
+            if self.newest is None
+            else {"slot": self.newest["name"], **(self.found["state"] or {}), "age_s": self.newest["age_s"]},
+            "slots": slots,
+            "problems": self.found["problems"],
+            "differences": [{"key": key, "was": was, "now": now} for key, was, now in self.differences],
+            "busy": self.holder,
+            "advice": self.advice,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        rows = [("run", f"{self.run.experiment}/{self.run.trial}"), ("verdict", self.verdict)]
+        rows += [(slot["name"], _slot(slot)) for slot in self.found["slots"]]
+        rows += [("problem", problem) for problem in self.found["problems"]]
+        rows += [("differs", f"{key}: {_plain(was)} → {_plain(now)}") for key, was, now in self.differences]
+        rows += [("folder", self.found["folder"]), ("next", self.advice)]
+        return [f"{label:<9} {text}" for label, text in rows]
+
+
+def own_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
+    """What a run was last started with, and settings that were typed.
+
+    Raises:
+        UserError: its configuration cannot be read any more, or a setting is none.
+
+    """
+    try:
+        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        config = to_config(values if isinstance(values, dict) else {})
+    except (OSError, ValueError, yaml.YAMLError, UserError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(
+            f"{run.config} cannot be read ({reason}): name what to compare with, --preset NAME and settings"
+        ) from None
+    return to_config(nest({**flatten(config), **parse_overrides(overrides)}))
+
+
+def _slot(slot: dict[str, Any]) -> str:
+    facts = f"written {duration(slot['age_s'])} ago, {size(slot['bytes'])}"
+    return f"step {slot['global_step']}, whole, {facts}" if slot["whole"] else f"{slot['problem']} ({facts})"
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "(empty)" if value in (None, "") else str(value)

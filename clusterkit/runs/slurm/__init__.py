@@ -1,0 +1,1 @@
+"""What Slurm's queue says of runs."""

@@ -1,0 +1,81 @@
+"""Recorded trajectories of a run: which step, which task, which sample."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterkit.runs.directory import RunDirectory
+from trainer.errors import RunError, UserError
+
+_STEP = re.compile(r"^step_(\d+)\.jsonl\.zst$")
+
+Record = dict[str, Any]
+
+
+def recorded_steps(run: RunDirectory) -> list[int]:
+    """Steps whose trajectories are on disk, in order."""
+    names = (_STEP.match(path.name) for path in (run.logs / "rollouts").glob("step_*.jsonl.zst"))
+    return sorted(int(match.group(1)) for match in names if match)
+
+
+def find_group(run: RunDirectory, step: int | None, task: str) -> tuple[int, list[Record]]:
+    """The step and the recorded trajectories of one task; `task` is an id, or the number of a task within its step.
+
+    Without a step, the newest one that has the task.
+
+    Raises:
+        UserError: nothing is recorded, or not that step or task.
+        RunError: a record cannot be read.
+
+    """
+    steps = recorded_steps(run)
+    if not steps:
+        raise UserError(
+            f"{run.logs / 'rollouts'} holds no trajectories: they are written with rollout.save_trajectories=true (the "
+            "default) once a step ends"
+        )
+    if step is not None and step not in steps:
+        raise UserError(f"step {step} is not recorded; there are {_ranges(steps)}")
+    for number in [step] if step is not None else reversed(steps):
+        groups = read_groups(run.logs / "rollouts" / f"step_{number}.jsonl.zst")
+        if task in groups:
+            return number, groups[task]
+        if task.isdigit() and int(task) < len(groups):
+            return number, list(groups.values())[int(task)]
+        if task.isdigit() or step is not None:
+            some = ", ".join(list(groups)[:5])
+            raise UserError(
+                f"step {number} has {len(groups)} tasks, none of them {task}: give a number from 0 to "
+                f"{len(groups) - 1}, or an id such as {some}"
+            )
+    raise UserError(f"no recorded step has a task {task}: clusterkit trace --task 0 shows the newest step's first one")
+
+
+def read_groups(path: Path) -> dict[str, list[Record]]:
+    """Trajectories of a step by task, in the order of the file. Raises RunError."""
+    groups: dict[str, list[Record]] = {}
+    for record in _read(path):
+        groups.setdefault(str(record["task_id"]), []).append(record)
+    return groups
+
+
+def _read(path: Path) -> Iterator[Record]:
+    try:
+        import zstandard  # noqa: PLC0415 (only where trajectories are read)
+    except ModuleNotFoundError as error:
+        raise UserError("reading trajectories needs zstandard: pip install zstandard") from error
+    try:
+        with zstandard.open(path, "rb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+    except (OSError, ValueError, zstandard.ZstdError) as error:
+        raise RunError(f"{path} cannot be read ({error}): look at another step with --step") from error
+
+
+def _ranges(steps: list[int]) -> str:
+    return str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"

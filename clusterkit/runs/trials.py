@@ -1,0 +1,204 @@
+"""Which trial a `train` command means: a new one, one to go on with, or one that is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterkit.config.presets import leaves
+from clusterkit.runs.directory import RunDirectory, numbered_trials, user_name
+from clusterkit.runs.log.metrics import History, read_history
+from trainer.checkpoint.fingerprint import BEFORE, changes, fingerprint, is_free
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+
+class Course(Enum):
+    """What happens to the chosen trial."""
+
+    NEW = "new"
+    RESUME = "resume"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The chosen run directory, what to do with it, and its history so far.
+
+    attempts: numbers of those that there were when it was chosen.
+    """
+
+    run: RunDirectory
+    course: Course
+    history: History
+    attempts: tuple[int, ...] = ()
+
+    @property
+    def resume_step(self) -> int:
+        """Step after which the run goes on, as far as its records tell; 0: from the start."""
+        if self.course is Course.RESUME and not self.history.learns:
+            return self.history.global_step
+        if self.course is not Course.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
+            return 0
+        return int(self.history.recovers[-1].get("global_step") or 0)
+
+
+def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
+    """Find the trial that this configuration goes on with, or the next free name.
+
+    Raises UserError where it would go on with a run that was started with other settings.
+    """
+    if named_by_user:
+        return _judge(config, config.trial_name, named_by_user=True)
+    numbers = numbered_trials(Path(config.fileroot), config.experiment_name)
+    newest = numbers[-1] if numbers else 0
+    following = f"run{newest + 1}"
+    if not newest:
+        return _judge(config, following, named_by_user=False)
+    busy = run_directory(config, f"run{newest}").holder() is not None
+    if config.recover_mode == "disabled" and not busy:
+        return _judge(config, following, named_by_user=False)
+    if config.recover_from and config.recover_from != _source_of(run_directory(config, f"run{newest}")):
+        return _judge(config, following, named_by_user=False)
+    trial = _judge(config, f"run{newest}", named_by_user=False)
+    return _judge(config, following, named_by_user=False) if trial.course is Course.COMPLETE else trial
+
+
+def completed_trial(config: RunConfig) -> RunDirectory | None:
+    """The newest trial of the experiment where it is complete and was this very configuration; else None.
+
+    For commands that make something be so, and do not start anew what is done.
+    """
+    numbers = numbered_trials(Path(config.fileroot), config.experiment_name)
+    run = run_directory(config, f"run{numbers[-1]}") if numbers else None
+    if run is None or not is_complete(read_history(run.metrics), config):
+        return None
+    try:
+        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return run if isinstance(old, dict) and not differences(old, config) else None
+
+
+def _source_of(run: RunDirectory) -> str:
+    """Where a run was started from (`recover_from`); empty: at the beginning."""
+    try:
+        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    return str(values.get("recover_from") or "") if isinstance(values, dict) else ""
+
+
+def run_directory(config: RunConfig, trial: str) -> RunDirectory:
+    """Paths of one trial of this configuration's experiment."""
+    return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, trial)
+
+
+def require_free(run: RunDirectory) -> None:
+    """Refuse a run that another process is working on."""
+    holder = run.holder()
+    if holder:
+        raise UserError(
+            f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status "
+            f"--experiment {run.experiment} --trial {run.trial}. To train beside it: add trial_name=NEW"
+        )
+
+
+def require_unchanged(trial: Trial) -> None:
+    """Refuse a run on which another command has worked since it was chosen. Call it while holding the run."""
+    run = trial.run
+    if tuple(run.attempt_numbers()) != trial.attempts:
+        raise UserError(
+            f"{run.experiment}/{run.trial} was started by another command at the same moment: nothing was changed. "
+            "Give the command again: it goes on with that run, or takes the next name"
+        )
+
+
+def must_stay(key: str) -> bool:
+    """Whether a setting has to be the same when a run goes on."""
+    return not is_free(key)
+
+
+def differences(old: dict[str, Any], new: RunConfig) -> list[str]:
+    """`key: was → now` for every setting that must stay when a run goes on."""
+    written = dict(leaves(old))
+    try:
+        before = fingerprint(RunConfig.model_validate(old))
+        before |= {key: value for key, value in BEFORE.items() if not _written(key, written)}
+    except ValueError:  # of another version
+        before = {key: value for key, value in written.items() if must_stay(key)}
+    return [f"{key}: {was} → {now}" for key, was, now in changes(before, fingerprint(new))]
+
+
+def _written(key: str, values: dict[str, Any]) -> bool:
+    """Whether a configuration that was read says anything of a setting; leaves of a mapping have longer keys."""
+    return any(name == key or name.startswith(f"{key}.") for name in values)
+
+
+def _judge(config: RunConfig, name: str, named_by_user: bool) -> Trial:
+    run = run_directory(config, name)
+    attempts = tuple(run.attempt_numbers())
+    return replace(_judge_run(config, run, named_by_user), attempts=attempts)
+
+
+def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Trial:
+    if not run.logs.is_dir():
+        return _demand_checkpoint(config, Trial(run, Course.NEW, History()))
+    history = read_history(run.metrics)
+    if run.holder():  # the caller refuses it; comparing settings with a living run would only confuse
+        return Trial(run, Course.RESUME, history)
+    if is_complete(history, config if named_by_user else None):
+        return Trial(run, Course.COMPLETE, history)
+    if config.recover_mode == "disabled":
+        return Trial(run, Course.NEW, history)
+    if not history.steps and not run.has_recover_checkpoint:
+        return _demand_checkpoint(config, Trial(run, Course.NEW, history))  # nothing was learned that could be lost
+    _refuse_differences(config, run)
+    return _demand_checkpoint(config, Trial(run, Course.RESUME, history))
+
+
+def is_complete(history: History, wanted: RunConfig | None = None) -> bool:
+    """Whether the run reached its end; with `wanted`, also the (perhaps later) end that is asked for now."""
+    finish = history.finish
+    if finish is None or finish.get("status") != "completed":
+        return False
+    reached = int(finish.get("global_step") or history.global_step)
+    return wanted is None or reached >= _target(wanted, history)
+
+
+def _target(wanted: RunConfig, history: History) -> int:
+    if wanted.trainer.type == "null":
+        return -(-wanted.eval.num_tasks // wanted.rollout.batch_size)
+    per_epoch = int(history.steps[-1].get("steps_per_epoch") or 0) if history.steps else 0
+    return wanted.train.total_steps or wanted.train.total_epochs * per_epoch
+
+
+def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
+    rolled = trial.course is Course.RESUME and not trial.history.learns
+    if config.recover_mode == "resume" and not rolled and not trial.run.has_recover_checkpoint:
+        raise UserError(
+            f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "
+            f"{trial.run.recover}: leave recover_mode out to start, or name the trial with trial_name="
+        )
+    return trial
+
+
+def _refuse_differences(config: RunConfig, run: RunDirectory) -> None:
+    try:
+        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # the trainer's own fingerprint in the recover checkpoint still guards
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{run.config} cannot be read ({reason}): repair it, or add trial_name=NEW") from None
+    different = differences(old if isinstance(old, dict) else {}, config)
+    if different:
+        raise UserError(
+            f"{run.experiment}/{run.trial} is unfinished and was started with other settings (was → now):\n"
+            + "\n".join(f"  {line}" for line in different)
+            + "\nGo on with it: repeat the command with the old values. Start another run: add trial_name=NEW"
+        )

@@ -1,0 +1,1 @@
+"""Engine servers and judges of a run, seen from the operator."""

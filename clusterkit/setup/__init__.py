@@ -1,0 +1,1 @@
+"""The provisioning engine: hosts in parallel, steps as desired state, one log a host, one summary."""

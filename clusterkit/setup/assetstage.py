@@ -1,0 +1,88 @@
+"""The stage that has models and data sets on the shared storage: the head fetches, the others make sure they see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from clusterkit.common.text_plot import progress_bar
+from clusterkit.provision.assets.hub import Hub
+from clusterkit.provision.assets.model import NodeAsset
+from clusterkit.provision.assets.provide import compare, planned, provide
+from clusterkit.provision.steps.step import Action
+from clusterkit.setup.imagestage import ImageStage
+from clusterkit.setup.model import State, StepFailedError
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.setup import Setup, Stage
+from clusterkit.ssh.api import Session
+
+
+@dataclass
+class AssetStage(Stage):
+    """assets: what the preset needs; empty without a preset. hub: how the head reaches the hub, from within the
+    runtime image that the stage before has brought.
+    """
+
+    assets: Sequence[NodeAsset]
+    hub: Hub
+    image: ImageStage
+    name: str = "assets"
+
+    async def run(self, setup: Setup, runner: HostRunner) -> None:
+        """Provide on the head; compare elsewhere."""
+        if not self.assets:
+            runner.show(self.name, State.SKIPPED)
+            return
+        session = runner.session
+        assert session is not None
+        if runner.host.name == setup.request.cluster.head_host.name:
+            await self._provide(setup, runner, session)
+            await setup.head.reach("assets")
+            return
+        await setup.head.wait("assets", self.name)
+        head = setup.sessions[setup.request.cluster.head_host.name]
+        async with runner.timed(self.name):
+            for asset in self.assets:
+                if difference := await compare(head, session, asset):
+                    raise StepFailedError(
+                        self.name,
+                        f"{asset.folder}: {difference}",
+                        fix=f"look whether {setup.request.cluster.storage} is the same file system here as on the head",
+                    )
+            runner.show(self.name, State.OK)
+
+    async def _provide(self, setup: Setup, runner: HostRunner, session: Session) -> None:
+        async def apply(actions: Sequence[Action]) -> None:
+            await runner.apply(self.name, actions)
+
+        hub, changed = replace(self.hub, image=self.image.reference), False
+        async with runner.timed(self.name):
+            for asset in self.assets:
+
+                def tell(done: int, total: int, asset: NodeAsset = asset) -> None:
+                    runner.show(self.name, State.RUNNING, f"{asset.name} {progress_bar(done, total)}")
+
+                before = len(runner.report.changes)
+                new = await provide(
+                    session,
+                    asset,
+                    setup.request.cluster,
+                    hub,
+                    apply,
+                    say=runner.log.line,
+                    on_bytes=tell,
+                    place=setup.uploads.place,
+                )
+                if new and len(runner.report.changes) == before:
+                    runner.report.changes.append(planned(asset))
+                changed = changed or new
+            runner.show(self.name, State.CHANGED if changed else State.OK)
+
+    def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
+        """What the head would fetch, should it not be there."""
+        is_head = runner.host.name == setup.request.cluster.head_host.name
+        return [f"{planned(asset)}, unless it is there" for asset in self.assets] if is_head else []
+
+    async def observe(self, setup: Setup, head: HostRunner) -> None:  # noqa: ARG002
+        """The head has them from its own set-up."""
+        await setup.head.reach("assets")

@@ -1,0 +1,259 @@
+"""What `clusterkit setup` does with its options: check them, set up, keep the inventory, say what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from clusterkit.hosts import inventory
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.assets.hub import Hub
+from clusterkit.provision.cluster_lock import Claim, claimed
+from clusterkit.provision.images.needs import needs_of_image
+from clusterkit.provision.options import (
+    SetupOptions,
+    bundle_of,
+    check_refresh,
+    check_values,
+    hub_token,
+    image_of,
+    needs_of,
+    preset_of,
+    proxies_of,
+    wish_of,
+)
+from clusterkit.provision.ray.current import choose, current, option, ready_clusters
+from clusterkit.provision.ray.model import shm_bytes
+from clusterkit.provision.ray.state import ClusterState
+from clusterkit.provision.site import Site, keep, passwords_of, until_ready, with_kept, with_secrets
+from clusterkit.setup import view
+from clusterkit.setup.assetstage import AssetStage
+from clusterkit.setup.failed import failed_hosts, keep_failed
+from clusterkit.setup.hostlog import new_log_folder
+from clusterkit.setup.imagestage import ImageStage
+from clusterkit.setup.model import Report
+from clusterkit.setup.nextsteps import NextStep, next_steps
+from clusterkit.setup.nextsteps import lines_of as next_lines
+from clusterkit.setup.raystage import RayStage
+from clusterkit.setup.setup import Request, Setup
+from clusterkit.setup.sharedstage import SharedStage
+from clusterkit.setup.trainstage import TrainStage
+from trainer.errors import InterruptedRunError, UserError
+
+if TYPE_CHECKING:
+    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.api import Session
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the command prints and ends with."""
+
+    text: str
+    report: Report
+    cluster: Cluster
+    ray: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
+    following: tuple[str, ...] = ()
+    """The commands that may come next."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 done, 1 failed, 3 partly done."""
+        return self.report.exit_code
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "cluster": self.cluster.name,
+            "exit_code": self.exit_code,
+            **self.report.as_dict(),
+            "ray": self.ray,
+            "training": self.training,
+            "next": list(self.following),
+        }
+
+
+def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
+    """Set the selected hosts up.
+
+    Raises:
+        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, somebody else
+            at work on the cluster.
+        InterruptedRunError: Ctrl-C; what is done stays done.
+
+    """
+    cluster = selection.cluster
+    is_new = cluster.name not in ready_clusters()
+    needs = needs_of(cluster, options)
+    given, typed = with_secrets(options.site)
+    options = replace(options, site=with_kept(cluster.name, given))
+    check_values(options)
+    assets, order = preset_of(cluster, options)
+    bundle = bundle_of(options)
+    image = ImageStage(image_of(options, bundle), None if order is None else needs_of_image(order.config))
+    check_refresh(image.wish, selection)
+    token = hub_token(options)
+    wish = wish_of(cluster, options, bundle)
+    if not options.dry_run:
+        refuse_forgetting(cluster)
+    ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
+    training = TrainStage(order, ray)
+    hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=proxies_of(options.site))
+    request = Request(
+        cluster=cluster,
+        hosts=selection.hosts,
+        wish=wish,
+        needs=needs,
+        log_folder=new_log_folder(cluster.name, "setup"),
+        dry=options.dry_run,
+        secrets=(token, *passwords_of(options.site)),
+        stages=(SharedStage(), image, AssetStage(assets, hub, image), ray, training),
+        bundle=bundle,
+        uploads=options.uploads,
+        retries=options.retries,
+    )
+    with nullcontext() if options.dry_run else claimed(cluster.name, "setup") as claim:
+        report = asyncio.run(_run(request, selection, options.site, claim))
+        if not options.dry_run:
+            _keep_failed(request, report)
+    if typed:
+        report.notes.append(
+            f"{', '.join(typed)}: other users of this machine could see the password as it was typed. Next time say "
+            "env:NAME or file:PATH in place of the address. It is kept with the cluster, readable for you alone."
+        )
+    return _outcome(request, report, training, options, is_new=is_new)
+
+
+def only_failed(selection: Selection) -> Selection | None:
+    """Of the selected hosts those that failed when they were last set up; None where no host of the cluster did.
+
+    Raises:
+        UserError: some did, and --limit and --exclude leave none of them.
+
+    """
+    failed = failed_hosts(selection.cluster)
+    hosts = tuple(host for host in selection.hosts if host.name in failed)
+    if failed and not hosts:
+        raise UserError(f"--retry: {', '.join(failed)} failed last time, and --limit and --exclude leave none of them.")
+    return replace(selection, hosts=hosts) if failed else None
+
+
+def nothing_failed(cluster: Cluster) -> Outcome:
+    """What `--retry` comes to where no host failed last time."""
+    text = f"nothing failed in the last set-up of cluster {cluster.name}: nothing to do"
+    return Outcome(text, Report({}, notes=[text]), cluster)
+
+
+def _keep_failed(request: Request, report: Report) -> None:
+    try:
+        keep_failed(request.cluster, report)
+    except OSError as error:
+        report.notes.append(f"--retry will not know who failed: {error.filename}: {error.strerror}")
+
+
+async def _run(request: Request, selection: Selection, site: Site, claim: Claim | None) -> Report:
+    from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
+
+    early = until_ready(request.cluster.name, site)
+
+    async def connect_and_keep(host: Host) -> Session:
+        session = await connect(host, selection.ssh)
+        # From the first host that lets us in, later commands need not be told; a mistyped key is not kept.
+        if not request.dry:
+            keep_inventory(request.cluster)
+            keep(request.cluster.name, early)
+        return session
+
+    setup = Setup(request, connect_and_keep, lambda _: None, claim)
+    with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
+        setup.watch = watch
+        selection.ssh.secrets.around_prompt = watch.aside
+        try:
+            report = await setup.run()
+        except asyncio.CancelledError:
+            raise InterruptedRunError(
+                f"interrupted: what is done stays done; the same command goes on from there\nlogs: {request.log_folder}"
+            ) from None
+    head = report.hosts.get(request.cluster.head_host.name)
+    if not request.dry and head is not None and (head.failure is None or head.failure.step == TrainStage.name):
+        keep(request.cluster.name, site)
+    return report
+
+
+def _outcome(request: Request, report: Report, training: TrainStage, options: SetupOptions, *, is_new: bool) -> Outcome:
+    steps = next(iter(report.hosts.values())).states
+    lines, following = [view.summary(report, tuple(steps), dry=options.dry_run)], []
+    if not options.dry_run and report.failed:
+        lines += ["", *_repair(request, report)]
+    elif not options.dry_run and training.ray.state is not None:
+        chosen = make_current(request.cluster.name, is_new=is_new)
+        state, memory = training.ray.state, min((gpu.memory for gpu in training.ray.gpus), default=0)
+        following = next_steps(request.cluster, state, memory, options, training.dispatched)
+        lines += ["", *_ready(training, state, following), *([chosen] if chosen else [])]
+    ray = None if training.ray.state is None else training.ray.state.as_dict()
+    run = None if training.dispatched is None else training.dispatched.as_dict()
+    return Outcome("\n".join(lines), report, request.cluster, ray, run, tuple(step.command for step in following))
+
+
+def _repair(request: Request, report: Report) -> list[str]:
+    named = option(request.cluster.name)
+    lines = [
+        "Repair what is named above and run the same command again: it goes on from there.",
+        f"Only what failed: the same with --retry (clusterkit setup{named} --retry)",
+        f"Logs: {request.log_folder}",
+    ]
+    if len(report.failed) < len(report.hosts):
+        lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
+    return lines
+
+
+def make_current(name: str, *, is_new: bool) -> str:
+    """Have commands go to a new cluster, as minikube and gcloud do; one that was there before changes no choice.
+
+    Returns:
+        What to tell of it.
+
+    """
+    with suppress(UserError):  # a damaged choice is replaced
+        if not is_new and current().name:
+            return ""
+    try:
+        choose(name)
+    except UserError as error:
+        return str(error)
+    return f"commands go to cluster {name} now (clusterkit use)"
+
+
+def _ready(training: TrainStage, state: ClusterState, following: list[NextStep]) -> list[str]:
+    from clusterkit.cli.ray_status import lines_of  # noqa: PLC0415
+
+    lines = [*lines_of(state), ""]
+    if training.dispatched is not None:
+        lines += [f"{training.dispatched.sentence}; its files: {training.dispatched.run.logs}", ""]
+    return [*lines, *next_lines(following)]
+
+
+def keep_inventory(cluster: Cluster) -> None:
+    """Keep the cluster under its name, so that later commands need no hosts."""
+    if not inventory.path_of(cluster.name).exists() or inventory.load(cluster.name) != cluster:
+        inventory.save(cluster)
+
+
+def refuse_forgetting(cluster: Cluster) -> None:
+    """Refuse a shorter list of hosts under a name that is kept.
+
+    Raises:
+        UserError: it names the hosts that would be forgotten.
+
+    """
+    if not inventory.path_of(cluster.name).exists():
+        return
+    if lost := {host.name for host in inventory.load(cluster.name).hosts} - {host.name for host in cluster.hosts}:
+        raise UserError(
+            f"the cluster '{cluster.name}' is kept with {', '.join(sorted(lost))}, which --hostnames leaves out.\n"
+            f"For a part of it: --limit. For another cluster: --cluster NAME. To replace it: clusterkit init "
+            f"{' '.join(host.name for host in cluster.hosts)} --cluster {cluster.name} --force"
+        )

@@ -1,0 +1,73 @@
+"""One log file a host: every script that was run on it and everything that it printed, secrets left out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+
+from clusterkit.setup.model import LAST_LINES
+
+KEPT_RUNS = 20
+
+
+def state_folder() -> Path:
+    """Where logs go: $CLUSTERKIT_STATE, or ~/.local/state/clusterkit."""
+    given = os.environ.get("CLUSTERKIT_STATE")
+    return Path(given) if given else Path.home() / ".local" / "state" / "clusterkit"
+
+
+def new_log_folder(cluster: str, command: str) -> Path:
+    """Folder for the logs of one run of one command; the oldest beyond 20 are removed."""
+    parent = state_folder() / cluster / "logs"
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = parent / f"{stamp}-{command}{suffix}"
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        break
+    old = sorted(path for path in parent.iterdir() if path.is_dir())[:-KEPT_RUNS]
+    for path in old:
+        for file in path.glob("*.log"):
+            file.unlink(missing_ok=True)
+        if not any(path.iterdir()):
+            path.rmdir()
+    return folder
+
+
+class HostLog:
+    """Append-only log of one host. `secrets` are replaced wherever they appear."""
+
+    def __init__(self, folder: Path, host: str, secrets: tuple[str, ...] = ()) -> None:
+        self.path = folder / f"{host.replace('/', '_')}.log"
+        # The longest first: one may be a part of another.
+        self.secrets = tuple(sorted({secret for secret in secrets if secret}, key=len, reverse=True))
+        self.tail: deque[str] = deque(maxlen=LAST_LINES)
+        self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", buffering=1)
+
+    def masked(self, text: str) -> str:
+        """The text without the secrets."""
+        for secret in self.secrets:
+            text = text.replace(secret, "********")
+        return text
+
+    def line(self, text: str) -> None:
+        """Write a line, stamped."""
+        text = self.masked(text).rstrip("\n")
+        self.tail.append(text)
+        stamp = time.strftime("%H:%M:%S")
+        self._file.write("".join(f"{stamp} {part}\n" for part in text.split("\n")))
+
+    def heading(self, text: str) -> None:
+        """Write what comes next; its output starts a new tail."""
+        self.line(f"== {text}")
+        self.tail.clear()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

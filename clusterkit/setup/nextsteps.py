@@ -1,0 +1,112 @@
+"""The commands that `clusterkit setup` ends with: those that work on this cluster as they are printed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.backends.ray.train import order_of
+from clusterkit.capacity.runnable import require_runnable
+from clusterkit.config import presets
+from clusterkit.config.resolve import resolve
+from clusterkit.hosts.model import Cluster
+from clusterkit.provision.assets.model import JUDGE
+from clusterkit.provision.options import SetupOptions
+from clusterkit.provision.ray.current import option
+from clusterkit.provision.ray.state import ClusterState
+from trainer.errors import UserError
+
+WITHOUT_GPUS = "tiny"
+GIB_TOLERANCE = 0.95
+"""A GPU that is sold with 80 GiB reports 79.6."""
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A command, and what it is for."""
+
+    purpose: str
+    command: str
+
+
+def next_steps(
+    cluster: Cluster,
+    state: ClusterState,
+    gpu_memory: int,
+    options: SetupOptions,
+    dispatched: Dispatched | None,
+) -> list[NextStep]:
+    """The commands after a set-up.
+
+    Args:
+        cluster: that was set up.
+        state: its Ray; nothing is promised of one that is not ready.
+        gpu_memory: bytes of the smallest GPU; 0 where it is not known.
+        options: of the set-up.
+        dispatched: the run that it started.
+
+    """
+    named = option(cluster.name)
+    steps: list[NextStep] = []
+    if state.ready:
+        run = f"{dispatched.run.experiment}/{dispatched.run.trial}" if dispatched is not None else ""
+        if not run:
+            train, run = _training(cluster, state, gpu_memory, options)
+            steps += [NextStep("train", train)] if train else []
+        if run:
+            steps.append(NextStep("how it is doing", f"clusterkit status{named}"))
+            steps.append(NextStep("its log", f"clusterkit logs -f{named}"))
+            steps.append(NextStep("score it", f"clusterkit eval --model-path {run}{named}"))
+            steps.append(NextStep("end it", f"clusterkit stop{named}"))
+    steps.append(NextStep("nodes and GPUs", f"clusterkit ray-status{named}"))
+    steps.append(NextStep("take it down", f"clusterkit down{named}"))
+    return steps
+
+
+def lines_of(steps: list[NextStep]) -> list[str]:
+    """As text for people."""
+    width = max(len(step.purpose) for step in steps)
+    return ["Next:", *(f"  {step.purpose:<{width}}  {step.command}" for step in steps)]
+
+
+def fitting_preset(cluster: Cluster, state: ClusterState, gpu_memory: int) -> str:
+    """The preset that takes most of a cluster's GPUs, needs no servers of its own, and can be trained there."""
+    nodes = [node for node in state.nodes if node.ray_state == "ALIVE"]
+    gpus = min((node.gpus for node in nodes), default=0)
+    best, taken = WITHOUT_GPUS, 0
+    for name in presets.size_names():
+        size, config = presets.load_size(name), resolve(name).config
+        needs_memory = size.gpu_memory_gib * GIB_TOLERANCE * 2**30
+        if config.gpus < max(taken, 1) or config.n_gpus_per_node > gpus or config.n_nodes > len(nodes):
+            continue
+        if (gpu_memory and gpu_memory < needs_memory) or not _can_train(cluster, name):
+            continue
+        best, taken = name, config.gpus
+    return best
+
+
+def _can_train(cluster: Cluster, preset: str) -> bool:
+    try:
+        _, assets, resolved = order_of(cluster, preset, None, [])
+        require_runnable(resolved.config)
+    except UserError:
+        return False
+    return not any(asset.setting == JUDGE for asset in assets)
+
+
+def _training(cluster: Cluster, state: ClusterState, gpu_memory: int, options: SetupOptions) -> tuple[str, str]:
+    """The `train` command, and the run that it would begin; empty where the set-up's preset cannot be trained."""
+    preset = options.preset or fitting_preset(cluster, state, gpu_memory)
+    places = [("model.path", options.model_path), ("task.path", options.dataset_path)]
+    settings = [*options.settings, *(f"{key}={place}" for key, place in places if place)]
+    try:
+        _, _, resolved = order_of(cluster, preset, options.task, settings)
+        require_runnable(resolved.config)
+    except UserError:
+        return "", ""
+    words = ["clusterkit", "train", "--preset", preset, *(["--task", options.task] if options.task else []), *settings]
+    config = resolved.config
+    # What needs no GPU trains on this machine where no cluster is named.
+    named = option(cluster.name) or ("" if config.gpus or config.n_nodes > 1 else f" --cluster {cluster.name}")
+    return shlex.join(words) + named, f"{config.experiment_name}/{config.trial_name}"

@@ -1,0 +1,195 @@
+"""Ray as the last stage of a set-up: the head first, every worker as soon as it is ready itself, then the whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from clusterkit.provision.facts.model import Gpu
+from clusterkit.provision.ray.addresses import head_address
+from clusterkit.provision.ray.model import WORKER, RaySettings
+from clusterkit.provision.ray.plan import MustReplace, plan_node
+from clusterkit.provision.ray.start import (
+    NodeFailedError,
+    NotReadyError,
+    answering,
+    may_replace,
+    ready,
+    settings_for_plan,
+)
+from clusterkit.provision.ray.state import ClusterState
+from clusterkit.provision.ray.token import cluster_token, read_token
+from clusterkit.provision.steps.step import Refused
+from clusterkit.setup.imagestage import ImageStage
+from clusterkit.setup.model import State, StepFailedError
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.setup import Setup, Stage
+from clusterkit.ssh.api import Session
+
+STARTS = 3
+"""How often a Ray that ends while it starts is started: it gives itself 30 s, which a busy machine may not keep."""
+
+
+@dataclass
+class RayStage(Stage):
+    """Labelled containers with Ray as their main process, and the gate that all of them are alive in Ray.
+
+    image: the stage before, which knows the runtime image. shm: bytes of /dev/shm, 0 for half of the memory. state: the
+    cluster as it was when it was ready. gpus: of the hosts that were looked at.
+    """
+
+    image: ImageStage
+    privileged: bool = False
+    recreate: bool = False
+    shm: int = 0
+    name: str = "ray"
+    state: ClusterState | None = None
+    gpus: tuple[Gpu, ...] = ()
+    _settings: RaySettings | None = field(default=None, repr=False)
+
+    async def run(self, setup: Setup, runner: HostRunner) -> None:
+        """Start this host's node unless it runs as wished."""
+        if runner.host.name == setup.request.cluster.head_host.name:
+            await self._head(setup, runner)
+        else:
+            await setup.head.wait("ray", self.name)
+            assert self._settings is not None
+            async with runner.timed(self.name):
+                head = setup.sessions[setup.request.cluster.head_host.name]
+                await self._node(runner, self._settings, head)
+
+    async def observe(self, setup: Setup, head: HostRunner) -> None:
+        """Let workers join the Ray that the head runs."""
+        assert head.session is not None
+        async with head.timed(self.name):
+            token = await cluster_token(head.session, setup.request.cluster.name)
+            settings = replace(self._wished(setup, head), token=token)
+            await self._answering(head, settings)
+        await setup.head.reach("ray")
+
+    async def _head(self, setup: Setup, runner: HostRunner) -> None:
+        cluster = setup.request.cluster
+        assert runner.session is not None
+        async with runner.timed(self.name):
+            settings = replace(self._wished(setup, runner), token=await cluster_token(runner.session, cluster.name))
+            runner.log.secrets = (*runner.log.secrets, settings.token)
+            for left in reversed(range(STARTS)):
+                await self._node(runner, settings, runner.session)
+                try:
+                    await self._answering(runner, settings)
+                    break
+                except StepFailedError as failure:
+                    if not left:
+                        raise
+                    await self._look_again(setup, runner, failure.lines)
+        await setup.head.reach("ray")
+
+    async def _look_again(self, setup: Setup, runner: HostRunner, lines: Sequence[str]) -> None:
+        """A Ray ended while it started: note its last words and look at what there is to start again."""
+        assert runner.session is not None
+        runner.log.heading(f"{self.name}: Ray ended while it started; its last lines:")
+        for line in lines:
+            runner.log.line(line)
+        setup.note(f"{runner.host.name}: Ray ended while it started and was started again")
+        runner.facts = await runner.look(runner.session)
+
+    async def _answering(self, head: HostRunner, settings: RaySettings) -> None:
+        assert head.session is not None
+        try:
+            container = await answering(head.session, settings.cluster.name, settings.ports)
+        except NodeFailedError as error:
+            raise StepFailedError(self.name, error.message, lines=error.lines, fix=error.fix) from error
+        self._settings = replace(settings, head_container=container.id)
+
+    async def _node(self, runner: HostRunner, settings: RaySettings, head: Session) -> None:
+        assert runner.session is not None
+        try:
+            actions = plan_node(runner.host, runner.facts, replace(settings, recreate=False))
+        except MustReplace as refusal:
+            await may_replace(refusal, head, settings)
+            actions = plan_node(runner.host, runner.facts, settings)
+        if not actions:
+            runner.show(self.name, State.OK)
+            return
+        await runner.apply(self.name, actions)
+        runner.facts = await runner.look(runner.session)
+        runner.show(self.name, State.CHANGED)
+
+    def _wished(self, setup: Setup, head: HostRunner) -> RaySettings:
+        cluster, wish = setup.request.cluster, setup.request.wish
+        return RaySettings(
+            cluster=cluster,
+            image=self.image.reference,
+            image_id=self.image.image_id,
+            head_address=head_address(cluster, head.facts),
+            gpus=wish.gpus,
+            privileged=self.privileged,
+            recreate=self.recreate,
+            shm=self.shm,
+        )
+
+    def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
+        """What would be started or replaced, as the facts stand now."""
+        cluster = setup.request.cluster
+        head = setup.runners.get(cluster.head_host.name) or setup.observed
+        if head is None or not head.facts.hostname:
+            return ["start its Ray node (the head node was not looked at)"]
+        try:
+            settings = replace(self._wished(setup, head), token=read_token(cluster.name))
+            settings = settings_for_plan(settings, head.facts)
+            return [action.title for action in plan_node(runner.host, runner.facts, settings)]
+        except Refused as refusal:
+            raise StepFailedError(self.name, refusal.message, fix=refusal.fix) from refusal
+
+    async def finish(self, setup: Setup) -> None:
+        """Wait until every host that came this far is alive in Ray."""
+        cluster = setup.request.cluster
+        self.gpus = tuple(gpu for runner in setup.runners.values() for gpu in runner.facts.gpus)
+        alive = setup.alive
+        head = cluster.head_host.name
+        if not alive or (head not in alive and setup.observed is None) or head not in setup.sessions:
+            return
+        sessions = {name: session for name, session in setup.sessions.items() if name in {*alive, head}}
+        began = time.monotonic()
+        try:
+            for left in reversed(range(STARTS)):
+                try:
+                    self.state = await ready(sessions, cluster, dict.fromkeys(setup.alive))
+                    return
+                except NotReadyError as error:
+                    self.state = error.state
+                    if not left or not await self._started_again(setup, error.state, sessions[head]):
+                        self._tell(setup, error.state)
+                        return
+        finally:
+            if head in setup.report.hosts:  # it is the head that is asked
+                seconds = setup.report.hosts[head].seconds
+                seconds[self.name] = seconds.get(self.name, 0.0) + time.monotonic() - began
+
+    async def _started_again(self, setup: Setup, state: ClusterState, head: Session) -> bool:
+        """Start workers anew whose Ray ended; whether there were any."""
+        ended = [node for node in state.nodes if node.role == WORKER and node.container.startswith("exited")]
+        ended = [node for node in ended if node.name in setup.alive]
+        assert self._settings is not None
+        for node in ended:
+            runner = setup.runners[node.name]
+            try:
+                async with runner.timed(self.name):
+                    await self._look_again(setup, runner, node.log)
+                    await self._node(runner, self._settings, head)
+            except StepFailedError as failure:
+                setup.fail(runner, failure)
+        return bool(ended)
+
+    def _tell(self, setup: Setup, state: ClusterState) -> None:
+        """Hand every problem to the host that has it, what all have to the head."""
+        alive = setup.alive
+        for node in state.nodes:
+            if node.problem and node.name in alive:
+                fix = "run setup again; docker logs on that host has all that Ray said"
+                setup.fail(alive[node.name], StepFailedError(self.name, node.problem, lines=node.log, fix=fix))
+        alive = setup.alive
+        if state.problems and alive:
+            first = alive.get(setup.request.cluster.head_host.name) or next(iter(alive.values()))
+            setup.fail(first, StepFailedError(self.name, "; ".join(state.problems)))

@@ -1,0 +1,84 @@
+"""What follows a set-up with a preset: the training itself, once every host is ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from clusterkit.backends.ray.submit import Dispatched, Order, dispatch
+from clusterkit.provision.ray.ports import Ports
+from clusterkit.provision.ray.token import read_token
+from clusterkit.setup.model import State, StepFailedError
+from clusterkit.setup.raystage import RayStage
+from clusterkit.setup.runner import HostRunner
+from clusterkit.setup.setup import Setup, Stage
+from clusterkit.ssh.api import HostError
+from trainer.errors import UserError
+
+
+@dataclass
+class TrainStage(Stage):
+    """train: empty without a preset. ray: the stage before, which knows whether the cluster is ready."""
+
+    order: Order | None
+    ray: RayStage
+    name: str = "train"
+    dispatched: Dispatched | None = None
+
+    async def run(self, setup: Setup, runner: HostRunner) -> None:
+        """Only the head starts a training, and only when all are ready: see `finish`."""
+        runner.show(self.name, State.WAITING if self._is_head(setup, runner) and self.order else State.SKIPPED)
+
+    def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
+        """That it would be started."""
+        if self.order is None or not self._is_head(setup, runner):
+            return []
+        return [f"train {self._title}, unless it runs or is complete"]
+
+    async def finish(self, setup: Setup) -> None:
+        """Start the training, or say why not."""
+        if self.order is None:
+            return
+        head = setup.request.cluster.head_host.name
+        runner = setup.runners.get(head)
+        if setup.report.failed or self.ray.state is None or not self.ray.state.ready:
+            if runner is not None and runner.report.failure is None:
+                runner.show(self.name, State.SKIPPED, "not all hosts are ready")
+            setup.note(f"the training of {self._title} was not started: not all hosts are ready")
+            return
+        began = time.monotonic()
+        try:
+            await self._start(setup, runner)
+        except (HostError, UserError) as error:
+            message, fix = (error.message, error.fix) if isinstance(error, HostError) else (str(error), "")
+            failure = StepFailedError(self.name, message, fix=fix)
+            setup.fail(runner or next(iter(setup.alive.values())), failure)
+        finally:
+            if runner is not None:
+                runner.report.seconds[self.name] = time.monotonic() - began
+
+    async def _start(self, setup: Setup, runner: HostRunner | None) -> None:
+        assert self.order is not None
+        cluster = setup.request.cluster
+
+        def say(text: str) -> None:
+            if runner is not None:
+                runner.show(self.name, State.RUNNING, text)
+
+        session = setup.sessions[cluster.head_host.name]
+        ready = await dispatch(session, self.order, read_token(cluster.name), ports=Ports(), say=say)
+        self.dispatched = ready
+        if runner is not None:
+            started = ready.state == "started"
+            if started:
+                runner.report.changes.append(f"start training {ready.run.experiment}/{ready.run.trial}")
+            runner.show(self.name, State.CHANGED if started else State.OK, ready.state)
+
+    @property
+    def _title(self) -> str:
+        assert self.order is not None
+        return self.order.config.experiment_name
+
+    @staticmethod
+    def _is_head(setup: Setup, runner: HostRunner) -> bool:
+        return runner.host.name == setup.request.cluster.head_host.name

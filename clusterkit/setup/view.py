@@ -1,0 +1,140 @@
+"""What people see of a run: a live table on a terminal, a line per change elsewhere, and one summary at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from clusterkit.setup.model import HostReport, Report, State
+
+MARKS = {
+    State.WAITING: "·",
+    State.RUNNING: "…",
+    State.OK: "ok",
+    State.CHANGED: "changed",
+    State.PLANNED: "would change",
+    State.FAILED: "FAILED",
+    State.SKIPPED: "-",
+}
+COLOURS = {State.CHANGED: "yellow", State.PLANNED: "yellow", State.FAILED: "bold red", State.OK: "green"}
+
+
+class Plain:
+    """One line whenever a step of a host begins, ends or goes on with something else."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], tuple[State, str]] = {}
+        self._began = time.monotonic()
+
+    def __call__(self, report: HostReport) -> None:
+        """Print what is new in a row."""
+        for step, state in report.states.items():
+            detail = report.details.get(step, "")
+            # Progress in bytes changes many times a second: only its beginning and end are told.
+            told = (state, "" if detail.endswith("%") else detail)
+            if self._said.get((report.name, step)) == told or state in {State.WAITING, State.OK, State.SKIPPED}:
+                continue
+            self._said[report.name, step] = told
+            mark = MARKS[state] if state is not State.RUNNING else ""
+            text = " ".join(part for part in (mark, detail) if part)
+            if text:
+                sys.stderr.write(f"{time.monotonic() - self._began:6.1f} s  {report.name}  {step}: {text}\n")
+                sys.stderr.flush()
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Nothing stands in the way of a question."""
+        return nullcontext()
+
+
+class Live:
+    """Redraws the table in place."""
+
+    def __init__(self, reports: Sequence[HostReport], steps: Sequence[str], live: Any) -> None:
+        self._reports, self._steps, self._live = reports, steps, live
+
+    def __call__(self, report: HostReport) -> None:  # noqa: ARG002 (the whole table is drawn)
+        """Draw."""
+        self._live.update(table(self._reports, self._steps))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the table away while a question stands on the terminal."""
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start(refresh=True)
+
+
+@contextmanager
+def watching(reports: Sequence[HostReport], steps: Sequence[str]) -> Iterator[Plain | Live]:
+    """Yield the watcher that fits stderr."""
+    if not sys.stderr.isatty():
+        yield Plain()
+        return
+    from rich.console import Console  # noqa: PLC0415 (half of a second that other commands need not pay)
+    from rich.live import Live as RichLive  # noqa: PLC0415
+
+    with RichLive(table(reports, steps), console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
+        yield Live(reports, steps, live)
+
+
+def table(reports: Sequence[HostReport], steps: Sequence[str]) -> Any:
+    """Host × step, and what each host is at."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    found = Table(box=None, pad_edge=False)
+    for heading in ("host", *steps, ""):
+        found.add_column(heading, overflow="ellipsis", no_wrap=True)
+    for report in reports:
+        cells = [report.states.get(step, State.WAITING) for step in steps]
+        now = next((report.details.get(s, "") for s in reversed(steps) if report.states.get(s) is State.RUNNING), "")
+        found.add_row(report.name, *(Text(MARKS[c], style=COLOURS.get(c, "")) for c in cells), now)
+    return found
+
+
+def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
+    """The closing text: the table without colour, every failure with its way out, and the totals."""
+    rows = [["host", *steps]]
+    rows += [
+        [host.name, *(MARKS[host.states.get(step, State.SKIPPED)] for step in steps)] for host in report.hosts.values()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if dry:
+        lines.append("")
+        for host in report.hosts.values():
+            lines += [f"{host.name}: would {change}" for change in host.changes]
+            if not host.changes and host.failure is None:
+                lines.append(f"{host.name}: nothing to do")
+    for host in report.failed:
+        lines += ["", *failure_lines(host)]
+    lines += ["", *report.notes]
+    slowest = max((host.busy_seconds for host in report.hosts.values()), default=0.0)
+    changes = f"{report.num_changes} change{'' if report.num_changes == 1 else 's'}"
+    failed = f", {len(report.failed)} of {len(report.hosts)} hosts failed" if report.failed else ""
+    lines.append(
+        f"{changes}{' planned, nothing was written' if dry else ''}{failed}; {report.wall_seconds:.1f} s "
+        f"(slowest host's own work {slowest:.1f} s)"
+    )
+    return "\n".join(lines)
+
+
+def failure_lines(host: HostReport) -> list[str]:
+    """What happened on a host that failed: step, command, last lines, log, way out."""
+    failure = host.failure
+    assert failure is not None
+    tries = f" (after {host.retries} further {'try' if host.retries == 1 else 'tries'})" if host.retries else ""
+    lines = [f"{host.name} failed at {failure.step}{tries}: {failure.message}"]
+    if failure.command:
+        lines.append(f"  while: {failure.command}")
+    lines += [f"  | {line}" for line in failure.lines]
+    if failure.fix:
+        lines += [f"  {line}" for line in f"next: {failure.fix}".splitlines()]
+    if host.log:
+        lines.append(f"  log: {host.log}")
+    return lines

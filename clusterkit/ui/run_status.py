@@ -1,0 +1,120 @@
+"""A status as text for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterkit.common.text_plot import count, duration, shares, size, sparkline
+from clusterkit.runs.diagnose.view import explain_status
+from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.status import Status
+
+SHOWN_WARNINGS = 3
+
+
+def status_lines(status: Status) -> list[str]:
+    """One line per fact, a label in front of each."""
+    history, run = status.history, status.run
+    rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
+    if not history.steps and history.warmup:
+        rows.append(("warm-up", warmup_text(history.warmup)))
+    for name in ("task_reward", "loss"):
+        if values := history.stat(name):
+            rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
+    if history.held_out:
+        rows.append(("held-out", _evaluation(history.held_out[-1])))
+    if history.steps:
+        speed = f"{count(number(history.steps[-1], 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
+        rows.append(("speed", speed))
+        rows.append(("time", shares(history.time_split())))
+        if text := engine_text(history.steps[-1].get("stats") or {}):
+            rows.append(("engines", text))
+    facts = status.as_dict()
+    if history.learns:
+        rows.append(("recover", _checkpoint(facts["recover"])))
+        rows.append(("saved", _checkpoint(facts["save"])))
+    rows.append(("attempts", str(facts["attempts"])))
+    if status.silence is not None:
+        rows.append(("last record", f"{duration(status.silence)} ago"))
+    rows += [("why" if not place else "", line) for place, line in enumerate(explain_status(status))]
+    rows += [("warning", warning) for warning in history.warnings[-SHOWN_WARNINGS:]]
+    rows.append(("folder", str(run.logs)))
+    if status.state in ("interrupted", "killed", "failed", "new"):
+        rows.append(("next", "repeat the `clusterkit train` command: it goes on with this run"))
+    return [f"{label:<12} {text}" for label, text in rows if text]
+
+
+def engine_text(stats: dict[str, Any]) -> str:
+    """Numbers of the last step about GPUs and engine servers, as far as it has any."""
+    parts = []
+    for name, form in (
+        ("mfu", "MFU {:.1%}"),
+        ("gpu_memory_peak_gib", "{:.0f} GiB at most"),
+        ("mismatch_kl", "engine-trainer KL {:.1e}"),
+        ("rollout_tokens_per_s", "{:,.0f} sampled tokens/s"),
+        ("decode_roofline", "{:.0%} of the memory roofline"),
+        ("cached_share", "{:.0%} of prompts cached"),
+        ("staleness_mean", "{:.1f} versions old"),
+        ("weights_interruption_s", "weights {:.2f} s"),
+        ("judge_share", "{:.1%} of the step waited for the judge"),
+        ("score_seconds", "{:.1f} s to score a trajectory"),
+        ("refilled_groups", "{:.0f} groups left out"),
+    ):
+        value = stats.get(name)
+        if isinstance(value, int | float) and (name != "mismatch_kl" or "staleness_mean" in stats):
+            parts.append(form.format(value))
+    return ", ".join(parts)
+
+
+def warmup_text(record: Record) -> str:
+    """Where the warm-up is, in one line."""
+    if record.get("cached"):
+        return "read from the cache"
+    step = f" step {record['step']}/{record.get('steps', '?')}" if record.get("step") is not None else ""
+    parts = [f"{record.get('phase', '')}{step}"]
+    loss, accuracy = number(record, "loss"), number(record, "accuracy")
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    if accuracy is not None:
+        parts.append(f"accuracy {accuracy:.1%}")
+    speed = number(record, "tokens_per_s")
+    if speed:
+        parts.append(f"{count(speed)} tokens/s")
+    return ", ".join(parts)
+
+
+def measured_text(record: Record) -> str:
+    """What an evaluation found: the accuracy, or the loss where answers were given to learn."""
+    loss, accuracy = number(record, "loss"), number(record, "accuracy")
+    if loss is not None:
+        return f"loss {loss:.3f}"
+    return "accuracy ?" if accuracy is None else f"accuracy {accuracy:.1%}"
+
+
+def _state(status: Status) -> str:
+    holder = f" ({status.holder})" if status.holder else ""
+    message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" says it already
+    return f"{status.state}{holder}{': ' if message else ''}{message}"
+
+
+def _step(status: Status) -> str:
+    history = status.history
+    text = f"{history.global_step}/{status.total_steps or '?'}"
+    last = history.steps[-1] if history.steps else {}
+    if last.get("epoch"):
+        text += f"  (epoch {last['epoch']}/{last.get('epochs', '?')}, step {last.get('epoch_step', '?')}"
+        text += f"/{last.get('steps_per_epoch', '?')})"
+    if status.alive and status.eta is not None:
+        text += f"  ETA {duration(status.eta)}"
+    return text
+
+
+def _evaluation(record: Record) -> str:
+    shown = measured_text(record).removeprefix("accuracy ")
+    return f"{shown} of {record.get('num_tasks', '?')} tasks after step {record.get('global_step', '?')}"
+
+
+def _checkpoint(facts: dict[str, Any]) -> str:
+    if not facts["count"]:
+        return "none yet"
+    return f"after step {facts['global_step']}, {duration(facts['age_s'])} ago, {size(facts['bytes'])}"

@@ -1,0 +1,326 @@
+"""What the runs that learn have in common: steps, checkpoints, going on, stopping and the numbers of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from trainer import eval_table
+from trainer.checkpoint.export import checkpoint_name, export, parameter_digest
+from trainer.checkpoint.fingerprint import fingerprint
+from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.checkpoint.start import Start
+from trainer.config import RunConfig
+from trainer.errors import InterruptedRunError, RunError
+from trainer.files import write_atomic
+from trainer.metrics import Monitor, epoch_line, stats_line
+from trainer.paths import RunPaths
+from trainer.schedule import LONG_WAIT_S, Course, recover_due, save_due, seconds_to_first_save
+from trainer.train.distributed import World
+from trainer.train.flops import Work, peak_flops
+from trainer.train.learner import Learner, StepStats
+from trainer.train.parity import require_parity
+from trainer.types import Row
+
+RECENT_STEPS = 20
+
+
+class Clock:
+    """Seconds spent in named phases of the present step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of a with-block to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
+
+class SteppedRun(ABC):
+    """One attempt at a run of training steps; `SteppedRun.__init__` first, then a subclass adds its parts.
+
+    Args:
+        config: the resolved configuration. world: this rank. monitor: where numbers go. stop: asked at safe points
+            whether to stop. start: what to go on from.
+
+    """
+
+    course: Course
+    learner: Learner
+    tokenizer: Any
+
+    def __init__(
+        self, config: RunConfig, world: World, monitor: Monitor, stop: Callable[[], bool], start: Start
+    ) -> None:
+        self.config, self.world, self.monitor, self.stop = config, world, monitor, stop
+        self.paths, self.start = RunPaths.of(config), start
+        # A rank must not leave the others waiting in a collective: with several, stopping is agreed on between phases.
+        self.stop_here: Callable[[], bool] = stop if world.size == 1 else lambda: False
+        self.store = RecoverStore(self.paths.recover)
+        self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
+        self.saved_step = 0
+        self.skipped_in_row = 0
+        self.longest_row = 0  # tokens of the longest row that is planned; 0: nothing is compared
+        wanted = config.checkpoint.async_recover
+        self.in_background = world.device.type == "cuda" if wanted is None else wanted
+        self.checkpoint_seconds = 0.0  # that checkpoints held the training up since the last step's record
+        self.last_recover_at = time.monotonic()
+        self.recent: list[float] = []
+        self.clock = Clock()
+
+    @property
+    def global_step(self) -> int:
+        """Steps that are done."""
+        return self.state.global_step
+
+    @abstractmethod
+    def run(self) -> None:
+        """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
+
+    @abstractmethod
+    def _publish(self, version: int) -> None:
+        """Hand the learner's weights to whoever else needs them; also called when they were loaded."""
+
+    def _optimize(self, minibatches: list[list[Row]], number: int) -> StepStats:
+        """All optimizer steps of a training step; returns their averaged numbers.
+
+        Raises:
+            RunError: the gradient was not finite for train.max_skipped_steps optimizer steps in a row.
+            UserError: as `_check_logprobs`.
+
+        """
+        self._check_logprobs()
+        results = []
+        for position, minibatch in enumerate(minibatches):
+            # Weights have moved after the first optimizer step: from there on the step is finished, never given up.
+            abandon = self.stop_here if position == 0 else (lambda: False)
+            results.append(self.learner.step(minibatch, abandon))
+        skipped = sum(not r.stepped and r.values["trained_tokens"] > 0 for r in results)
+        if skipped:
+            self.monitor.warn(f"step {number}: the gradient was not finite, {skipped} optimizer step(s) skipped")
+        self._count_skipped(results, number)
+        keys = {key for r in results for key in r.values}
+        totals = {"trained_tokens", "trained_rows", "micro_batches", "masked_tokens"}
+        merged = {}
+        for key in keys:
+            # An optimizer step that had nothing to learn from has no ratios or losses to be averaged.
+            values = [r.values[key] for r in results if key in r.values]
+            merged[key] = sum(values) / (1 if key in totals else len(values))
+        work = sum((r.work for r in results), Work())
+        speed = work.numbers(self.world.size, peak_flops(self.world.device))
+        return StepStats(merged | speed | {"skipped_steps": float(skipped)}, any(r.stepped for r in results), work)
+
+    def _check_logprobs(self) -> None:
+        """Compare the log-probs that are trained on with the model's own, once an attempt; collective.
+
+        Raises:
+            UserError: see `require_parity`.
+
+        """
+        if self.longest_row and self.config.train.max_logprob_gap != 0:
+            found = require_parity(self.learner, self.longest_row, len(self.tokenizer))
+            self.monitor.info(f"Log-probs are the model's own: {found}.")
+        self.longest_row = 0
+
+    def _rest(self, weights: bool = True) -> None:
+        """Leave the GPU to whoever generates on it, where the run says so."""
+        if self.config.train.offload:
+            self.learner.rest(weights)
+
+    def _count_skipped(self, results: list[StepStats], number: int) -> None:
+        """Give up when nothing is learned any more."""
+        limit = self.config.train.max_skipped_steps
+        for result in results:
+            if result.values["trained_tokens"] > 0:
+                self.skipped_in_row = 0 if result.stepped else self.skipped_in_row + 1
+            if limit and self.skipped_in_row >= limit:
+                kept = f"step {self.saved_step}" if self.saved_step else "the beginning"
+                raise RunError(
+                    f"step {number}: the gradient was not finite for {limit} optimizer steps in a row, so nothing is "
+                    f"learned any more. Look at actor_loss, grad_norm and mismatch_kl of the last steps in "
+                    f"{self.paths.logs / 'metrics.jsonl'}; lower train.learning_rate or train.grad_clip and go on from "
+                    f"the recover checkpoint of {kept} with --recover-from in a new trial (train.max_skipped_steps "
+                    "says how many are borne)"
+                )
+
+    # -- keeping ----------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, number: int) -> None:
+        began = time.perf_counter()
+        self._note_recover(self.store.poll())
+        c = self.config.checkpoint
+        # Clocks differ: what goes by time is agreed on, else some ranks would wait in a collective for the others.
+        if self.world.any(save_due(c, self.course, number, self.state.seconds - self.state.seconds_saved)):
+            self._save_persistent(self._persistent_folder(number))
+            self.state = replace(self.state, seconds_saved=self.state.seconds)
+        since = time.monotonic() - self.last_recover_at
+        due = recover_due(c, number, since, have_one=self.saved_step > 0)
+        if self.world.any(due) or number == self.course.total_steps:
+            self._save_recover()
+        elif self.in_background and (self.saved_step > 0 or recover_due(c, number + 1, since, have_one=False)):
+            self.store.reserve(self.learner)
+        self.checkpoint_seconds = time.perf_counter() - began
+
+    def _persistent_folder(self, number: int) -> Path:
+        position = self.course.position(number)
+        return self.paths.checkpoints / checkpoint_name(position["epoch"], position["epoch_step"], number)
+
+    def _save_persistent(self, folder: Path) -> None:
+        record = export(self.learner, self.tokenizer, folder)
+        self.monitor.record("save", global_step=self.state.global_step, **record)
+        self.monitor.info(f"Model actor saved at {record['path']}. Time consumption: {record['seconds']:.4f} s.")
+
+    def _save_recover(self) -> None:
+        save = self.store.save_in_background if self.in_background else self.store.save
+        record = save(self.learner, self.state, fingerprint(self.config), self.world)
+        self.saved_step = self.state.global_step
+        self.last_recover_at = time.monotonic()
+        self._note_recover(record)
+
+    def _note_recover(self, record: dict[str, Any] | None) -> None:
+        """Say that a recover checkpoint is whole."""
+        if record is not None:
+            self.monitor.record("recover", **record)
+            self.monitor.info("Dumped recover info to file.")
+
+    # -- start, stop, end -------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Go on from the recover checkpoint that was chosen, if any."""
+        for note in self.start.notes:
+            self.monitor.warn(note)
+        slot = self.start.slot
+        if slot is None:
+            # An earlier run of this name may have left its closing table; this run has none yet.
+            if self.world.is_main:
+                (self.paths.logs / "summary.json").unlink(missing_ok=True)
+            return
+        self.store.load(self.learner, slot)
+        self.state = slot.state
+        # What was taken from another run is kept as our own soon: that run may be removed.
+        self.saved_step = slot.state.global_step if slot.path.parent == self.paths.recover else 0
+        self._publish(slot.state.version)
+
+    def _announce(self) -> None:
+        step = self.state.global_step
+        self.monitor.record(
+            "attempt",
+            pid=os.getpid(),
+            type=self.config.trainer.type,
+            ranks=self.world.size,
+            threads=torch.get_num_threads(),
+            resume_step=step,
+            total_steps=self.course.total_steps,
+            versions={
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+            },
+        )
+        if step:
+            position = self.course.position(step)
+            self.monitor.info(
+                f"Will recover from: StepInfo(epoch={position['epoch']}, epoch_step={position['epoch_step']}, "
+                f"global_step={step})"
+            )
+
+    def _agree_to_go_on(self) -> None:
+        if self.world.any(self.stop()):
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """The state is that of the end of the last whole step: keep it and leave."""
+        step = self.state.global_step
+        if step > self.saved_step:
+            self._save_recover()
+        self._note_recover(self.store.wait())
+        kept = f"a recover checkpoint of step {step} is written" if step else "no step was finished yet"
+        again = " without recover_mode=disabled" if step and self.config.recover_mode == "disabled" else ""
+        raise InterruptedRunError(f"interrupted after step {step}: {kept}; the same command{again} goes on from there")
+
+    def _close(self, **facts: Any) -> None:
+        """Write the last persistent checkpoint where it is missing, the summary, and the end of the log."""
+        self._note_recover(self.store.wait())
+        digest = parameter_digest(self.learner)
+        folder = self._persistent_folder(self.state.global_step)
+        if self.world.any(not folder.is_dir()):
+            # The run ends where it was not going to: total_steps was lowered to what is done already.
+            self._save_persistent(folder)
+        if not self.world.is_main:
+            return
+        summary = {
+            "status": "completed",
+            "experiment_name": self.config.experiment_name,
+            "trial_name": self.config.trial_name,
+            "global_step": self.state.global_step,
+            "seconds": round(self.state.seconds, 3),
+            **facts,
+            "checkpoint": str(folder),
+            "parameter_sha256": digest,
+            "time_split": eval_table.time_split(self.paths.logs),
+        }
+        write_atomic(self.paths.logs / "summary.json", json.dumps(summary, indent=1))
+        self.monitor.info("Experiment Completes! Yeah!!!!!!!!")
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _report_step(
+        self, number: int, numbers: dict[str, float], processed: float, seconds: float, task_ids: list[str]
+    ) -> None:
+        position = self.course.position(number)
+        known = sum(self.clock.seconds.values())
+        self.clock.seconds["other"] += max(0.0, seconds - known)
+        timings = dict(self.clock.seconds)
+        if self.checkpoint_seconds:
+            timings["checkpoint"] = self.checkpoint_seconds  # after the step before
+        self.checkpoint_seconds = 0.0
+        remaining = (self.course.total_steps - number) * sum(self.recent) / len(self.recent)
+        self.monitor.info(stats_line(numbers))
+        self.monitor.info(
+            epoch_line(
+                position, round(numbers["n_tokens"]), seconds, self.state.seconds, remaining if number > 2 else None
+            )
+        )
+        self.monitor.record(
+            "step",
+            **position,
+            step_time_s=round(seconds, 4),
+            tokens_per_s=round(processed / seconds, 1),
+            timings={name: round(value, 4) for name, value in timings.items()},
+            stats=numbers,
+            task_ids=task_ids,
+        )
+        self.monitor.scalars(numbers | named("time", timings), number)
+        if number == self.config.checkpoint.ckpt_first_step:
+            self._warn_of_late_save(seconds)
+
+    def _warn_of_late_save(self, step_seconds: float) -> None:
+        wait = seconds_to_first_save(self.config.checkpoint, self.course, step_seconds)
+        if wait > LONG_WAIT_S:
+            self.monitor.warn(
+                f"at {step_seconds:.0f} s a step the first persistent checkpoint comes after {wait / 3600:.0f} hours; "
+                "until then there is only the recover checkpoint: set checkpoint.save_freq_steps or "
+                "checkpoint.save_freq_secs"
+            )
+
+
+def named(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    """Scalars under a prefix, as TensorBoard groups them."""
+    return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -1,0 +1,321 @@
+"""Sampling on servers: rank 0 talks to them in a thread of its own, so that they go on while the ranks learn.
+
+How far they may go ahead is a matter of the work buffer (`trainer.rollout.buffer`): with `rollout.max_staleness` 0 a
+step's groups are all that is under way, and training and sampling take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from trainer.config import RunConfig
+from trainer.engines.base import EngineGoneError
+from trainer.engines.served import ServedEngine, ServedStats
+from trainer.errors import UserError
+from trainer.judge.priority_limiter import ORDER
+from trainer.rollout.background import BackgroundLoop
+from trainer.rollout.buffer import Slot, WorkBuffer
+from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
+from trainer.rollout.roofline import DecodeRoofline
+from trainer.rollout.sampler import Sampler
+from trainer.rollout.turn_advantages import has_signal
+from trainer.schedule import Course
+from trainer.serving.fleet import Fleet
+from trainer.serving.server_placement import gpus_per_server
+from trainer.tasks.base import TaskSource
+from trainer.train.distributed import World
+from trainer.types import Group, Task
+from trainer.weights.colocated import ColocatedPublisher
+from trainer.weights.publisher import Publisher
+
+log = logging.getLogger("trainer")
+T = TypeVar("T")
+
+TICK_SECONDS = 2.0
+"""How often rank 0 tells the others that it still waits, and looks whether the run is to stop."""
+NAMED = 8
+"""Trajectories that a stall names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What rank 0 has for sampling on servers."""
+
+    engine: ServedEngine
+    fleet: Fleet
+    controller: RolloutController
+    loop: BackgroundLoop
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What rank 0 tells the other ranks."""
+
+    what: Literal["wait", "done", "stop", "failed"]
+    value: Any = None
+
+
+class ServedSampler(Sampler):
+    """One for every rank.
+
+    Args:
+        served: on rank 0 only. publisher: makes what brings the learner's weights to the servers, once these are
+            there (None where nothing is trained); collective. world: the ranks. stop: whether the run is to stop,
+            asked on rank 0.
+
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        source: TaskSource,
+        course: Course,
+        world: World,
+        stop: Callable[[], bool],
+        served: Served | None,
+        publisher: Callable[[], Publisher | None],
+    ) -> None:
+        super().__init__(config, source, course)
+        self.world, self.stop, self.served, self._make_publisher = world, stop, served, publisher
+        self._publisher: Publisher | None = None
+        self._buffer: WorkBuffer | None = None
+        self._started = False
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._ids: dict[Slot, str] = {}
+        self._staleness: list[int] = []
+        self._told = ServedStats()
+
+    def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
+        """See Sampler."""
+        super().begin(next_task, taken)
+        self._buffer = None
+
+    def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        """See Sampler; what is under way for training goes on beside it."""
+        self._start()
+        return self._together(lambda served: served.controller.groups(tasks, plan))
+
+    def batch(self, number: int) -> list[Group]:  # noqa: ARG002 (the buffer knows what comes next)
+        """See Sampler."""
+        self._start()
+        groups, consumed = self._together(self._next)
+        self.cursor.consume(consumed)
+        return groups
+
+    def publish(self, version: int) -> dict[str, float]:
+        """See Sampler."""
+        self._start()
+        wanting = self.served is not None and self.served.fleet.wants_folder
+        assert self._publisher is not None
+        try:
+            done = self._publisher.publish(version, folder=wanting)
+        except EngineGoneError as error:
+            raise (self.served.loop.run(self.served.fleet.lost()) if self.served is not None else error) from error
+        if self.served is not None and self._buffer is not None:
+            self.served.loop.run(self._go_on(self.served))
+        return {
+            "prepare": done.prepare_seconds,
+            "pause": done.pause_seconds,
+            "transfer": done.transfer_seconds,
+            "resume": done.resume_seconds,
+            "interruption": done.pause_seconds + done.transfer_seconds + done.resume_seconds,
+        }
+
+    def make_room(self) -> None:
+        """See Sampler; only a server that was started for it has memory to give."""
+        if isinstance(self._publisher, ColocatedPublisher):
+            self._publisher.release()
+
+    def stats(self) -> dict[str, float]:
+        """See Sampler."""
+        ages, self._staleness = self._staleness, []
+        numbers = super().stats()
+        if ages:
+            numbers |= {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
+        if self.served is not None:
+            now, before = replace(self.served.engine.stats), self._told
+            self._told = now
+            prompts, cached = now.prompt_tokens - before.prompt_tokens, now.cached_tokens - before.cached_tokens
+            numbers |= {"cached_share": cached / prompts} if prompts else {}
+            numbers |= self._decoding(self.served, now, before)
+        return numbers
+
+    def _decoding(self, served: Served, now: ServedStats, before: ServedStats) -> dict[str, float]:
+        """Speed of sampling while there were requests, and its share of what the GPUs' memory allows (where known)."""
+        seconds, tokens = now.busy_seconds - before.busy_seconds, now.sampled_tokens - before.sampled_tokens
+        if seconds <= 0 or not tokens:
+            return {}
+        numbers = {"rollout_tokens_per_s": tokens / seconds}
+        servers = max(1, served.fleet.usable())
+        gpu = torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else ""
+        roofline = DecodeRoofline.of(served.engine.model, gpu, servers * gpus_per_server(self.config), servers)
+        if roofline is not None:
+            context = now.context_tokens - before.context_tokens
+            requests = now.request_seconds - before.request_seconds
+            numbers["decode_roofline"] = roofline.share(tokens, context, requests, seconds)
+        return numbers
+
+    def close(self) -> None:
+        """See Sampler."""
+        if self._publisher is not None:
+            self._publisher.close()
+        if self.served is not None:
+            self.served.loop.close()
+            asyncio.run(self.served.engine.pool.close())  # the connections of the loop that has just ended
+
+    # -- on rank 0 --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Wait for the servers, the first time."""
+        if not self._started:
+            self._started = True
+            self._together(self._ready)
+            self._publisher = self._make_publisher()
+
+    async def _ready(self, served: Served) -> None:
+        await served.fleet.ready()
+        self._keep(served.fleet.watch())
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        job = asyncio.get_running_loop().create_task(coroutine)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+    async def _next(self, served: Served) -> tuple[list[Group], list[int]]:
+        """The next step's groups, and the numbers of the tasks that are done with."""
+        if self._buffer is None:
+            c = self.config.rollout
+            self._buffer = WorkBuffer(c.batch_size, c.max_staleness, c.window, self.cursor.numbers(), first_alone=True)
+        buffer, waited = self._buffer, 0.0
+        self._admit(served)
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            slots = buffer.take(served.engine.version)
+            if slots is not None:
+                break
+            began, scores_alone = time.monotonic(), buffer.lacks_only_scores(served.engine.version)
+            try:
+                await asyncio.wait_for(self._changed.wait(), self.config.rollout.stall_seconds)
+            except TimeoutError:
+                self._tell_stall(buffer)
+            waited += (time.monotonic() - began) * scores_alone
+        self._score_wait = waited if served.controller.asks_others else None
+        groups = [slot.group for slot in slots if slot.group is not None]
+        served.controller.check(groups)
+        self._staleness = [served.engine.version - oldest for group in groups for oldest in _versions(group)]
+        consumed = [slot.number for slot in slots] + buffer.dropped
+        self._dropped = len(buffer.dropped)
+        buffer.dropped = []
+        return groups, consumed
+
+    async def _go_on(self, served: Served) -> None:
+        if self._buffer is not None:
+            self._buffer.trained()
+            self._admit(served)
+
+    def _admit(self, served: Served) -> None:
+        assert self._buffer is not None
+        for slot in self._buffer.admit(served.engine.version):
+            self._keep(self._work(served, self._buffer, slot))
+
+    async def _work(self, served: Served, buffer: WorkBuffer, slot: Slot) -> None:
+        """Sample one group to its end."""
+        ORDER.set(slot.order)
+        try:
+            task = await asyncio.to_thread(self.source.train, slot.number)
+            self._ids[slot] = task.id
+            plan = self.plan(self.course.step_of(slot.number))
+            group = await served.controller.group(task, plan, lambda: self._generated(served, slot))
+        except Exception as error:
+            self._failure = error
+        else:
+            c = self.config.rollout
+            again = self.config.refills and len(buffer.dropped) < (c.max_refill - 1) * c.batch_size
+            if again and not has_signal(group, self.config.algorithm):
+                buffer.drop(slot)
+                self._admit(served)
+            else:
+                slot.group = group
+        finally:
+            self._ids.pop(slot, None)
+            self._changed.set()
+
+    def _generated(self, served: Served, slot: Slot) -> None:
+        slot.generated = True
+        self._admit(served)
+        self._changed.set()
+
+    def _tell_stall(self, buffer: WorkBuffer) -> None:
+        names = [f"{self._ids.get(slot, slot.number)} (version {slot.version})" for slot in buffer.running]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        log.warning(
+            "no group was finished for %.0f s; waited for: %s%s",
+            self.config.rollout.stall_seconds,
+            ", ".join(names[:NAMED]) or "none",
+            more,
+        )
+
+    # -- rank 0 and the others --------------------------------------------------------------------------------------
+
+    def _together(self, make: Callable[[Served], Coroutine[Any, Any, T]]) -> T:
+        """What a coroutine on rank 0 returns, on every rank. The others are told every while that they are to wait."""
+        if self.served is None:
+            return self._listen()
+        began = time.monotonic()
+        try:
+            value = self.served.loop.watch(_explained(self.served, make), self._tick, TICK_SECONDS)
+        except RolloutInterruptedError:
+            self.world.broadcast(_Said("stop"))
+            raise
+        except Exception as error:
+            told = error if isinstance(error, UserError) else RuntimeError(f"{type(error).__name__}: {error}")
+            self.world.broadcast(_Said("failed", told))
+            raise
+        log.debug("rank 0 waited for %.1f s", time.monotonic() - began)
+        self.world.broadcast(_Said("done", value))
+        return value
+
+    def _listen(self) -> Any:
+        while True:
+            said: _Said = self.world.broadcast(None)
+            if said.what == "done":
+                return said.value
+            if said.what == "stop":
+                raise RolloutInterruptedError
+            if said.what == "failed":
+                raise said.value
+            if said.value and self._publisher is not None:
+                self._publisher.offer()
+
+    def _tick(self) -> None:
+        if self.stop():
+            raise RolloutInterruptedError
+        # A server that came back may be the one that is waited for: it joins once the present weights are in a folder.
+        wanting = self.served is not None and self._publisher is not None and self.served.fleet.wants_folder
+        self.world.broadcast(_Said("wait", wanting))
+        if wanting and self._publisher is not None:
+            self._publisher.offer()
+
+
+async def _explained(served: Served, make: Callable[[Served], Coroutine[Any, Any, T]]) -> T:
+    """What the coroutine returns; where no server is left, an error with what became of each."""
+    try:
+        return await make(served)
+    except EngineGoneError as error:
+        raise await served.fleet.lost() from error
+
+
+def _versions(group: Group) -> list[int]:
+    """The oldest weight version within each trajectory."""
+    return [min(turn.completion.version for turn in t.turns) for t in group.trajectories if t.turns]

@@ -1,0 +1,101 @@
+"""Whether a model's training fits into a GPU's memory, before anything is put there, and words for when it did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainer.config import RunConfig
+from trainer.errors import RunError, UserError
+from trainer.serving.server_placement import gives_memory_away
+from trainer.train.distributed import World
+from trainer.train.model import compute_dtype
+
+STATE_BYTES = 16
+"""Of a parameter that is trained: float32 weight, gradient and AdamW's two moments; shared out over the ranks."""
+WEIGHT_BYTES = 4
+"""Of a parameter that is trained, before the first step."""
+GIB = float(1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What training takes of one rank's GPU at least; activations come on top, by train.max_tokens_per_mb.
+
+    parameters: of the model. ranks: that share them. loaded: bytes once the model is there; trained: in a step.
+    """
+
+    parameters: int
+    ranks: int
+    loaded: int
+    trained: int
+
+    @classmethod
+    def of(cls, lm: Any, config: RunConfig, ranks: int, tensor: int = 1, sharded: bool = True) -> Footprint:
+        """Of a model, on the meta device or not.
+
+        ranks: of the trainer; tensor: those that share a layer. sharded: the weights are FSDP's (one rank, too).
+        """
+        whole = sum(p.numel() for p in lm.parameters())
+        layers = [sum(p.numel() for p in layer.parameters()) for layer in lm.model.layers]
+        rest = whole - sum(layers)  # embedding, last norm and head are whole on all ranks that share a layer
+        own = sum(layers) / ranks + rest * tensor / ranks
+        width = compute_dtype(config.model).itemsize
+        beside = 0.0
+        if config.algorithm.kl_coef > 0:
+            beside += width * own  # the reference
+        if sharded and config.engine == "embedded":
+            beside += width * whole  # what samples
+        gathered = 0.0
+        if sharded:  # weights to compute with: of one layer, or all where they are not given back between the passes
+            gathered = width * (rest + (sum(layers) if ranks == tensor else max(layers, default=0)) / tensor)
+        return cls(whole, ranks, round(WEIGHT_BYTES * own + beside), round(STATE_BYTES * own + beside + gathered))
+
+
+def require_room(lm: Any, config: RunConfig, world: World) -> None:
+    """See that training a model can fit into this rank's GPU, before anything of it is put there.
+
+    Raises:
+        UserError: it can never fit there. RunError: it cannot now, beside what else uses the GPU.
+
+    """
+    if world.device.type == "cuda":
+        free, size = torch.cuda.mem_get_info(world.device)
+        footprint = Footprint.of(lm, config, world.size, world.tensor_size, world.mesh is not None)
+        problem = room_problem(footprint, free, size, gives_memory_away(config))
+        if problem is not None:
+            raise problem
+
+
+def room_problem(footprint: Footprint, free: int, size: int, shared: bool = False) -> UserError | None:
+    """Why a model cannot be trained on GPUs of this kind; None when nothing speaks against it.
+
+    free, size: bytes of one GPU. shared: with a server that gives its memory away before anything is trained.
+    """
+    need = footprint.trained
+    needs = (
+        f"training {footprint.parameters / 1e9:.2f} billion parameters on {footprint.ranks} GPUs takes at least "
+        f"{need / GIB:.1f} GiB of each, and of {size / GIB:.1f} GiB"
+    )
+    if need > size:
+        return UserError(
+            f"{needs} there is too little: give allocation_mode more training GPUs, or choose a smaller model "
+            "(`clusterkit presets plan` works it out)"
+        )
+    if (footprint.loaded if shared else need) > free:
+        return RunError(
+            f"{needs} only {free / GIB:.1f} are free: end what else uses the GPU (nvidia-smi shows it), or lower "
+            "rollout.gpu_memory_fraction where a server shares it; the same command goes on then"
+        )
+    return None
+
+
+def out_of_memory(error: torch.OutOfMemoryError) -> RunError:
+    """What to say when a GPU's memory ran out outside of a training step, which says more itself."""
+    return RunError(
+        f"a GPU ran out of memory ({str(error).splitlines()[0].rstrip('.')}): end what else uses it (nvidia-smi shows "
+        "it), lower rollout.gpu_memory_fraction where a server shares it, or take more GPUs; the same command then "
+        "goes on from the last recover checkpoint"
+    )
