@@ -7,8 +7,8 @@ from clusterkit.capacity.memory import GIB, ROOM, cache_of, disk_usage, training
 from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
 from clusterkit.capacity.timing import StepTime
+from clusterkit.common.finding import Finding, Level
 from clusterkit.common.text_plot import duration
-from clusterkit.provision.checks.finding import Finding, Level
 from trainer.allocation import Layout, Part
 from trainer.config import RunConfig
 from trainer.errors import UserError

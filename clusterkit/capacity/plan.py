@@ -7,6 +7,7 @@ from typing import Any
 
 from clusterkit.capacity import timing
 from clusterkit.common.text_plot import count, duration
+from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History
 from clusterkit.runs.trials import Course, Trial, run_directory
 from trainer.config import AgentConfig, RunConfig
@@ -126,7 +127,7 @@ class Plan:
             "run": f"{run.experiment}/{run.trial}",
             "course": self.trial.course.value,
             "resume_step": self.trial.resume_step,
-            "busy": run.holder(),
+            "busy": holder_of(run),
             "steps": self.steps,
             "ranks": self.config.ranks,
             "gpus": self.config.gpus,
@@ -196,7 +197,7 @@ class Plan:
         return [f"{label:<11} {text}" for label, text in rows]
 
     def _beginning(self) -> str:
-        busy = self.trial.run.holder()
+        busy = holder_of(self.trial.run)
         if busy:
             return f"is being trained now by {busy}"
         if self.trial.course is Course.COMPLETE:

@@ -14,9 +14,9 @@ from clusterkit.capacity.rescale import Change, Target, rescale
 from clusterkit.capacity.runnable import missing_parts, require_here, require_inputs
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.capacity.timing import StepTime
+from clusterkit.common.finding import Finding, Level, worst
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts import inventory
-from clusterkit.provision.checks.finding import Finding, Level, worst
 from trainer.allocation import Allocation, Dialect
 from trainer.config import RunConfig
 from trainer.errors import UserError

@@ -13,7 +13,7 @@ from typing import Any
 from clusterkit.capacity.checks import SMALL_CHUNK, check_batch, check_gpus, check_memory, longest_sequence
 from clusterkit.capacity.memory import ROOM
 from clusterkit.capacity.shapes import shape_of
-from clusterkit.provision.checks.finding import Level
+from clusterkit.common.finding import Level
 from trainer.allocation import Allocation, Dialect, Layout, Part
 from trainer.config import RunConfig
 from trainer.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterkit.capacity.memory import reported_gib
 from clusterkit.capacity.preset_plan import PresetPlan
-from clusterkit.provision.checks.finding import Level
+from clusterkit.common.finding import Level
 
 _WIDTH = 116
 _MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
+from clusterkit.ssh.selection import HostOptions, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.provision.checks.finding import Finding
+    from clusterkit.common.finding import Finding
     from clusterkit.provision.checks.run import CheckReport
 
 app = typer.Typer(
@@ -44,7 +45,8 @@ def check(
     """
     import asyncio  # noqa: PLC0415
 
-    from clusterkit.provision.checks.needs import Needs, needs_of_preset  # noqa: PLC0415
+    from clusterkit.capacity.needs import needs_of_preset  # noqa: PLC0415
+    from clusterkit.provision.checks.needs import Needs  # noqa: PLC0415
     from clusterkit.provision.checks.run import CheckRequest  # noqa: PLC0415
     from clusterkit.provision.checks.run import check as check_hosts  # noqa: PLC0415
     from clusterkit.ssh.connection import connect  # noqa: PLC0415
@@ -73,7 +75,7 @@ def _table(report: CheckReport) -> list[str]:
 
 
 def _cell(findings: list[Finding]) -> str:
-    from clusterkit.provision.checks.finding import Level, worst  # noqa: PLC0415
+    from clusterkit.common.finding import Level, worst  # noqa: PLC0415
 
     if not findings:
         return "-"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
 from clusterkit.hosts import inventory
+from clusterkit.ssh.selection import HostOptions, Selection, select
 from clusterkit.ui import output
 from trainer.errors import UserError
 

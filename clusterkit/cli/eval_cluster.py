@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from clusterkit.backends.local.launch import disk_errors
-from clusterkit.cli.hostoptions import HostOptions, Selection, select
 from clusterkit.evaluate.remote import Wanted, copied_from, output_folder, request_there
+from clusterkit.runs.directory import disk_errors
 from clusterkit.ssh.api import HostError
+from clusterkit.ssh.selection import HostOptions, Selection, select
 from clusterkit.ui import output
 from evaluation.steps import keep_scores
 from trainer.errors import InterruptedRunError, RunError

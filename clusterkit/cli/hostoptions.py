@@ -6,14 +6,12 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from clusterkit.hosts.model import Cluster, Host
-    from clusterkit.ssh.options import SshOptions
+from clusterkit.ssh.selection import HostOptions
 
 _GROUP = "Hosts"
 _SPELLINGS = {"--train-param": "--preset", "--private-key-files": "--private-key-file"}
@@ -23,52 +21,29 @@ _VERBATIM = {"--flags"}
 """Options whose value is options of another program, spelled as that wants them."""
 
 
-@dataclass(frozen=True)
-class HostOptions:
-    """What the user typed, unchecked. Build `Selection` from it with `select`."""
-
-    hostnames: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases."),
-    ] = None
-    cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name that the hosts are kept under [default].")
-    ] = None
-    private_key_file: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Private key of any type; those of ~/.ssh and the agent need no naming."),
-    ] = None
-    ssh_port: Annotated[int | None, typer.Option(metavar="PORT", help="SSH port.")] = None
-    username: Annotated[str | None, typer.Option(metavar="USER", help="User to log in as.")] = None
-    bastion: Annotated[
-        str | None, typer.Option(metavar="[USER@]HOST[:PORT]", help="Log in through this host; several with commas.")
-    ] = None
-    host_key_policy: Annotated[
-        str, typer.Option(metavar="POLICY", help="accept-new: trust a host's first key. strict: known hosts only.")
-    ] = "accept-new"
-    ask_password: Annotated[bool, typer.Option("--ask-password", help="Ask for the password to log in with.")] = False
-    ask_sudo_password: Annotated[
-        bool, typer.Option("--ask-sudo-password", help="Ask for sudo's password, should a host want one.")
-    ] = False
-    connect_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Give up on a host after.")] = 15.0
-    head: Annotated[str | None, typer.Option(metavar="HOST", help="Head node; the first host else.")] = None
-    storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder that all share [/storage].")] = None
-    limit: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN...", help="Only these hosts: names, node[01-04], gpu-*.")
-    ] = None
-    exclude: Annotated[list[str] | None, typer.Option(metavar="PATTERN...", help="Not these hosts.")] = None
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A checked `HostOptions`. cluster: all hosts, with what was typed about the login, ready to be saved.
-
-    hosts: those that --limit and --exclude leave.
-    """
-
-    cluster: Cluster
-    ssh: SshOptions
-    hosts: tuple[Host, ...]
+_OPTIONS: dict[str, Any] = {
+    "hostnames": typer.Option(
+        metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases."
+    ),
+    "cluster": typer.Option(metavar="NAME", help="Name that the hosts are kept under [default]."),
+    "private_key_file": typer.Option(
+        metavar="FILE", help="Private key of any type; those of ~/.ssh and the agent need no naming."
+    ),
+    "ssh_port": typer.Option(metavar="PORT", help="SSH port."),
+    "username": typer.Option(metavar="USER", help="User to log in as."),
+    "bastion": typer.Option(metavar="[USER@]HOST[:PORT]", help="Log in through this host; several with commas."),
+    "host_key_policy": typer.Option(
+        metavar="POLICY", help="accept-new: trust a host's first key. strict: known hosts only."
+    ),
+    "ask_password": typer.Option("--ask-password", help="Ask for the password to log in with."),
+    "ask_sudo_password": typer.Option("--ask-sudo-password", help="Ask for sudo's password, should a host want one."),
+    "connect_timeout": typer.Option(metavar="SECONDS", help="Give up on a host after."),
+    "head": typer.Option(metavar="HOST", help="Head node; the first host else."),
+    "storage": typer.Option(metavar="FOLDER", help="Folder that all share [/storage]."),
+    "limit": typer.Option(metavar="PATTERN...", help="Only these hosts: names, node[01-04], gpu-*."),
+    "exclude": typer.Option(metavar="PATTERN...", help="Not these hosts."),
+}
+"""How each field of `HostOptions` is typed."""
 
 
 def takes_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +53,10 @@ def takes_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
     hints = inspect.get_annotations(HostOptions, eval_str=True)
     shared = [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[hints[field.name], _OPTIONS[field.name]],
         )
         for field in fields(HostOptions)
     ]
@@ -117,129 +95,6 @@ def expand_arguments(argv: list[str]) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def select(options: HostOptions) -> Selection:
-    """The cluster, how to connect to it, and the hosts that are meant.
-
-    Raises:
-        UserError: malformed names or options, an unknown cluster, a pattern that no host matches.
-
-    """
-    from clusterkit.ssh.options import SshOptions  # noqa: PLC0415
-    from clusterkit.ssh.secrets import Secrets  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    if options.host_key_policy not in ("accept-new", "strict"):
-        raise UserError(f"--host-key-policy '{options.host_key_policy}': it is accept-new or strict.")
-    if options.connect_timeout <= 0:
-        raise UserError(f"--connect-timeout {options.connect_timeout:g}: it must be above 0.")
-    cluster = cluster_of(options)
-    login = cluster.login
-    ssh = SshOptions(
-        private_key_files=login.identity_files,
-        username=login.username,
-        port=login.port,
-        proxy_jump=login.proxy_jump,
-        host_key_policy="strict" if options.host_key_policy == "strict" else "accept-new",
-        connect_timeout=options.connect_timeout,
-        secrets=Secrets(options.ask_password, options.ask_sudo_password),
-    )
-    return Selection(cluster, ssh, _limited(cluster, options.limit or [], options.exclude or []))
-
-
-def cluster_of(options: HostOptions) -> Cluster:
-    """The cluster that is kept under the name, or one of the hosts that were typed; nothing is saved.
-
-    A host that is kept under the same name keeps its settings where it is typed without them.
-
-    Raises:
-        UserError: malformed names or options, an unknown cluster.
-
-    """
-    from pydantic import ValidationError  # noqa: PLC0415
-
-    from clusterkit.hosts import inventory  # noqa: PLC0415
-    from clusterkit.hosts.model import Cluster  # noqa: PLC0415
-    from clusterkit.hosts.names import parse_hosts  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    name = options.cluster or inventory.DEFAULT
-    kept: Cluster | None = None
-    if options.hostnames is None or inventory.path_of(name).exists():
-        kept = inventory.load(name)
-    values: dict[str, Any] = kept.model_dump() if kept else {"name": name}
-    if options.hostnames is not None:
-        hosts = parse_hosts(options.hostnames)
-        known = {host.name: host.model_dump() for host in kept.hosts} if kept else {}
-        values["hosts"] = [known.get(host.name, {}) | host.model_dump(exclude_defaults=True) for host in hosts]
-        if values.get("head") not in {host.name for host in hosts}:
-            values["head"] = ""
-    values |= {key: value for key in ("head", "storage") if (value := getattr(options, key)) is not None}
-    values["login"] = values.get("login", {}) | _typed_login(options)
-    try:
-        return Cluster.model_validate(values)
-    except ValidationError as error:
-        message = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in message["loc"])
-        reason = message["msg"].removeprefix("Value error, ")
-        raise UserError(f"--{where.removeprefix('login.')}: {reason}" if where else reason) from None
-
-
-def _typed_login(options: HostOptions) -> dict[str, Any]:
-    from pathlib import Path  # noqa: PLC0415
-
-    from clusterkit.hosts.names import parse_host  # noqa: PLC0415
-    from clusterkit.ssh.config_files import split_jump  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    typed: dict[str, Any] = {}
-    if options.username is not None:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?", options.username):
-            raise UserError(f"--username '{options.username}': this is no user name.")
-        typed["username"] = options.username
-    if options.ssh_port is not None:
-        if not 1 <= options.ssh_port <= 65535:
-            raise UserError(f"--ssh-port {options.ssh_port}: a port is a number from 1 to 65535.")
-        typed["port"] = options.ssh_port
-    if options.private_key_file:
-        # Kept for commands that run in another folder.
-        typed["identity_files"] = tuple(str(Path(file).expanduser().absolute()) for file in options.private_key_file)
-    if options.bastion is not None:
-        for bastion in split_jump(options.bastion):
-            parse_host(bastion)
-        typed["proxy_jump"] = options.bastion
-    return typed
-
-
-def _limited(cluster: Cluster, limit: list[str], exclude: list[str]) -> tuple[Host, ...]:
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    wanted = {name for pattern in limit for name in _matching(cluster, pattern, "--limit")} if limit else None
-    unwanted = {name for pattern in exclude for name in _matching(cluster, pattern, "--exclude")}
-    hosts = tuple(
-        host for host in cluster.hosts if (wanted is None or host.name in wanted) and host.name not in unwanted
-    )
-    if not hosts:
-        raise UserError("--limit and --exclude leave no host.")
-    return hosts
-
-
-def _matching(cluster: Cluster, pattern: str, option: str) -> set[str]:
-    from fnmatch import fnmatchcase  # noqa: PLC0415
-
-    from clusterkit.common.suggest import did_you_mean  # noqa: PLC0415
-    from clusterkit.hosts.names import expand_names  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    names = [host.name for host in cluster.hosts]
-    found: set[str] = set()
-    for part in [pattern] if pattern in names else expand_names(pattern):
-        matches = {name for name in names if name == part or fnmatchcase(name, part)}
-        if not matches:
-            raise UserError(f"{option} {part}: no such host.{did_you_mean(part, names)} Hosts: {', '.join(names)}.")
-        found |= matches
-    return found
 
 
 def _is_value(words: list[str], several: str) -> bool:

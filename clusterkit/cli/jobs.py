@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import USER_OPTION, checked_user, hosts_of_cluster
+from clusterkit.ssh.selection import HostOptions, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
     from clusterkit.backends.ray.jobs import Job
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 

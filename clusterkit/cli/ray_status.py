@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
+from clusterkit.provision.ray.view import lines_of
+from clusterkit.ssh.selection import HostOptions, Selection, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.provision.ray.state import ClusterState, NodeState
+    from clusterkit.provision.ray.state import ClusterState
 
 app = typer.Typer(
     help="Show the cluster's Ray nodes, GPUs and versions.",
@@ -51,43 +53,3 @@ async def _observe(selection: Selection) -> ClusterState:
     asked = [host for host in cluster.hosts if host.name in expected or host is cluster.head_host]
     async with connected(asked, lambda host: connect(host, selection.ssh)) as hosts:
         return await observe(hosts.sessions, cluster, expected=expected, unreachable=hosts.silent)
-
-
-def lines_of(state: ClusterState) -> list[str]:
-    """Table, what Ray works on, and every problem with its container's last lines."""
-    rows = [["node", "role", "address", "container", "ray", "GPUs", "CPUs", "memory", "Ray", "Python", "image"]]
-    rows += [_row(node) for node in state.nodes]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    alive = [node for node in state.nodes if node.ray_state == "ALIVE"]
-    wanted = sum(node.role != "other" for node in state.nodes)
-    gpus, gpus_wanted = sum(node.gpus for node in alive), sum(node.gpus_expected for node in state.nodes)
-    lines += [
-        "",
-        f"cluster {state.cluster}: {len(alive)} of {wanted} nodes and {gpus} of {gpus_wanted} GPUs alive in Ray",
-    ]
-    if state.jobs:
-        lines.append(f"running: {', '.join(state.jobs)}")
-    if state.wrong:
-        lines += ["", *(f"problem: {text}" for text in state.wrong)]
-    for node in state.nodes:
-        if node.problem and node.log:
-            lines += ["", f"last lines of {node.name}'s container:", *(f"    {line}" for line in node.log)]
-    return lines
-
-
-def _row(node: NodeState) -> list[str]:
-    gpus = f"{node.gpus}/{node.gpus_expected}" if node.gpus_expected else str(node.gpus)
-    return [
-        node.name,
-        node.role,
-        node.address or "-",
-        node.container,
-        node.ray_state.lower() or "-",
-        gpus,
-        str(node.cpus),
-        f"{node.memory / 2**30:.0f} GiB" if node.memory else "-",
-        node.ray or "-",
-        node.python or "-",
-        node.image_id.removeprefix("sha256:")[:12] or "-",
-    ]

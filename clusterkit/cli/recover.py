@@ -17,6 +17,7 @@ from clusterkit.cli.target import (
     for_training,
     told,
 )
+from clusterkit.runs.holder import holder_of
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _here(
         root = Path(config.fileroot) if "fileroot" in resolved.settings else root
         named = trial or (config.trial_name if resolved.trial_is_named else None)
         run = find_run(root, experiment or config.experiment_name, named)
-    return Check(run, look(run.recover), config, run.holder())
+    return Check(run, look(run.recover), config, holder_of(run))
 
 
 def _on_cluster(
@@ -126,4 +127,4 @@ def _on_cluster(
             config = order.config
             named = trial or (config.trial_name if order.named else None)
             run = mirror.find(experiment or config.experiment_name, named)
-        return Check(run, mirror.look(run), config, run.holder())
+        return Check(run, mirror.look(run), config, holder_of(run))

@@ -37,8 +37,8 @@ def report(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    from clusterkit.observe.report.write import write_page  # noqa: PLC0415
     from clusterkit.runs.choose import choose_runs  # noqa: PLC0415
+    from clusterkit.ui.page_file import write_page  # noqa: PLC0415
 
     cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
     if cluster is not None:

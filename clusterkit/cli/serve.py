@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.serve_judge import judge
 from clusterkit.cli.target import (
     FILEROOT_OPTION,
@@ -18,11 +18,12 @@ from clusterkit.cli.target import (
     hosts_of_run,
     kind_for,
 )
+from clusterkit.ssh.selection import HostOptions, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.runs.directory import RunDirectory
+    from clusterkit.ssh.selection import Selection
 
 app = typer.Typer(
     rich_markup_mode=None,

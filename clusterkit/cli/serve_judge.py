@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.cli.target import FILEROOT_OPTION, HERE_OPTION, RUNS, Typed, for_training, told
+from clusterkit.ssh.selection import HostOptions, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.serving.judges import JudgeOrder
+    from clusterkit.ssh.selection import Selection
     from trainer.serving.registry import Registration
 
 LOOPBACK = "127.0.0.1"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, Selection, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
+from clusterkit.ssh.selection import HostOptions, Selection, select
 from clusterkit.ui import output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,9 +86,9 @@ def setup(
     2 bad usage, 3 some hosts failed, 130 interrupted.
     """
     from clusterkit.config.aliases import notes_of  # noqa: PLC0415
-    from clusterkit.provision.options import SetupOptions  # noqa: PLC0415
     from clusterkit.provision.site import Site  # noqa: PLC0415
     from clusterkit.setup.command import nothing_failed, only_failed, run_setup  # noqa: PLC0415
+    from clusterkit.setup.options import SetupOptions  # noqa: PLC0415
 
     site = Site(
         image=image,

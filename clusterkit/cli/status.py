@@ -150,8 +150,8 @@ def _cluster_status(
     import asyncio  # noqa: PLC0415
 
     from clusterkit.backends.ray.status import watching  # noqa: PLC0415
-    from clusterkit.cli.hostoptions import HostOptions, select  # noqa: PLC0415
-    from clusterkit.ui.cluster_status import cluster_lines  # noqa: PLC0415
+    from clusterkit.backends.ray.view import cluster_lines  # noqa: PLC0415
+    from clusterkit.ssh.selection import HostOptions, select  # noqa: PLC0415
 
     async def look() -> int:
         async with watching(select(HostOptions(cluster=cluster)), experiment, trial, user) as eye:

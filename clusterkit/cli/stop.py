@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, select, takes_hosts
+from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import (
     FILEROOT_OPTION,
     HERE_OPTION,
@@ -17,10 +17,11 @@ from clusterkit.cli.target import (
     hosts_of_run,
     kind_for,
 )
+from clusterkit.ssh.selection import HostOptions, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 

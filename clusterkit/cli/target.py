@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
 from clusterkit.runs.directory import RunDirectory, runs, user_name
+from clusterkit.runs.holder import holder_of
+from clusterkit.ssh.selection import HostOptions, select
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 
@@ -238,7 +239,7 @@ def _runs_here(kind: Kind, typed: Typed) -> list[RunDirectory]:
     if kind not in (Kind.NEWEST_RUN, Kind.LIVING_RUN):
         return []
     found = runs(folder_of_runs(typed.fileroot), typed.experiment, typed.trial)
-    return [run for run in found if run.holder()] if kind is Kind.LIVING_RUN else found
+    return [run for run in found if holder_of(run)] if kind is Kind.LIVING_RUN else found
 
 
 def _of_two(kind: Kind, typed: Typed, now: Current, mine: RunDirectory) -> Target:

@@ -15,9 +15,9 @@ from clusterkit.backends.ray.submit import Dispatched, Order
 from clusterkit.backends.ray.train import order_of, train
 from clusterkit.capacity.plan import elsewhere
 from clusterkit.capacity.runnable import require_runnable
-from clusterkit.cli.hostoptions import HostOptions, Selection, select
 from clusterkit.config.resolve import shown_values
 from clusterkit.ssh.api import HostError
+from clusterkit.ssh.selection import HostOptions, Selection, select
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.errors import RunError

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.holder import holder_of
 from clusterkit.runs.start_from import is_path, require_run_name, settings_for
 from clusterkit.runs.status import find_run
 from trainer.checkpoint.slots import look
@@ -59,7 +60,7 @@ def _there(source: str, preset: str | None, task: str | None, typed: Sequence[st
 
 
 def _require_idle(run: RunDirectory) -> None:
-    if holder := run.holder():
+    if holder := holder_of(run):
         raise UserError(
             f"--recover-from: {run.experiment}/{run.trial} is being trained now by {holder}, and its recover "
             "checkpoints change. Stop it first (clusterkit stop), or name one of its persistent checkpoints by its path"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterkit.observe.report.markup import Html, join, tag
+from clusterkit.ui.markup import Html, join, tag
 from evaluation.metrics import row_interval
 from evaluation.steps import global_step
 

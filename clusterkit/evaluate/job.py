@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clusterkit.backends.local.launch import disk_errors
 from clusterkit.backends.ray.files import said
 from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.jobs import Job, RayJobs, origin, submit_or_attach
 from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from
 from clusterkit.evaluate.process import Finished, Told
-from clusterkit.runs.directory import user_name
+from clusterkit.runs.directory import disk_errors, user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
 from evaluation.results import RESULTS
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 Say = Callable[[str], None]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from clusterkit.evaluate.answers import Answer, Entry, RowAnswers, read_row
 from clusterkit.evaluate.curve import curves
-from clusterkit.observe.report.markup import Html, join, table, tag
-from clusterkit.observe.report.write import write_page
+from clusterkit.ui.markup import Html, join, table, tag
+from clusterkit.ui.page_file import write_page
 from evaluation.table import COLUMNS, areal_cells
 
 PAGE = "index.html"

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from clusterkit.backends.local.launch import disk_errors, run_trainer
+from clusterkit.backends.local.launch import run_trainer
+from clusterkit.runs.directory import disk_errors
 from evaluation.config import EvalConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
 

@@ -17,7 +17,7 @@ from trainer.errors import InterruptedRunError, RunError, UserError
 if TYPE_CHECKING:
     from clusterkit.backends.ray.head import Head
     from clusterkit.backends.ray.jobs import Job
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 Say = Callable[[str], None]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.evaluate.curve import curves
-from clusterkit.observe.report.markup import Html, join, table
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.ui.markup import Html, join, table
 from evaluation.steps import SCORES, global_step
 from evaluation.table import COLUMNS, areal_cells
 

@@ -39,3 +39,9 @@ def _write_private(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def state_folder() -> Path:
+    """Where logs go: $CLUSTERKIT_STATE, or ~/.local/state/clusterkit."""
+    given = os.environ.get("CLUSTERKIT_STATE")
+    return Path(given) if given else Path.home() / ".local" / "state" / "clusterkit"

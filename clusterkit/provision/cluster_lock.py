@@ -26,8 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from clusterkit.hosts.folders import state_folder
 from clusterkit.provision.ray.model import LEASE_FILE, NODE_FOLDER, node_folder
-from clusterkit.setup.hostlog import state_folder
 from clusterkit.ssh.api import HostError, Session, Trouble
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError

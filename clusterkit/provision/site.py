@@ -137,3 +137,12 @@ def _read(cluster: str) -> dict[str, str]:
         raise UserError(f"{path} cannot be read ({error}): remove it, and give the site's options again") from error
     names = {field.name for field in fields(Site)}
     return {name: str(value) for name, value in found.items() if name in names} if isinstance(found, dict) else {}
+
+
+HF_TOKEN = "HF_TOKEN"
+
+
+def proxies_of(site: Site) -> dict[str, str]:
+    """Variables that name the site's proxies."""
+    pairs = {"http_proxy": site.http_proxy, "https_proxy": site.https_proxy, "no_proxy": site.no_proxy}
+    return {name: value for name, value in pairs.items() if value}

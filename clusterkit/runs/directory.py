@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import getpass
 import json
@@ -112,24 +113,6 @@ class RunDirectory:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def holder(self) -> str | None:
-        """Who keeps this run busy now ("process 123"), or None.
-
-        The trainer holds run.lock while it lives; `clusterkit train` holds launch.lock from before the trainer's start.
-        """
-        for name in ("run.lock", "launch.lock"):
-            holder = lock_holder(self.logs / name)
-            if holder:
-                return holder
-        from clusterkit.runs.slurm.queue import holder_of  # noqa: PLC0415 (which knows runs by this class)
-
-        if job := holder_of(self):
-            return job
-        try:
-            return (self.logs / HOLDER_FILE).read_text(encoding="utf-8") or None
-        except OSError:
-            return None
-
 
 def killed_command(run: RunDirectory) -> str | None:
     """ "process N" of the `clusterkit train` that was killed while its trainer goes on; None: there is no such thing.
@@ -212,3 +195,10 @@ def _last_sign(run: RunDirectory) -> float:
         except OSError:
             continue
     return max(times)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, instead: str = FILEROOT) -> Iterator[None]:
+    """Turn what the disk answers into a message about the folder. instead: how to choose another."""
+    with file_failures(folder, instead):
+        yield

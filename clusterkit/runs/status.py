@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.runs.directory import RunDirectory, killed_command, lock_holder, runs
+from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.console import failure_message
 from clusterkit.runs.log.metrics import History, Record, number, read_history
 from clusterkit.runs.slurm.queue_state import judged
@@ -120,7 +121,7 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     other machines).
     """
     history = read_history(run.metrics) if history is None else history
-    holder = holder or run.holder()
+    holder = holder or holder_of(run)
     state, message = judged(run, *_judge(run, history, holder, now))
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
 

@@ -11,6 +11,7 @@ import yaml
 
 from clusterkit.config.presets import leaves
 from clusterkit.runs.directory import RunDirectory, numbered_trials, user_name
+from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History, read_history
 from trainer.checkpoint.fingerprint import BEFORE, changes, fingerprint, is_free
 from trainer.config import RunConfig
@@ -59,7 +60,7 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     following = f"run{newest + 1}"
     if not newest:
         return _judge(config, following, named_by_user=False)
-    busy = run_directory(config, f"run{newest}").holder() is not None
+    busy = holder_of(run_directory(config, f"run{newest}")) is not None
     if config.recover_mode == "disabled" and not busy:
         return _judge(config, following, named_by_user=False)
     if config.recover_from and config.recover_from != _source_of(run_directory(config, f"run{newest}")):
@@ -100,7 +101,7 @@ def run_directory(config: RunConfig, trial: str) -> RunDirectory:
 
 def require_free(run: RunDirectory) -> None:
     """Refuse a run that another process is working on."""
-    holder = run.holder()
+    holder = holder_of(run)
     if holder:
         raise UserError(
             f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status "
@@ -149,7 +150,7 @@ def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Tri
     if not run.logs.is_dir():
         return _demand_checkpoint(config, Trial(run, Course.NEW, History()))
     history = read_history(run.metrics)
-    if run.holder():  # the caller refuses it; comparing settings with a living run would only confuse
+    if holder_of(run):  # the caller refuses it; comparing settings with a living run would only confuse
         return Trial(run, Course.RESUME, history)
     if is_complete(history, config if named_by_user else None):
         return Trial(run, Course.COMPLETE, history)

@@ -12,22 +12,10 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets.hub import Hub
 from clusterkit.provision.cluster_lock import Claim, claimed
 from clusterkit.provision.images.needs import needs_of_image
-from clusterkit.provision.options import (
-    SetupOptions,
-    bundle_of,
-    check_refresh,
-    check_values,
-    hub_token,
-    image_of,
-    needs_of,
-    preset_of,
-    proxies_of,
-    wish_of,
-)
 from clusterkit.provision.ray.current import choose, current, option, ready_clusters
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.ray.state import ClusterState
-from clusterkit.provision.site import Site, keep, passwords_of, until_ready, with_kept, with_secrets
+from clusterkit.provision.site import Site, keep, passwords_of, proxies_of, until_ready, with_kept, with_secrets
 from clusterkit.setup import view
 from clusterkit.setup.assetstage import AssetStage
 from clusterkit.setup.failed import failed_hosts, keep_failed
@@ -36,6 +24,17 @@ from clusterkit.setup.imagestage import ImageStage
 from clusterkit.setup.model import Report
 from clusterkit.setup.nextsteps import NextStep, next_steps
 from clusterkit.setup.nextsteps import lines_of as next_lines
+from clusterkit.setup.options import (
+    SetupOptions,
+    bundle_of,
+    check_refresh,
+    check_values,
+    hub_token,
+    image_of,
+    needs_of,
+    preset_of,
+    wish_of,
+)
 from clusterkit.setup.raystage import RayStage
 from clusterkit.setup.setup import Request, Setup
 from clusterkit.setup.sharedstage import SharedStage
@@ -43,8 +42,8 @@ from clusterkit.setup.trainstage import TrainStage
 from trainer.errors import InterruptedRunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.ssh.api import Session
+    from clusterkit.ssh.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ def make_current(name: str, *, is_new: bool) -> str:
 
 
 def _ready(training: TrainStage, state: ClusterState, following: list[NextStep]) -> list[str]:
-    from clusterkit.cli.ray_status import lines_of  # noqa: PLC0415
+    from clusterkit.provision.ray.view import lines_of  # noqa: PLC0415
 
     lines = [*lines_of(state), ""]
     if training.dispatched is not None:

@@ -6,9 +6,8 @@ import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from clusterkit.hosts.folders import write_private
+from clusterkit.hosts.folders import state_folder, write_private
 from clusterkit.hosts.model import Cluster
-from clusterkit.setup.hostlog import state_folder
 from clusterkit.setup.model import Report
 
 

@@ -8,15 +8,10 @@ from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
+from clusterkit.hosts.folders import state_folder
 from clusterkit.setup.model import LAST_LINES
 
 KEPT_RUNS = 20
-
-
-def state_folder() -> Path:
-    """Where logs go: $CLUSTERKIT_STATE, or ~/.local/state/clusterkit."""
-    given = os.environ.get("CLUSTERKIT_STATE")
-    return Path(given) if given else Path.home() / ".local" / "state" / "clusterkit"
 
 
 def new_log_folder(cluster: str, command: str) -> Path:

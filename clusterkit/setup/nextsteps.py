@@ -12,9 +12,9 @@ from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.model import JUDGE
-from clusterkit.provision.options import SetupOptions
 from clusterkit.provision.ray.current import option
 from clusterkit.provision.ray.state import ClusterState
+from clusterkit.setup.options import SetupOptions
 from trainer.errors import UserError
 
 WITHOUT_GPUS = "tiny"

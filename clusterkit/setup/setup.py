@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.cluster import judge_cluster
-from clusterkit.provision.checks.finding import Finding, Level
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
 from clusterkit.provision.checks.needs import Needs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterkit.provision.checks.finding import Level
+from clusterkit.common.finding import Level
 from clusterkit.provision.checks.storage import storage_shared
 from clusterkit.setup.model import State, StepFailedError
 from clusterkit.setup.runner import HostRunner

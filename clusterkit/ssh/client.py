@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from clusterkit.ssh import known_hosts
 from clusterkit.ssh.api import HostError
-from clusterkit.ssh.config_files import Endpoint
+from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import Offers
 from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions

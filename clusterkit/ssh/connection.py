@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from clusterkit.hosts.model import Host
-from clusterkit.ssh.config_files import resolve
+from clusterkit.ssh.config_file import resolve
 from clusterkit.ssh.login import open_link
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.session import SshSession

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterkit.ssh.config_files import Endpoint
+from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.secrets import Once, Secrets
 from trainer.errors import UserError

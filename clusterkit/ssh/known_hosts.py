@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clusterkit.hosts.folders import write_private
 from clusterkit.ssh.api import HostError, Trouble
-from clusterkit.ssh.config_files import Endpoint
+from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import fingerprint
 from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions

@@ -14,7 +14,8 @@ from clusterkit.ssh import known_hosts
 from clusterkit.ssh.api import HostError, Trouble
 from clusterkit.ssh.bastions import Bastion, Link
 from clusterkit.ssh.client import Client
-from clusterkit.ssh.config_files import Endpoint, resolve_bastion
+from clusterkit.ssh.config_file import resolve_bastion
+from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import Offers
 from clusterkit.ssh.lean import (
     asyncssh,

@@ -13,7 +13,7 @@ from clusterkit.hosts.model import Host
 from clusterkit.ssh.api import HostError, Result, Trouble
 from clusterkit.ssh.bastions import Link
 from clusterkit.ssh.command import Command, Ended
-from clusterkit.ssh.config_files import Endpoint
+from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.output import Output

@@ -7,9 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from clusterkit.hosts.folders import config_folder
+from clusterkit.hosts.folders import config_folder, state_folder
 from clusterkit.runs.directory import FILEROOT
-from clusterkit.setup.hostlog import state_folder
 from trainer.assets import cache_root
 from trainer.disk import FULL, LOST, REFUSED, file_failure, is_full
 from trainer.errors import UserError

@@ -19,8 +19,9 @@ from slot_writer import write_slot
 from sshd import Ssh, Sshd
 
 from clusterkit.backends.ray.sync_mirror import Mirror
-from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.config.resolve import resolve
+from clusterkit.runs.holder import holder_of
+from clusterkit.ssh.selection import HostOptions, select
 from evaluation.steps import keep_scores
 
 pytest_plugins = ["sshd_fixture"]
@@ -168,7 +169,7 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
         mirror.fetch(run, logs=True)
         assert run.metrics.read_bytes() == writer.run.metrics.read_bytes()
         assert run.metrics.stat().st_ino == before[run.metrics]
-        assert run.holder() == "a job that Ray was not asked about"
+        assert holder_of(run) == "a job that Ray was not asked about"
         assert run.has_recover_checkpoint
 
         writer.run.metrics.write_text("")
@@ -178,7 +179,7 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
         mirror.fetch(run)
         assert run.metrics.read_bytes() == writer.run.metrics.read_bytes()
         assert run.attempt_numbers() == [1]
-        assert run.holder() is None
+        assert holder_of(run) is None
     finally:
         mirror.close()
     assert not (tmp_path / "copy").exists()

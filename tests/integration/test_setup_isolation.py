@@ -15,7 +15,6 @@ from realparts import require
 from sshd import Ssh, tarpit
 
 from clusterkit.backends.ray import status
-from clusterkit.cli.hostoptions import Selection
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision import cluster_lock as claims
 from clusterkit.provision.checks.needs import Needs
@@ -29,6 +28,7 @@ from clusterkit.setup.setup import Request, Setup, Stage
 from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
+from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]

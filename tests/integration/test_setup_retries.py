@@ -14,7 +14,6 @@ import pytest
 from sshd import Ssh, free_port, tarpit
 
 from clusterkit.cli import main as cli
-from clusterkit.cli.hostoptions import Selection
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.steps.step import Wish
@@ -27,6 +26,7 @@ from clusterkit.setup.setup import Request, Setup, Stage
 from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session, Trouble
 from clusterkit.ssh.connection import connect
+from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]

@@ -12,8 +12,8 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
+from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.checks import reach
-from clusterkit.provision.checks.finding import Finding, Level
 from clusterkit.provision.checks.reach import reachable
 from clusterkit.provision.ray.ports import Ports
 

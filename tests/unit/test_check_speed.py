@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from localsession import LocalSession
 
+from clusterkit.common.finding import Level
 from clusterkit.provision.checks import speed
-from clusterkit.provision.checks.finding import Level
 from clusterkit.provision.checks.nccl import all_reduce, judge_all_reduce, rank_script
 from clusterkit.provision.checks.speed import send_rates, write_rates
 from clusterkit.provision.facts.model import Container, Docker, Facts, Gpu

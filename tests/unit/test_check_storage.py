@@ -12,7 +12,7 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.provision.checks.finding import Level, worst
+from clusterkit.common.finding import Level, worst
 from clusterkit.provision.checks.storage import StorageReport, storage_shared
 from clusterkit.ssh.api import HostError, Result, Trouble
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from clusterkit.capacity.needs import needs_of_preset
+from clusterkit.common.finding import Finding, Level, worst
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.checks.finding import Finding, Level, worst
 from clusterkit.provision.checks.gpu import OLDEST_DRIVER
-from clusterkit.provision.checks.needs import GIB, Needs, image_cuda, needs_of_preset
+from clusterkit.provision.checks.needs import GIB, Needs, image_cuda
 from clusterkit.provision.checks.verdicts import judge
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.images.versions import versions

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.parse import is_whole, parse, split
+from clusterkit.provision.facts.parse import parse
 from clusterkit.provision.facts.parse_gpu import parse_gpus
+from clusterkit.provision.facts.sections import is_whole, split
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "facts").glob("*.json"))
 SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"

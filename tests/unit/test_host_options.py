@@ -9,10 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clusterkit.cli.hostoptions import HostOptions, Selection, expand_arguments, select, takes_hosts
+from clusterkit.cli.hostoptions import expand_arguments, takes_hosts
 from clusterkit.cli.init import app as init_app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.ssh.selection import HostOptions, Selection, select
 from trainer.errors import UserError
 
 

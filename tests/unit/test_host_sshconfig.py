@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterkit.hosts.model import Host
-from clusterkit.ssh.config_files import resolve, resolve_bastion
+from clusterkit.ssh.config_file import resolve, resolve_bastion
 from clusterkit.ssh.options import SshOptions
 
 CONFIG = """

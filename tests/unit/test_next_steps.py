@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from clusterkit.cli.main import app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.options import SetupOptions
 from clusterkit.provision.ray import current
 from clusterkit.provision.ray.state import ClusterState, NodeState
 from clusterkit.provision.ray.token import local_file
 from clusterkit.provision.site import Site
 from clusterkit.setup.command import make_current
 from clusterkit.setup.nextsteps import fitting_preset, next_steps
+from clusterkit.setup.options import SetupOptions
 
 GIB = 2**30
 

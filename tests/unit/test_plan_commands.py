@@ -17,11 +17,11 @@ from clusterkit.capacity.preset_plan import PresetPlan, plan_preset
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.capacity.view import lines_of
 from clusterkit.cli.main import app
+from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.checks.finding import Level
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.trials import run_directory
 

@@ -9,14 +9,14 @@ import pytest
 
 from clusterkit.capacity import timing
 from clusterkit.capacity.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
+from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.capacity.preset_plan import PresetPlan, gibibytes, plan_preset
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.capacity.shapes import SHAPES, shape_of
 from clusterkit.capacity.view import lines_of
+from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
-from clusterkit.provision.checks.finding import Level
-from clusterkit.provision.checks.needs import needs_of_preset
 from trainer.allocation import Layout, parse
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.cli.hostoptions import HostOptions, select
 from clusterkit.hosts import inventory
-from clusterkit.provision.options import SetupOptions
 from clusterkit.provision.site import Site, keep, passwords_of, path_of, until_ready, with_kept, with_secrets
 from clusterkit.setup.command import keep_inventory, refuse_forgetting, run_setup
 from clusterkit.setup.hostlog import HostLog
+from clusterkit.setup.options import SetupOptions
+from clusterkit.ssh.selection import HostOptions, select
 from trainer.errors import UserError
 
 

@@ -9,16 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
 
-from clusterkit.runs.directory import FILEROOT, RunDirectory
+from clusterkit.runs.directory import RunDirectory, disk_errors
 from trainer.config import RunConfig
-from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.paths import new_attempt as trainer_attempt
 
@@ -180,10 +179,3 @@ def wait_or_signal(seconds: float) -> bool:
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def disk_errors(folder: Path, instead: str = FILEROOT) -> Iterator[None]:
-    """Turn what the disk answers into a message about the folder. instead: how to choose another."""
-    with file_failures(folder, instead):
-        yield

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clusterkit.backends.slurm.stop import stop_job
 from clusterkit.runs.directory import RunDirectory, lock_holder, runs
+from clusterkit.runs.holder import holder_of
 from clusterkit.runs.slurm.commands import has_slurm
 from clusterkit.runs.slurm.queue import is_slurms, job_of
 from trainer.errors import RunError, UserError
@@ -38,7 +39,7 @@ def stop_here(
         RunError: none is alive, or it cannot be ended. UserError: several are alive.
 
     """
-    alive = [run for run in runs(fileroot, experiment, trial, user) if run.holder()]
+    alive = [run for run in runs(fileroot, experiment, trial, user) if holder_of(run)]
     if not alive:
         wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
         raise RunError(f"no run{wanted} under {fileroot} is alive (--fileroot DIR for another folder, --cluster NAME)")
@@ -88,7 +89,7 @@ def _send(process: int, number: signal.Signals) -> None:
 
 def _ended(run: RunDirectory, seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while run.holder():
+    while holder_of(run):
         if time.monotonic() > end:
             return False
         time.sleep(POLL_SECONDS)

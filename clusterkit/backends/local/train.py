@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterkit.backends.local.launch import Ending, disk_errors, new_attempt, run_trainer, wait_or_signal, write_config
+from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, wait_or_signal, write_config
 from clusterkit.runs.diagnose.view import explain_failure
-from clusterkit.runs.directory import RunDirectory, hold_lock, lock_holder
+from clusterkit.runs.directory import RunDirectory, disk_errors, hold_lock, lock_holder
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.console import failure_message, last_lines
 from clusterkit.runs.log.metrics import History, MetricsTail

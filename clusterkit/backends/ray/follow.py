@@ -21,7 +21,7 @@ from clusterkit.ssh.api import HostError
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
     from clusterkit.ui.progress import Progress
 
 POLL_SECONDS = 2.0

@@ -16,7 +16,7 @@ from clusterkit.ssh.api import Session
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 

@@ -32,8 +32,8 @@ from trainer.checkpoint import slots
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.hosts.model import Host
+    from clusterkit.ssh.selection import Selection
 
 HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""

@@ -17,8 +17,8 @@ from clusterkit.ssh.api import HostError
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.hosts.model import Host
+    from clusterkit.ssh.selection import Selection
 
 
 @dataclass(frozen=True)

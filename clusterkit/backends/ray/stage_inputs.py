@@ -18,8 +18,7 @@ from clusterkit.provision.assets.provide import provide
 from clusterkit.provision.assets.upload import local_files
 from clusterkit.provision.assets.view import look, wrong
 from clusterkit.provision.images import lock
-from clusterkit.provision.options import HF_TOKEN, proxies_of
-from clusterkit.provision.site import Site, with_kept
+from clusterkit.provision.site import HF_TOKEN, Site, proxies_of, with_kept
 from clusterkit.provision.steps.step import Action, Refused
 from evaluation.suites import MEMORY, PROBLEMS
 from evaluation.suites.hqa import official_places

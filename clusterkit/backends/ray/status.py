@@ -30,8 +30,8 @@ from clusterkit.ssh.api import HostError, Session, Trouble
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.hosts.model import Host
+    from clusterkit.ssh.selection import Selection
 
 LOOK_SECONDS = 60.0
 _KIND = "clusterkit-train"

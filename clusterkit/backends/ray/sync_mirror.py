@@ -19,7 +19,7 @@ from clusterkit.runs.status import find_run
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 HERE = "runs"
 """What --fileroot is when nobody typed it."""
@@ -112,7 +112,7 @@ def mirror_of(cluster: str, fileroot: str = HERE) -> Iterator[Mirror]:
         UserError: there is no such cluster, or the folder is none of its.
 
     """
-    from clusterkit.cli.hostoptions import HostOptions, select  # noqa: PLC0415
+    from clusterkit.ssh.selection import HostOptions, select  # noqa: PLC0415
 
     selection = select(HostOptions(cluster=cluster))
     if fileroot != HERE and not fileroot.startswith("/"):

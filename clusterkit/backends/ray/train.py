@@ -18,7 +18,7 @@ from clusterkit.provision.steps.step import Refused
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
+    from clusterkit.ssh.selection import Selection
 
 
 def order_of(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from clusterkit.backends.local.launch import disk_errors, require_trainer, require_writable, write_config
+from clusterkit.backends.local.launch import require_trainer, require_writable, write_config
 from clusterkit.backends.own_code import own_files
 from clusterkit.backends.ray.submit import Dispatched, fingerprint_of
 from clusterkit.backends.slurm.script import APPTAINER, PYXIS, Container, Wishes, sbatch_options, script
@@ -21,7 +21,7 @@ from clusterkit.common.node_code import content_of, node_files
 from clusterkit.config.resolve import Resolved
 from clusterkit.hosts.folders import write_private
 from clusterkit.provision.images.versions import versions
-from clusterkit.runs.directory import RunDirectory, hold_lock, user_name
+from clusterkit.runs.directory import RunDirectory, disk_errors, hold_lock, user_name
 from clusterkit.runs.slurm.commands import SlurmError, slurm
 from clusterkit.runs.slurm.queue import FOLDER, Job, our_jobs
 from clusterkit.runs.trials import Course, Trial, choose_trial, require_free, require_unchanged

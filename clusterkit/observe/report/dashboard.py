@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from clusterkit.observe.report.markup import Html, tag
 from clusterkit.observe.report.page import Plots, content, content_policy, document, plots
 from clusterkit.observe.report.source import Run, RunReader
 from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import RunDirectory, runs
+from clusterkit.ui.markup import Html, tag
 from trainer.errors import RunError, UserError
 
 LIVE_SECONDS = 3.0

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clusterkit.common.text_plot import count, duration, shares, size
-from clusterkit.observe.report.markup import Html, join, table, tag
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.final_evaluation import closing_rows, read_summary
 from clusterkit.runs.log.metrics import Record, number
 from clusterkit.runs.status import Status
+from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.run_status import warmup_text
 
 AVERAGED = 20

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from clusterkit.observe.report.markup import Html, join, table, tag
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.trace.model import Trace, trace_of
 from clusterkit.runs.trace.source import read_groups, recorded_steps
 from clusterkit.runs.trace.view import cut, verdict
+from clusterkit.ui.markup import Html, join, table, tag
 from trainer.errors import UserError
 
 MOST_TURNS = 40

@@ -12,11 +12,11 @@ from importlib import resources
 from clusterkit.evaluate.scores import scores_of
 from clusterkit.observe.report import facts
 from clusterkit.observe.report.charts import MOST_MARKS, marks, sections
-from clusterkit.observe.report.markup import Html, join, tag
 from clusterkit.observe.report.memory import memory_of
 from clusterkit.observe.report.plot import Plotter
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.status import Status
+from clusterkit.ui.markup import Html, join, tag
 
 _MARKS = (("recover", "recover checkpoint"), ("save", "checkpoint kept"), ("restart", "restart"))
 

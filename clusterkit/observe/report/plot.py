@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 
 from clusterkit.observe.report.charts import Chart, Line, Mark
-from clusterkit.observe.report.markup import Html, tag
 from clusterkit.observe.report.scale import Scale, scale, short
 from clusterkit.observe.report.series import Course
+from clusterkit.ui.markup import Html, tag
 
 UNITS = 1000
 """Width and height of every drawing in its own units."""

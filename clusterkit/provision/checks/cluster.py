@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.checks.gpu import describe
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.facts.model import Facts

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
+from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.checks.finding import Finding, Level
 from clusterkit.provision.checks.needs import GIB, Needs
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.ray.model import LABEL_CLUSTER

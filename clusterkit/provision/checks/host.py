@@ -6,8 +6,8 @@ import ipaddress
 import json
 from collections.abc import Iterator
 
+from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.checks.finding import Finding, Level
 from clusterkit.provision.checks.needs import GIB, Needs
 from clusterkit.provision.facts.model import Disk, Facts
 from clusterkit.provision.ray.model import LABEL_CLUSTER

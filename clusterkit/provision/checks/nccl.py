@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.ssh.api import HostError, Result, Session

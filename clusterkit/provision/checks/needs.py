@@ -9,10 +9,6 @@ from clusterkit.provision.images.versions import versions
 
 GIB = 1024**3
 
-_LEAST_DATA_SPACE = 5 * GIB
-_CHECKPOINTS = 20
-"""A run may keep hundreds; hosts are asked for room for the first of them, `presets plan` tells the whole."""
-
 
 def image_cuda() -> int:
     """Major version of CUDA that the runtime image is built with, by the tag of its base in images/versions.env."""
@@ -37,23 +33,3 @@ class Needs:
     data_space: int = 5 * GIB
     cuda: int = field(default_factory=image_cuda)
     preset: str = ""
-
-
-def needs_of_preset(name: str) -> Needs:
-    """What a preset needs with its default task, by its values: `7B_n4` four hosts of eight GPUs, `tiny` one without.
-
-    Raises:
-        UserError: no preset has that name.
-
-    """
-    from clusterkit.capacity.preset_plan import storage_of  # noqa: PLC0415 (only with a preset)
-    from clusterkit.config.resolve import resolve  # noqa: PLC0415
-
-    resolved = resolve(name)
-    config = resolved.config
-    return Needs(
-        hosts=config.n_nodes,
-        gpus_per_host=config.n_gpus_per_node,
-        data_space=max(_LEAST_DATA_SPACE, storage_of(config, resolved.task, _CHECKPOINTS)),
-        preset=name,
-    )

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.ssh.api import HostError, Result, Session
 

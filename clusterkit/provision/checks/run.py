@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from clusterkit.common.finding import Finding, Level, worst
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.checks.finding import Finding, Level, worst
 from clusterkit.provision.checks.nccl import all_reduce
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.checks.reach import reachable

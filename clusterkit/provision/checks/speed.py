@@ -8,7 +8,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.common.finding import Finding, Level
 from clusterkit.ssh.api import HostError, Result, Session
 
 WRITE_MEBIBYTES = 512

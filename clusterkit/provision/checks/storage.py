@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from clusterkit.provision.checks.finding import Finding, Level
+from clusterkit.common.finding import Finding, Level
 from clusterkit.ssh.api import HostError, Result, Session
 
 RunIn = Callable[[str], Sequence[str]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.checks.cluster import judge_cluster
-from clusterkit.provision.checks.finding import Finding, Level
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
 from clusterkit.provision.checks.needs import Needs

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from clusterkit.provision.facts import parse_docker, parse_gpu
 from clusterkit.provision.facts.model import Disk, Facts, Os
+from clusterkit.provision.facts.sections import Section, Sections, _int, split
 
 _SUDO_BY_UID = {0: "root"}
 _FIRST_MATCH = re.compile(r"[0-9a-f]{64}")
@@ -15,52 +15,6 @@ _DF = re.compile(r"^(?P<source>.*?)\s+(?P<size>\d+)\s+\d+\s+(?P<free>-?\d+)\s+(?
 # apt itself reads no file with another character in its name.
 _SOURCE_LINE = re.compile(r"(/etc/apt/sources\.list(?:\.d/[\w.-]+\.(?:list|sources))?):(.*)", re.ASCII)
 _CAP_SYS_RESOURCE = 1 << 24
-_KILLED = (124, 137)
-
-
-@dataclass
-class Section:
-    """One part of the probe's output. exit_code: None where the part is more than one command."""
-
-    lines: list[str] = field(default_factory=list)
-    exit_code: int | None = None
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether its time limit ended it."""
-        return self.exit_code in _KILLED
-
-    @property
-    def first(self) -> str:
-        """Its first line that says anything."""
-        return next((line.strip() for line in self.lines if line.strip()), "")
-
-
-class Sections(dict[str, Section]):
-    """Sections by name; one that the probe did not print reads as an empty one."""
-
-    def __missing__(self, key: str) -> Section:
-        return Section()
-
-
-def split(text: str) -> Sections:
-    """Cut the output at its headings; what stands before the first (a login banner) is dropped."""
-    sections = Sections()
-    current: Section | None = None
-    for line in text.splitlines():
-        if not line.startswith("@@"):
-            if current is not None:
-                current.lines.append(line)
-        elif line.startswith("@@rc") and len(words := line.split()) == 3:
-            sections.setdefault(words[1], Section()).exit_code = _int(words[2])
-        else:
-            current = sections.setdefault(line[2:].strip(), Section())
-    return sections
-
-
-def is_whole(sections: Sections) -> bool:
-    """Whether the probe ran to its end."""
-    return "end" in sections
 
 
 def parse(text: str) -> Facts:
@@ -278,10 +232,3 @@ def _after(text: str, word: str) -> str:
 
 def _line(section: Section, index: int) -> str:
     return section.lines[index].strip() if index < len(section.lines) else ""
-
-
-def _int(text: str, default: int = 0) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        return default

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterkit.provision.facts.model import Container, Docker
 
 if TYPE_CHECKING:
-    from clusterkit.provision.facts.parse import Section
+    from clusterkit.provision.facts.sections import Section
 
 _LABEL = re.compile(r"^[A-Za-z0-9._/-]+=")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterkit.provision.facts.model import Gpu
 
 if TYPE_CHECKING:
-    from clusterkit.provision.facts.parse import Section
+    from clusterkit.provision.facts.sections import Section
 
 _MEBIBYTE = 1024**2
 _VERSION = re.compile(r"\d+\.\d+[\d.]*")

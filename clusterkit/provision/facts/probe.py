@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.parse import facts_of, is_whole, split
+from clusterkit.provision.facts.parse import facts_of
+from clusterkit.provision.facts.sections import is_whole, split
 from clusterkit.ssh.api import HostError, Result, Session, Trouble
 
 PATHS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containerd")

@@ -12,11 +12,10 @@ from typing import Any
 
 import yaml
 
-from clusterkit.backends.local.launch import disk_errors
 from clusterkit.config.overrides import known_field, to_config
 from clusterkit.config.presets import nest
 from clusterkit.runs.diagnose.model import Change
-from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.directory import RunDirectory, disk_errors
 from clusterkit.runs.trials import must_stay
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError

@@ -198,7 +198,7 @@ def read_log(path: Path, folder: Path | None = None) -> LogView:
 
 def cache_folder() -> Path:
     """Where invocations remember how far they read: runlog/ in the state folder."""
-    from clusterkit.setup.hostlog import state_folder  # noqa: PLC0415 (imports half of provisioning)
+    from clusterkit.hosts.folders import state_folder  # noqa: PLC0415 (imports half of provisioning)
 
     return state_folder() / "runlog"
 

@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from clusterkit.backends.ray.submit import Order, on_cluster
+from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.capacity.runnable import missing_parts
+from clusterkit.hosts.folders import state_folder
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.model import NodeAsset, needed
-from clusterkit.provision.checks.needs import Needs, needs_of_preset
+from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
-from clusterkit.provision.site import ADDRESSES, Site
+from clusterkit.provision.site import ADDRESSES, HF_TOKEN, Site
 from clusterkit.provision.steps.step import Refused, Wish
-from clusterkit.setup.hostlog import state_folder
 from clusterkit.setup.imagestage import ImageWish
 from clusterkit.ssh.uploads import UPLOADS
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.cli.hostoptions import Selection
     from clusterkit.provision.bundle.folder import Bundle
-
-HF_TOKEN = "HF_TOKEN"
+    from clusterkit.ssh.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -235,9 +234,3 @@ def hub_token(options: SetupOptions) -> str:
         return options.hf_token_file.expanduser().read_text(encoding="utf-8").strip()
     except OSError as error:
         raise UserError(f"--hf-token-file {options.hf_token_file}: {error.strerror}") from error
-
-
-def proxies_of(site: Site) -> dict[str, str]:
-    """Variables that name the site's proxies."""
-    pairs = {"http_proxy": site.http_proxy, "https_proxy": site.https_proxy, "no_proxy": site.no_proxy}
-    return {name: value for name, value in pairs.items() if value}

@@ -5,43 +5,15 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from clusterkit.hosts.model import Host
+from clusterkit.ssh.endpoint import Endpoint
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.ssh.options import SshOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """All that a connection needs to know.
-
-    key_name: the name that known_hosts files have the host under. required_keys: private keys that someone named and
-    that must be there; optional_keys: those of ~/.ssh/config. Where both are empty, ssh's default keys are tried.
-    agent: path of the agent's socket, or empty. jump: bastions, the nearest first. host_key: pinned fingerprint.
-    """
-
-    name: str
-    address: str
-    port: int
-    username: str
-    key_name: str
-    required_keys: tuple[Path, ...] = ()
-    optional_keys: tuple[Path, ...] = ()
-    identities_only: bool = False
-    agent: str = ""
-    jump: tuple[str, ...] = ()
-    proxy_command: str = ""
-    host_key: str | None = None
-
-    @property
-    def known_as(self) -> str:
-        """The host as known_hosts files write it."""
-        return self.key_name.lower() if self.port == 22 else f"[{self.key_name.lower()}]:{self.port}"
 
 
 def resolve(host: Host, options: SshOptions) -> Endpoint:
@@ -115,7 +87,15 @@ class _config:  # noqa: N801 (used as a function)
         unset: Any = ()
         try:
             self._values = SSHClientConfig.load(
-                None, cast(Any, files), False, False, False, getpass.getuser(), username or unset, target, port or unset
+                None,
+                cast(Any, files),
+                False,
+                False,
+                False,
+                getpass.getuser(),
+                username or unset,
+                target,
+                port or unset,
             )
         except (ConfigParseError, UnicodeDecodeError, OSError) as error:
             raise UserError(f"the ssh configuration cannot be read: {error}") from None

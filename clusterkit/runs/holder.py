@@ -1,0 +1,23 @@
+"""Who keeps a run busy: a process of this machine, a Slurm job, or somebody elsewhere."""
+
+from __future__ import annotations
+
+from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, lock_holder
+from clusterkit.runs.slurm import queue
+
+
+def holder_of(run: RunDirectory) -> str | None:
+    """Who works on this run now ("process 123"), or None.
+
+    The trainer holds run.lock while it lives; `clusterkit train` holds launch.lock from before the trainer's start.
+    """
+    for name in ("run.lock", "launch.lock"):
+        holder = lock_holder(run.logs / name)
+        if holder:
+            return holder
+    if job := queue.holder_of(run):
+        return job
+    try:
+        return (run.logs / HOLDER_FILE).read_text(encoding="utf-8") or None
+    except OSError:
+        return None

@@ -1,0 +1,166 @@
+"""Which hosts a command means and how it logs in to them: what was typed, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterkit.hosts.model import Cluster, Host
+    from clusterkit.ssh.options import SshOptions
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """What the user typed, unchecked. Build `Selection` from it with `select`."""
+
+    hostnames: list[str] | None = None
+    cluster: str | None = None
+    private_key_file: list[str] | None = None
+    ssh_port: int | None = None
+    username: str | None = None
+    bastion: str | None = None
+    host_key_policy: str = "accept-new"
+    ask_password: bool = False
+    ask_sudo_password: bool = False
+    connect_timeout: float = 15.0
+    head: str | None = None
+    storage: str | None = None
+    limit: list[str] | None = None
+    exclude: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A checked `HostOptions`. cluster: all hosts, with what was typed about the login, ready to be saved.
+
+    hosts: those that --limit and --exclude leave.
+    """
+
+    cluster: Cluster
+    ssh: SshOptions
+    hosts: tuple[Host, ...]
+
+
+def select(options: HostOptions) -> Selection:
+    """The cluster, how to connect to it, and the hosts that are meant.
+
+    Raises:
+        UserError: malformed names or options, an unknown cluster, a pattern that no host matches.
+
+    """
+    from clusterkit.ssh.options import SshOptions  # noqa: PLC0415
+    from clusterkit.ssh.secrets import Secrets  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    if options.host_key_policy not in ("accept-new", "strict"):
+        raise UserError(f"--host-key-policy '{options.host_key_policy}': it is accept-new or strict.")
+    if options.connect_timeout <= 0:
+        raise UserError(f"--connect-timeout {options.connect_timeout:g}: it must be above 0.")
+    cluster = cluster_of(options)
+    login = cluster.login
+    ssh = SshOptions(
+        private_key_files=login.identity_files,
+        username=login.username,
+        port=login.port,
+        proxy_jump=login.proxy_jump,
+        host_key_policy="strict" if options.host_key_policy == "strict" else "accept-new",
+        connect_timeout=options.connect_timeout,
+        secrets=Secrets(options.ask_password, options.ask_sudo_password),
+    )
+    return Selection(cluster, ssh, _limited(cluster, options.limit or [], options.exclude or []))
+
+
+def cluster_of(options: HostOptions) -> Cluster:
+    """The cluster that is kept under the name, or one of the hosts that were typed; nothing is saved.
+
+    A host that is kept under the same name keeps its settings where it is typed without them.
+
+    Raises:
+        UserError: malformed names or options, an unknown cluster.
+
+    """
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    from clusterkit.hosts import inventory  # noqa: PLC0415
+    from clusterkit.hosts.model import Cluster  # noqa: PLC0415
+    from clusterkit.hosts.names import parse_hosts  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    name = options.cluster or inventory.DEFAULT
+    kept: Cluster | None = None
+    if options.hostnames is None or inventory.path_of(name).exists():
+        kept = inventory.load(name)
+    values: dict[str, Any] = kept.model_dump() if kept else {"name": name}
+    if options.hostnames is not None:
+        hosts = parse_hosts(options.hostnames)
+        known = {host.name: host.model_dump() for host in kept.hosts} if kept else {}
+        values["hosts"] = [known.get(host.name, {}) | host.model_dump(exclude_defaults=True) for host in hosts]
+        if values.get("head") not in {host.name for host in hosts}:
+            values["head"] = ""
+    values |= {key: value for key in ("head", "storage") if (value := getattr(options, key)) is not None}
+    values["login"] = values.get("login", {}) | _typed_login(options)
+    try:
+        return Cluster.model_validate(values)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in message["loc"])
+        reason = message["msg"].removeprefix("Value error, ")
+        raise UserError(f"--{where.removeprefix('login.')}: {reason}" if where else reason) from None
+
+
+def _typed_login(options: HostOptions) -> dict[str, Any]:
+    from pathlib import Path  # noqa: PLC0415
+
+    from clusterkit.hosts.names import parse_host  # noqa: PLC0415
+    from clusterkit.ssh.config_file import split_jump  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    typed: dict[str, Any] = {}
+    if options.username is not None:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?", options.username):
+            raise UserError(f"--username '{options.username}': this is no user name.")
+        typed["username"] = options.username
+    if options.ssh_port is not None:
+        if not 1 <= options.ssh_port <= 65535:
+            raise UserError(f"--ssh-port {options.ssh_port}: a port is a number from 1 to 65535.")
+        typed["port"] = options.ssh_port
+    if options.private_key_file:
+        # Kept for commands that run in another folder.
+        typed["identity_files"] = tuple(str(Path(file).expanduser().absolute()) for file in options.private_key_file)
+    if options.bastion is not None:
+        for bastion in split_jump(options.bastion):
+            parse_host(bastion)
+        typed["proxy_jump"] = options.bastion
+    return typed
+
+
+def _limited(cluster: Cluster, limit: list[str], exclude: list[str]) -> tuple[Host, ...]:
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    wanted = {name for pattern in limit for name in _matching(cluster, pattern, "--limit")} if limit else None
+    unwanted = {name for pattern in exclude for name in _matching(cluster, pattern, "--exclude")}
+    hosts = tuple(
+        host for host in cluster.hosts if (wanted is None or host.name in wanted) and host.name not in unwanted
+    )
+    if not hosts:
+        raise UserError("--limit and --exclude leave no host.")
+    return hosts
+
+
+def _matching(cluster: Cluster, pattern: str, option: str) -> set[str]:
+    from fnmatch import fnmatchcase  # noqa: PLC0415
+
+    from clusterkit.common.suggest import did_you_mean  # noqa: PLC0415
+    from clusterkit.hosts.names import expand_names  # noqa: PLC0415
+    from trainer.errors import UserError  # noqa: PLC0415
+
+    names = [host.name for host in cluster.hosts]
+    found: set[str] = set()
+    for part in [pattern] if pattern in names else expand_names(pattern):
+        matches = {name for name in names if name == part or fnmatchcase(name, part)}
+        if not matches:
+            raise UserError(f"{option} {part}: no such host.{did_you_mean(part, names)} Hosts: {', '.join(names)}.")
+        found |= matches
+    return found
