@@ -33,10 +33,11 @@ test-cluster: setup  ## Only set-up, images, Ray and dispatched runs on three re
 test-fast: setup  ## Run the tests that take no training
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-lint: setup  ## Style, and shellcheck over all shell, what is sent to hosts included
+lint: setup  ## Style, shellcheck over all shell (what is sent to hosts included), and which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/lint_shell.py
+	$(BIN)/lint-imports --no-logo
 
 format: setup  ## Put the style right
 	$(BIN)/ruff check --fix .

@@ -15,9 +15,9 @@ import os
 import time
 from pathlib import Path
 
-from evaluation.grading.extract import final_answer
-from evaluation.grading.mathematics import equal, parse
-from evaluation.grading.pool import GradingPool
+from trainer.grading.extract import final_answer
+from trainer.grading.mathematics import equal, parse
+from trainer.grading.pool import GradingPool
 
 TRIPLES = Path(__file__).parents[1] / "tests" / "cases" / "eval" / "grading_triples.jsonl"
 WORST = {

@@ -19,7 +19,6 @@ from evaluation.checkpoint import checkpoint_sha256
 from evaluation.config import EvalConfig
 from evaluation.engines import choose_kind, context_window, open_engine
 from evaluation.grade import Grader
-from evaluation.grading.pool import GradingPool
 from evaluation.methods import make_reader
 from evaluation.plan import RECORDS, Row, make_rows
 from evaluation.progress import say
@@ -30,6 +29,7 @@ from evaluation.steps import keep_scores
 from trainer.assets import resolve_model
 from trainer.errors import UserError
 from trainer.files import write_atomic
+from trainer.grading.pool import GradingPool
 
 SHOWN_PROMPT = 20_000
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.config import EvalConfig
-from evaluation.grading.extract import final_answer
-from evaluation.grading.pool import GradingPool
-from evaluation.grading.qa import found_strings, qa_verdict
+from evaluation.grade_qa import found_strings, qa_verdict
 from evaluation.record import text_sha
 from evaluation.suites.base import Grading
+from trainer.grading.extract import final_answer
+from trainer.grading.pool import GradingPool
 from trainer.rewards.boxed import boxed_reward
 from trainer.rewards.qa import extract_answer
 from trainer.rewards.sources import judged, scorer

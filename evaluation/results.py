@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import metrics
-from evaluation.grading.qa import METRICS
+from evaluation.grade_qa import METRICS
 from evaluation.record import GREEDY, RowRecord, text_sha, wanted_keys
 from trainer.errors import UserError
 

@@ -47,7 +47,7 @@ def stop(
     whose = checked_user(user)
     there = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.LIVING_RUN))
     if there is None:
-        from clusterkit.backends.local.stop import stop_here  # noqa: PLC0415
+        from clusterkit.backends.stop import stop_here  # noqa: PLC0415
 
         root = folder_of_runs(fileroot)
         output.result(stop_here(root, experiment, trial, deadline=deadline, force=force, say=output.note, user=whose))

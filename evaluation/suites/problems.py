@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.grading.extract import last_box
 from evaluation.suites.base import Suite
 from trainer.config import TaskConfig
 from trainer.errors import UserError
 from trainer.files import sha256
+from trainer.grading.extract import last_box
 from trainer.tasks.jsonl import Row, kind, read_rows
 from trainer.types import Task
 

@@ -80,17 +80,6 @@ def test_help_answers_within_a_fifth_of_a_second_of_cpu_time() -> None:
     assert min(cpu_seconds() for _ in range(5)) < 0.2
 
 
-def test_the_source_of_the_operator_side_never_names_a_node_package() -> None:
-    package = Path(__file__).parents[2] / "clusterkit"
-    named = {
-        f"{path.relative_to(package)}: {line.strip()}"
-        for path in package.rglob("*.py")
-        for line in path.read_text().splitlines()
-        if line.strip().startswith(("import ", "from ")) and line.split()[1].partition(".")[0] in HEAVY
-    }
-    assert named == set()
-
-
 def test_help_names_every_command() -> None:
     text = _clusterkit("--help").stdout
 

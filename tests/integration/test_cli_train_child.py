@@ -21,7 +21,7 @@ import pytest
 from run_writer import RunWriter
 
 from clusterkit.backends.local import stop
-from clusterkit.backends.local.stop import stop_here
+from clusterkit.backends.stop import stop_here
 from clusterkit.runs.directory import RunDirectory, lock_holder, user_name
 from clusterkit.runs.status import observe
 from clusterkit.ui.run_status import status_lines

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.grading.extract import final_answer
-from evaluation.grading.mathematics import judge
-from evaluation.grading.pool import GradingPool
-from evaluation.grading.qa import found_strings, qa_verdict
+from evaluation.grade_qa import found_strings, qa_verdict
+from trainer.grading.extract import final_answer
+from trainer.grading.mathematics import judge
+from trainer.grading.pool import GradingPool
 
 TRIPLES = Path(__file__).parents[1] / "cases" / "eval" / "grading_triples.jsonl"
 

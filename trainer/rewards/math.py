@@ -1,6 +1,6 @@
 """Reward of a mathematical answer, as AReaL has it: (verdict - bias) · scale, the verdict 1 when right and -1 when not.
 
-Answers are compared in processes that can be killed (`evaluation.grading`): no answer can stop a run.
+Answers are compared in processes that can be killed (`trainer.grading`): no answer can stop a run.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 
-from evaluation.grading.extract import final_answer, last_box
-from evaluation.grading.pool import GradingPool
 from trainer.config import TaskConfig
+from trainer.grading.extract import final_answer, last_box
+from trainer.grading.pool import GradingPool
 from trainer.types import Task, Trajectory
 
 MOST_WORKERS = 16

@@ -1,4 +1,4 @@
-"""End a training of this machine, or one whose folder is here and whose job is in Slurm's queue."""
+"""End a training of this machine."""
 
 from __future__ import annotations
 
@@ -7,48 +7,27 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from clusterkit.backends.slurm.stop import stop_job
-from clusterkit.runs.directory import RunDirectory, lock_holder, runs
+from clusterkit.runs.directory import RunDirectory, lock_holder
 from clusterkit.runs.holder import holder_of
-from clusterkit.runs.slurm.commands import has_slurm
-from clusterkit.runs.slurm.queue import is_slurms, job_of
-from trainer.errors import RunError, UserError
+from trainer.errors import RunError
 
 POLL_SECONDS = 0.2
 
 
-def stop_here(
-    fileroot: Path,
-    experiment: str | None,
-    trial: str | None,
-    *,
-    deadline: float,
-    force: bool,
-    say: Callable[[str], None],
-    user: str | None = None,
-) -> str:
-    """End the run of that name that is alive; how that went, as a sentence.
+def stop_process(run: RunDirectory, *, deadline: float, force: bool, say: Callable[[str], None]) -> str:
+    """End a run whose trainer is a process of this machine; how that went, as a sentence.
 
     Args:
-        fileroot: where runs are. experiment, trial: which; None where only one is alive. deadline: seconds until it is
-            ended by force. force: at once. say: told what is being waited for. user: whose; None for ours.
+        run: it is alive.
+        deadline: seconds until it is ended by force.
+        force: at once.
+        say: told what is being waited for.
 
     Raises:
-        RunError: none is alive, or it cannot be ended. UserError: several are alive.
+        RunError: it cannot be ended.
 
     """
-    alive = [run for run in runs(fileroot, experiment, trial, user) if holder_of(run)]
-    if not alive:
-        wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
-        raise RunError(f"no run{wanted} under {fileroot} is alive (--fileroot DIR for another folder, --cluster NAME)")
-    if len(alive) > 1:
-        names = ", ".join(f"{run.experiment}/{run.trial}" for run in alive)
-        raise UserError(f"several runs are alive: {names}. Name one with --experiment and --trial")
-    (run,) = alive
-    if is_slurms(run) and has_slurm() and (job := job_of(run)) is not None:
-        return stop_job(run, job, deadline=deadline, force=force, say=say)
     name = f"{run.experiment}/{run.trial}"
     if not force:
         process = _process(run)

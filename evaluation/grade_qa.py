@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluation.grading.extract import READ_CHARACTERS
+from trainer.grading.extract import READ_CHARACTERS
 from trainer.rewards.qa import extract_answer, qa_metrics
 
 METRICS = ("sub_em", "sub_em_1way", "em", "f1", "boxed_em")

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from evaluation.grading.mathematics import Verdict
 from trainer.errors import RunError
+from trainer.grading.mathematics import Verdict
 
 MEMORY_BYTES = 4 << 30
 WALL_FACTOR, WALL_SECONDS = 10.0, 30.0
@@ -28,7 +28,7 @@ class GradingPool:
 
     Args:
         workers: how many at a time. deadline: CPU seconds of one comparison; beyond it the answer is wrong, whatever
-            else the machine has to do meanwhile. percent_lenient: see `evaluation.grading.mathematics.judge`.
+            else the machine has to do meanwhile. percent_lenient: see `trainer.grading.mathematics.judge`.
 
     """
 
@@ -75,7 +75,7 @@ class _Worker:
         self.deadline = deadline
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "evaluation.grading.worker", str(deadline), str(MEMORY_BYTES)],
+            [sys.executable, "-P", "-m", "trainer.grading.worker", str(deadline), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """One grading process: reads `{"truths", "answer", "lenient"}` a line, writes `{"right", "reason"}` a line.
 
 The kernel ends it when one comparison takes more CPU time than the deadline, even inside a C function; its memory is
-bounded. `evaluation.grading.pool` starts it, and starts another when it has ended.
+bounded. `trainer.grading.pool` starts it, and starts another when it has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 
-from evaluation.grading.mathematics import judge
+from trainer.grading.mathematics import judge
 
 
 def main(deadline: float, memory_bytes: int) -> None:

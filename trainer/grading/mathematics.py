@@ -2,7 +2,7 @@ r"""Whether a mathematical answer equals the true one: math-verify's comparison,
 
 math-verify (Hugging Face, Apache-2.0) parses LaTeX into SymPy and compares values, sets, intervals, matrices and
 equations. It takes 50 % for 50 and for 0.5, words for products of their letters, and numbers of another base for equal;
-those are decided here, before it is asked. May run for ever or eat all memory: call it in `evaluation.grading.pool`.
+those are decided here, before it is asked. May run for ever or eat all memory: call it in `trainer.grading.pool`.
 """
 
 from __future__ import annotations
