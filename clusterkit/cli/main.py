@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -49,10 +48,6 @@ COMMANDS = {
 
 HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs", "serve"}
 """Commands with `--hostnames a b c` and the spellings of older tools."""
-
-
-GC_THRESHOLD = 20_000
-"""New objects after which such a command, which is soon over, looks for garbage."""
 
 
 class LazyGroup(TyperGroup):
@@ -128,8 +123,6 @@ def main() -> None:
         from clusterkit.cli.hostoptions import expand_arguments  # noqa: PLC0415
 
         arguments = expand_arguments(arguments)
-        # Imports and a session for every host: all of it stays, and a search for garbage every 700 objects finds none.
-        gc.set_threshold(GC_THRESHOLD)
     output.tolerate_any_encoding()
     try:
         app(args=arguments, prog_name="clusterkit")

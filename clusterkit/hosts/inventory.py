@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,9 +144,9 @@ def _hosts(path: Path, entries: list[Any]) -> list[Any]:
 def _reason(error: ValidationError, data: dict[str, Any]) -> str:
     first = error.errors(include_url=False)[0]
     where = _where(first["loc"], data)
-    if first["type"] == "unexpected_keyword_argument":
+    if first["type"] == "extra_forbidden":
         wrong = str(first["loc"][-1])
-        fields = [field.name for field in dataclasses.fields(Host if len(first["loc"]) > 1 else Cluster)]
+        fields = list((Host if len(first["loc"]) > 1 else Cluster).model_fields)
         return f"{where} is no setting.{did_you_mean(wrong, fields)} Settings: {', '.join(fields)}."
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message[0].lower()}{message[1:]}" if where else message

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
-from clusterkit.common.records import Limits, Record
+from pydantic import Field, model_validator
 
-_Port = Annotated[int, Limits(ge=1, le=65535)]
+from clusterkit.common.records import Record
+
+_Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Host(Record):
     """One machine. What is empty or None is taken from ~/.ssh/config, then from the command's options."""
 
@@ -39,7 +39,6 @@ class Host(Record):
         return self.address or self.name
 
 
-@dataclass(frozen=True, kw_only=True)
 class Login(Record):
     """How to log in to the hosts of a cluster that say nothing themselves. A command's options go before it."""
 
@@ -49,26 +48,27 @@ class Login(Record):
     proxy_jump: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cluster(Record):
     """Hosts under one name, with what later commands must not have to be told again."""
 
-    name: Annotated[str, Limits(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
-    hosts: Annotated[tuple[Host, ...], Limits(min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
+    hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
     head: str = ""
     """Name of the head node; the first host where it is empty."""
-    storage: Annotated[str, Limits(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
+    storage: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
     """Folder that all hosts share."""
     login: Login = Login()
     """What the command that set the cluster up was told, so that later ones need not be."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _names_are_whole(self) -> Self:
         names = [host.name for host in self.hosts]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: named twice; name every host once")
         if self.head and self.head not in names:
             raise ValueError(f"head {self.head} is none of the hosts ({', '.join(names)})")
+        return self
 
     @property
     def head_host(self) -> Host:

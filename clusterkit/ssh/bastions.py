@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from clusterkit.ssh.lean import asyncssh
+import asyncssh
 
 
 @dataclass

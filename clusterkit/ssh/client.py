@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+import asyncssh
+
 from clusterkit.ssh import known_hosts
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import Offers
-from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions
 
 

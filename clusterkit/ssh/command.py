@@ -13,7 +13,7 @@ import shlex
 import signal
 from collections.abc import Callable
 
-from clusterkit.ssh.lean import asyncssh
+import asyncssh
 
 _PIECE = 256 * 1024
 _QUIET = 2.0

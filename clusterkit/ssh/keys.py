@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import asyncssh
+
 from clusterkit.ssh.endpoint import Endpoint
-from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.secrets import Once, Secrets
 from trainer.errors import UserError
 

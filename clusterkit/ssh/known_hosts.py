@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import asyncssh
+
 from clusterkit.hosts.folders import write_private
 from clusterkit.ssh.api import HostError, Trouble
 from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import fingerprint
-from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions
 
 

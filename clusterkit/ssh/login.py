@@ -10,6 +10,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import asyncssh
+from asyncssh.encryption import get_default_encryption_algs
+from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
+
 from clusterkit.ssh import known_hosts
 from clusterkit.ssh.api import HostError, Trouble
 from clusterkit.ssh.bastions import Bastion, Link
@@ -17,12 +21,6 @@ from clusterkit.ssh.client import Client
 from clusterkit.ssh.config_file import resolve_bastion
 from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import Offers
-from clusterkit.ssh.lean import (
-    asyncssh,
-    get_default_certificate_algs,
-    get_default_encryption_algs,
-    get_default_public_key_algs,
-)
 from clusterkit.ssh.options import SshOptions
 from trainer.errors import UserError
 

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 
+import asyncssh
+
 from clusterkit.hosts.model import Host
 from clusterkit.ssh.api import HostError, Result, Trouble
 from clusterkit.ssh.bastions import Link
 from clusterkit.ssh.command import Command, Ended
 from clusterkit.ssh.endpoint import Endpoint
-from clusterkit.ssh.lean import asyncssh
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.output import Output
 from clusterkit.ssh.root import PROBE, Root, SudoDialogue, no_password, no_sudo

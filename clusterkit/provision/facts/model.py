@@ -5,13 +5,13 @@ None or an empty value means: not there, or it could not be read. Sizes are in b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import Field
 
 from clusterkit.common.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
 class Os(Record):
     """/etc/os-release and the machine."""
 
@@ -24,7 +24,6 @@ class Os(Record):
     init: str = ""  # name of PID 1: systemd, or something else
 
 
-@dataclass(frozen=True, kw_only=True)
 class Disk(Record):
     """The file system that a path is on (for a path that does not exist: its nearest parent)."""
 
@@ -39,7 +38,6 @@ class Disk(Record):
     timed_out: bool = False  # a dead network mount
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gpu(Record):
     """One GPU as nvidia-smi reports it."""
 
@@ -54,7 +52,6 @@ class Gpu(Record):
     processes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Container(Record):
     """One container of the host, running or not."""
 
@@ -62,10 +59,9 @@ class Container(Record):
     name: str
     image: str = ""
     state: str = ""  # running, exited, created …
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Docker(Record):
     """Docker Engine and what it holds."""
 
@@ -78,12 +74,11 @@ class Docker(Record):
     cdi_devices: tuple[str, ...] = ()  # as the engine lists them
     containers: tuple[Container, ...] = ()
     # image ID (sha256:…) by repository:tag, and by repository@digest
-    images: dict[str, str] = field(default_factory=dict)
+    images: dict[str, str] = Field(default_factory=dict)
     daemon_json: str | None = None  # text of /etc/docker/daemon.json
     pid: int | None = None  # of dockerd
 
 
-@dataclass(frozen=True, kw_only=True)
 class Facts(Record):
     """Everything about one host at one moment."""
 
@@ -99,19 +94,19 @@ class Facts(Record):
     memory: int = 0
     shm: int = 0
     # by path asked for: /, /var/lib/docker, /var/lib/containerd, the storage folder, /tmp
-    disks: dict[str, Disk] = field(default_factory=dict)
-    addresses: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by interface, IPv4 and IPv6
+    disks: dict[str, Disk] = Field(default_factory=dict)
+    addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by interface, IPv4 and IPv6
     route_to_head: str = ""  # own address that the route to the head leaves from
     met_at: str = ""  # own address that our SSH connection came in at
     listening: tuple[int, ...] = ()  # TCP ports
     # installed version by package name, of those that steps ask about
-    packages: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = Field(default_factory=dict)
     # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
-    commands: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # sha256 by path, of the files that steps manage
-    apt_sources: dict[str, str] = field(default_factory=dict)  # texts of apt's lists by path, without comments
+    commands: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)  # sha256 by path, of the files that steps manage
+    apt_sources: dict[str, str] = Field(default_factory=dict)  # texts of apt's lists by path, without comments
     # permission bits by path, of those files and of the paths asked for; a link's target's
-    modes: dict[str, int] = field(default_factory=dict)
+    modes: dict[str, int] = Field(default_factory=dict)
     lock_holder: str = ""  # who holds the package manager's lock
     gpus: tuple[Gpu, ...] = ()
     mig: tuple[int, ...] = ()  # indexes of the GPUs that are cut into MIG instances
@@ -123,6 +118,6 @@ class Facts(Record):
     fabricmanager_version: str = ""
     toolkit: str = ""  # version of nvidia-ctk
     cdi_devices: tuple[str, ...] = ()  # nvidia-ctk cdi list
-    hard_limits: dict[str, int | None] = field(default_factory=dict)  # nofile, memlock; None: unlimited
+    hard_limits: dict[str, int | None] = Field(default_factory=dict)  # nofile, memlock; None: unlimited
     docker: Docker = Docker()
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = Field(default_factory=dict)

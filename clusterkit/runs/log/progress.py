@@ -11,7 +11,6 @@ from bisect import bisect_left
 from math import isfinite
 from typing import Any
 
-from clusterkit.runs.log.columns import pack, unpack
 from clusterkit.runs.log.metrics import History, Record, number
 from clusterkit.runs.log.ours import is_ours, planned_steps
 
@@ -255,7 +254,7 @@ class LogHistory(History):
 
     def state(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return {**vars(self), "steps": pack(self.steps)}
+        return dict(vars(self))
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> LogHistory:
@@ -266,9 +265,9 @@ class LogHistory(History):
 
         """
         history = cls()
-        if state.keys() != vars(history).keys():
+        if state.keys() != vars(history).keys() or not isinstance(state["steps"], list):
             raise ValueError("a history of another version")
-        vars(history).update({**state, "steps": unpack(state["steps"])})
+        vars(history).update(state)
         return history
 
 
