@@ -19,7 +19,7 @@ from clusterkit.ssh.shell import first_of, for_each
 LOOK_SECONDS = 90.0
 LOG_LINES = 15
 
-_INSIDE = Path(__file__).with_name("inside.py")
+_PROBE = Path(__file__).with_name("container_probe.py")
 _FORMAT = (
     '{"id":{{json .Id}},"name":{{json .Name}},"image":{{json .Image}},"reference":{{json .Config.Image}},'
     '"state":{{json .State.Status}},"exit":{{json .State.ExitCode}},"labels":{{json .Config.Labels}}}'
@@ -114,7 +114,7 @@ async def containers_on(session: Session, cluster: str, inside: bool = False) ->
         HostError: the host could not be asked, or Docker is there and does not answer.
 
     """
-    stdin = _INSIDE.read_bytes() if inside else b""
+    stdin = _PROBE.read_bytes() if inside else b""
     result = await session.run(_containers_script(cluster, inside), root=True, stdin=stdin, timeout=LOOK_SECONDS)
     if not result.ok:
         said = " ".join(_lines(result.stderr)[-1:]) or f"exit code {result.exit_code}"
@@ -136,7 +136,7 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
         "[ -n \"$id\" ] || { echo 'the head container does not run' >&2; exit 1; }\n"
         f'exec docker exec --interactive "$id" python3 - head {(ports or Ports()).dashboard}\n'
     )
-    result = await session.run(script, root=True, stdin=_INSIDE.read_bytes(), timeout=LOOK_SECONDS)
+    result = await session.run(script, root=True, stdin=_PROBE.read_bytes(), timeout=LOOK_SECONDS)
     return parse_answer(result)
 
 
@@ -242,7 +242,7 @@ def _container(record: dict[str, Any]) -> ContainerState:
 
 
 def parse_answer(result: Result) -> RayAnswer:
-    """Read what inside.py printed in the head's container, or why it could not."""
+    """Read what container_probe.py printed in the head's container, or why it could not."""
     answer = next((found for line in reversed(result.stdout.splitlines()) if (found := _json(line))), None)
     if answer is None:
         last = _lines(result.stderr)[-1:]
