@@ -12,7 +12,6 @@ Whoever kills the process costs the lines that were not written yet, and half of
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from typing import IO, Any
 from trainer.disk import file_failure
 from trainer.errors import UserError
 from trainer.files import write_atomic
+from trainer.locks import HeldError, hold
 
 GREEDY = "greedy"
 Key = tuple[str, str]
@@ -146,27 +146,19 @@ def output_lock(folder: Path) -> Iterator[None]:
     """Hold an output folder against other evaluations. Raises UserError: one is at work, or it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "eval.lock").open("a+", encoding="utf-8")
+        file = (folder / "eval.lock").open("a+b")
     except OSError as error:
         raise disk_failure(folder, error) from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "?"
+            hold(file)
+        except HeldError as error:
             raise UserError(
-                f"another evaluation (process {holder}) writes into {folder}: wait for its end, or choose another "
-                "--output-path"
+                f"another evaluation (process {error.holder or '?'}) writes into {folder}: wait for its end, or choose "
+                "another --output-path"
             ) from None
-        except OSError as error:  # a file system without locks
+        except OSError as error:  # a file system without locks, or a full one
             raise disk_failure(folder / "eval.lock", error) from error
-        try:
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-        except OSError as error:
-            raise disk_failure(folder, error) from error
         yield
 
 

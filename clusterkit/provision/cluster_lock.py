@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import getpass
 import hashlib
 import json
@@ -31,6 +30,8 @@ from clusterkit.provision.ray.model import LEASE_FILE, NODE_FOLDER, node_folder
 from clusterkit.ssh.api import HostError, Session, Trouble
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
+from trainer.files import is_full
+from trainer.locks import HeldError, hold
 
 STALE_S = 120
 """A lease that was not renewed for so long is nobody's."""
@@ -100,26 +101,20 @@ def claimed(cluster: str, command: str) -> Iterator[Claim]:
     instead = "set CLUSTERKIT_STATE to a folder that is yours, on a disk of this machine"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = open(path, "a+b", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 (held below)
     except OSError as error:
         raise file_failure(error, path, instead) from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClaimedError(_locally(cluster, _read(path))) from None
-        except OSError as error:
-            raise UserError(f"{path} cannot be locked: {error.strerror}\nS{instead[1:]}.") from None
+    with file:
         claim = new_claim(cluster, command)
         try:
-            # Written in place: the lock is on this very file.
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"line": claim.line()}).encode() + b"\n", 0)
+            hold(file, json.dumps({"line": claim.line()}) + "\n")
+        except HeldError as error:
+            raise ClaimedError(_locally(cluster, _read(error.holder))) from None
         except OSError as error:
-            raise file_failure(error, path, instead) from None
+            if is_full(error):
+                raise file_failure(error, path, instead) from None
+            raise UserError(f"{path} cannot be locked: {error.strerror}\nS{instead[1:]}.") from None
         yield claim
-    finally:
-        os.close(descriptor)
 
 
 @dataclass
@@ -297,10 +292,10 @@ def _is_gone(held: str) -> bool:
     return bool(now) and now != theirs
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.disk import file_failures
+from trainer.locks import HeldError, hold
 
 TRIAL_NAME = re.compile(r"^run(\d+)$")
 FILEROOT = "choose another folder with --fileroot DIR"
@@ -173,13 +174,11 @@ def hold_lock(path: Path) -> Iterator[bool]:
     """
     with ExitStack() as stack:
         with file_failures(path, FILEROOT):
-            file = stack.enter_context(path.open("a+b", buffering=0))
+            file = stack.enter_context(path.open("a+b"))
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                hold(file)
                 ours = True
-                file.truncate(0)
-                file.write(str(os.getpid()).encode())
-            except BlockingIOError:
+            except HeldError:
                 ours = False
         yield ours
         if ours:

@@ -188,7 +188,7 @@ def test_a_folder_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pyt
     def refused(*_: object) -> None:  # a stand-in: no file system without locks can be mounted here
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("evaluation.record.fcntl.flock", refused)
+    monkeypatch.setattr("trainer.locks.fcntl.flock", refused)
     with pytest.raises(UserError, match=r"eval\.lock: No locks available.*--output-path"), output_lock(tmp_path):
         pass
 

@@ -301,7 +301,7 @@ OPERATOR = """
 import asyncio, ctypes, errno, os, platform, sys
 from pathlib import Path
 from clusterkit.hosts.model import Host
-from clusterkit.setup import claim
+from clusterkit.provision import cluster_lock as claim
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
 from trainer.errors import UserError

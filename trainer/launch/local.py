@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 import torch
 
@@ -24,6 +23,7 @@ from trainer.launch.preflight import check_run
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.ray import RayRun
+from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
 from trainer.rewards import make_reward
@@ -166,7 +166,7 @@ def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
 
 
 @contextmanager
-def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[TextIO]:
+def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[BinaryIO]:
     """Make the run's folders, lock the run and open its log.
 
     Raises:
@@ -178,8 +178,7 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[TextIO]:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise UserError(f"cannot write to {folder}: change its permissions, or choose another fileroot=DIR")
-        lock = (paths.logs / "run.lock").open("a+", encoding="utf-8")
-        with lock:
+        with (paths.logs / "run.lock").open("a+b") as lock:
             _take(lock, config)
             open_log(paths.logs / "main.log")
             yield lock
@@ -192,18 +191,14 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[TextIO]:
         raise UserError(f"cannot write the run directory: {where}: {reason}. Choose another fileroot=DIR") from error
 
 
-def _take(lock: TextIO, config: RunConfig) -> None:
+def _take(lock: BinaryIO, config: RunConfig) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
+        hold(lock)
+    except HeldError as error:
         raise UserError(
-            f"{config.experiment_name}/{config.trial_name} is already running (process {lock.read().strip() or '?'}): "
+            f"{config.experiment_name}/{config.trial_name} is already running (process {error.holder or '?'}): "
             "`clusterkit status` shows it; trial_name=NEW starts another one"
         ) from None
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
 
 
 @contextmanager
