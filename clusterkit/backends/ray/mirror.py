@@ -23,6 +23,7 @@ from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import Job
 from clusterkit.backends.ray.status import job_of, still_open
 from clusterkit.backends.ray.storage import METRICS, fetch_records
+from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
@@ -125,8 +126,7 @@ class Copies:
         folder = shlex.quote(place)
         script = (
             # Without Docker, or with one that does not answer, the host itself looks.
-            f"ids=$(docker ps --quiet --filter label={LABEL_CLUSTER}={self.selection.cluster.name} 2>/dev/null) "
-            "|| ids=\n"
+            f"ids=$({docker.ps(f'label={LABEL_CLUSTER}={self.selection.cluster.name}')} 2>/dev/null) || ids=\n"
             'id=${ids%%"\n"*}\n'
             f'[ -z "$id" ] || exec docker exec --interactive "$id" python3 - {folder}\n'
             f"exec python3 - {folder}\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import Job, RayJobs
+from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
 from clusterkit.runs.directory import RunDirectory, goes_on
 from clusterkit.ssh.shell import first_of
@@ -59,9 +60,7 @@ async def stop(head: Head, jobs: RayJobs, job: Job, *, deadline: float, force: b
     # Ray waits as long as it was told when the job was submitted: only the processes themselves can be hurried.
     config = re.escape(f"{job.metadata.get('run_dir', '')}/config.yaml")
     script = (
-        first_of(
-            f"docker ps --quiet --filter label={LABEL_CLUSTER}={head.cluster.name} --filter label={LABEL_ROLE}={HEAD}"
-        )
+        first_of(docker.ps(f"label={LABEL_CLUSTER}={head.cluster.name}", f"label={LABEL_ROLE}={HEAD}"))
         + f'exec docker exec "$id" pkill -KILL -f -- {shlex.quote("trainer.* " + config)}\n'
     )
     await head.session.run(script, root=True, timeout=KILL_SECONDS)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterkit.hosts.model import Cluster
+from clusterkit.provision import docker
 from clusterkit.provision.assets.model import NodeAsset
 from clusterkit.provision.ray.model import LABEL_CLUSTER, LABEL_ROLE, container_name
 from clusterkit.provision.steps.step import Action
@@ -18,7 +18,6 @@ FETCH = "fetch"
 """Role of the container that downloads."""
 FETCH_SECONDS = 24 * 3600.0
 
-REMOVE = 'docker rm --force "$id" >/dev/null'
 
 _SCRIPT = Path(__file__).with_name("hub_fetch.py")
 # Proxies and mirrors may hold passwords: variables come over stdin, so that neither an argument list nor `docker
@@ -70,18 +69,18 @@ def fetch_action(asset: NodeAsset, cluster: Cluster, hub: Hub, files: Sequence[s
         mounts.append(f"type=bind,src={hub.ca_file},dst=/etc/clusterkit-ca.pem,readonly")
         environment.update({"SSL_CERT_FILE": "/etc/clusterkit-ca.pem", "REQUESTS_CA_BUNDLE": "/etc/clusterkit-ca.pem"})
     command = [
-        *("docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--network", "host", "--name", name),
+        *("run", "--rm", "--interactive", "--init", "--pull", "never", "--network", "host", "--name", name),
         *(part for key, value in labels.items() for part in ("--label", f"{key}={value}")),
         *("--security-opt", "no-new-privileges", "--security-opt", "label=disable"),
         *(part for mount in mounts for part in ("--mount", mount)),
         *("--entrypoint", "python3", hub.image, "-c", _BEGIN, json.dumps(order)),
     ]
-    filters = " ".join(f"--filter label={key}={value}" for key, value in labels.items())
+    older = docker.ps(*(f"label={key}={value}" for key, value in labels.items()), stopped=True)
     script = (
         "set -eu\n"
         # A download whose SSH connection broke goes on in its container, and nobody hears it.
-        f"{for_each(f'docker ps --all --quiet {filters}', REMOVE)}"
-        f"{shlex.join(command)}\n"
+        f"{for_each(older, docker.REMOVE)}"
+        f"{docker.command(*command)}\n"
     )
     title = f"download {asset.kind} {asset.source} to {asset.folder}"
     stdin = json.dumps(environment).encode() + b"\n" + _SCRIPT.read_bytes()

@@ -8,6 +8,7 @@ import shlex
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
+from clusterkit.provision import docker
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image
 from clusterkit.provision.images.meter import PRELUDE, Progress, counter, readable
@@ -88,7 +89,7 @@ async def write(
     path = f"{folder}/{name}"
     partial = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
     parts = pipe(
-        ("docker save", f"docker save {shlex.quote(_savable(image))}"),
+        ("docker save", docker.command("save", _savable(image))),
         ("copying", "moved"),
         ("compressing", "zstd -q -T0 -1" if zstd else "gzip -1"),
         ("writing the archive", 'tee "$partial"'),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision import docker
 from clusterkit.ssh.api import Session
 from trainer.errors import UserError
 
@@ -79,21 +78,17 @@ async def inspect(session: Session, reference: str) -> Image | None:
     """Look at an image of a host; None where the host has none of that name.
 
     Raises:
-        ImageError: Docker does not answer.
-        HostError: as `Session.run`.
+        HostError: Docker does not answer, or as `Session.run`.
 
     """
-    command = f"docker image inspect --format '{{{{json .}}}}' {shlex.quote(check_reference(reference))}"
-    result = await session.run(command, root=True, timeout=INSPECT_SECONDS)
-    if result.ok:
-        return parse(reference, json.loads(result.stdout))
-    if "no such image" in result.stderr.lower():
+    check_reference(reference)
+    try:
+        record = await docker.ask(
+            session, "image", "inspect", "--format", "{{json .}}", reference, timeout=INSPECT_SECONDS
+        )
+    except docker.NotThereError:
         return None
-    raise ImageError(
-        session.host.name,
-        f"docker does not answer: {result.stderr.strip()[-500:] or f'exit code {result.exit_code}'}",
-        "look at `docker info` on the host; clusterkit setup installs and starts Docker before it needs the image",
-    )
+    return parse(reference, record)
 
 
 def parse(reference: str, record: dict[str, Any]) -> Image:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 
+from clusterkit.provision import docker
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image, inspect, is_id, is_tag, repository
 from clusterkit.provision.images.meter import Progress
@@ -92,9 +93,7 @@ async def pull(
     else:
         raise _failed(host, wanted, f"{said} ({ATTEMPTS} tries)")
     if digest and is_tag(reference):
-        tagged = await session.run(
-            f"docker tag {shlex.quote(digest)} {shlex.quote(reference)}", root=True, timeout=60.0
-        )
+        tagged = await session.run(docker.command("tag", digest, reference), root=True, timeout=60.0)
         if not tagged.ok:
             raise _failed(host, wanted, _reason(tagged.stdout + tagged.stderr))
     image = await inspect(session, reference)
@@ -115,7 +114,7 @@ def _failed(host: str, wanted: str, said: str) -> ImageError:
 
 def _script(wanted: str) -> str:
     """`docker pull`, on a terminal of its own where there is `script`: only there does it tell bytes."""
-    plain = f"docker pull {shlex.quote(wanted)}"
+    plain = docker.command("pull", wanted)
     on_terminal = pipe(
         ("docker pull", f"script -qec {shlex.quote(plain)} /dev/null </dev/null 2>&1"),
         ("showing", "stdbuf -o0 tr '\\r' '\\n'"),

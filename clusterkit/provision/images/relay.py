@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from clusterkit.provision import docker
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image
 from clusterkit.provision.images.meter import Progress
@@ -60,7 +60,7 @@ async def relay(
 
 def save_script(image: Image) -> str:
     """Script that prints the image, compressed."""
-    return pipe(("docker save", f"docker save {shlex.quote(image.run_as)}"), ("compressing", "gzip -1"))
+    return pipe(("docker save", docker.command("save", image.run_as)), ("compressing", "gzip -1"))
 
 
 LOAD = pipe(("decompressing", "gzip -dc"), ("docker load", "docker load -q"))

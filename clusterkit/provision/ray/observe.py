@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_GPUS, LABEL_ROLE, NODE_ROLES
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.ssh.api import HostError, Result, Session, Trouble
+from clusterkit.ssh.api import HostError, Result, Session
 from clusterkit.ssh.shell import first_of, for_each
 
 LOOK_SECONDS = 90.0
@@ -117,9 +118,7 @@ async def containers_on(session: Session, cluster: str, inside: bool = False) ->
     stdin = _PROBE.read_bytes() if inside else b""
     result = await session.run(_containers_script(cluster, inside), root=True, stdin=stdin, timeout=LOOK_SECONDS)
     if not result.ok:
-        said = " ".join(_lines(result.stderr)[-1:]) or f"exit code {result.exit_code}"
-        fix = "see what it says on the host: systemctl status docker; journalctl -u docker"
-        raise HostError(session.host.name, Trouble.UNREACHABLE, f"Docker does not answer: {said}", fix)
+        raise docker.no_answer(session.host.name, result.stderr, result.exit_code)
     return parse_containers(result.stdout)
 
 
@@ -130,7 +129,7 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
         HostError: the host could not be asked. A Ray that does not answer is an `error` of the answer.
 
     """
-    heads = f"docker ps --quiet {_filters(cluster)} --filter label={LABEL_ROLE}={HEAD}"
+    heads = docker.ps(_label(cluster), f"label={LABEL_ROLE}={HEAD}")
     script = (
         f"{first_of(heads)}"
         "[ -n \"$id\" ] || { echo 'the head container does not run' >&2; exit 1; }\n"
@@ -144,7 +143,7 @@ async def log_tail(session: Session, container: str, lines: int = LOG_LINES) -> 
     """Last lines that a container printed; none where the host does not say."""
     try:
         result = await session.run(
-            f"docker logs --tail {lines} {shlex.quote(container)} 2>&1", root=True, timeout=LOOK_SECONDS
+            f"{docker.command('logs', '--tail', str(lines), container)} 2>&1", root=True, timeout=LOOK_SECONDS
         )
     except HostError:
         return ()
@@ -168,8 +167,8 @@ async def containers_everywhere(
     return said, silent
 
 
-def _filters(cluster: str) -> str:
-    return f"--filter label={LABEL_CLUSTER}={shlex.quote(cluster)}"
+def _label(cluster: str) -> str:
+    return f"label={LABEL_CLUSTER}={cluster}"
 
 
 def _containers_script(cluster: str, inside: bool) -> str:
@@ -203,7 +202,7 @@ def _containers_script(cluster: str, inside: bool) -> str:
         "command -v docker >/dev/null || exit 0\n"
         # One that is removed meanwhile is none; an engine that does not answer any more is an error.
         'gone() { left=$(docker ps --all --quiet --filter "id=$1") && [ -z "$left" ]; }\n'
-    ) + for_each(f"docker ps --all --quiet --no-trunc {_filters(cluster)}", look)
+    ) + for_each(docker.ps(_label(cluster), stopped=True, whole_ids=True), look)
 
 
 def parse_containers(text: str) -> tuple[ContainerState, ...]:

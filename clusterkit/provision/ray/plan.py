@@ -7,6 +7,7 @@ import json
 import shlex
 
 from clusterkit.hosts.model import Host
+from clusterkit.provision import docker
 from clusterkit.provision.facts.model import Container, Facts
 from clusterkit.provision.ray.addresses import interface, node_address, with_port
 from clusterkit.provision.ray.model import (
@@ -294,9 +295,10 @@ def _drop(containers: tuple[Container, ...], settings: RaySettings) -> str:
     """Script that removes them as far as they still carry the label; their last words go to the log."""
     return "".join(
         for_each(
-            f"docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
-            f"--filter label={LABEL_CLUSTER}={settings.cluster.name}",
-            'docker logs --tail 20 "$id" 2>&1 || :\ndocker rm --force "$id" >/dev/null',
+            docker.ps(
+                f"id={container.id}", f"label={LABEL_CLUSTER}={settings.cluster.name}", stopped=True, whole_ids=True
+            ),
+            f'docker logs --tail 20 "$id" 2>&1 || :\n{docker.REMOVE}',
         )
         for container in containers
     )
@@ -305,7 +307,6 @@ def _drop(containers: tuple[Container, ...], settings: RaySettings) -> str:
 def _drop_unstarted(settings: RaySettings, command: list[str]) -> str:
     name = command[command.index("--name") + 1]
     return for_each(
-        f"docker ps --all --quiet --filter name=^{name}$ --filter status=created "
-        f"--filter label={LABEL_CLUSTER}={settings.cluster.name}",
-        'docker rm --force "$id" >/dev/null',
+        docker.ps(f"name=^{name}$", "status=created", f"label={LABEL_CLUSTER}={settings.cluster.name}", stopped=True),
+        docker.REMOVE,
     )

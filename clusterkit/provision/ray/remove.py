@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterkit.hosts.model import Cluster
+from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER, LEASE_FILE, NODE_FOLDER, node_folder
 from clusterkit.provision.ray.observe import ContainerState, containers_everywhere
 from clusterkit.ssh.api import HostError, Session
@@ -79,9 +79,8 @@ def _script(cluster: str, found: Leftovers) -> str:
     """Remove the containers that were shown as far as they still carry the label, then our own files by name."""
     removed = "".join(
         for_each(
-            f"docker ps --all --quiet --no-trunc --filter id={shlex.quote(container.id)} "
-            f"--filter label={LABEL_CLUSTER}={shlex.quote(cluster)}",
-            f'docker stop -t {STOP_SECONDS} "$id" >/dev/null\ndocker rm --force "$id" >/dev/null',
+            docker.ps(f"id={container.id}", f"label={LABEL_CLUSTER}={cluster}", stopped=True, whole_ids=True),
+            f'docker stop -t {STOP_SECONDS} "$id" >/dev/null\n{docker.REMOVE}',
         )
         for container in found.containers
     )
