@@ -142,7 +142,7 @@ class SteppedRun(ABC):
     def _rest(self, weights: bool = True) -> None:
         """Leave the GPU to whoever generates on it, where the run says so."""
         if self.config.train.offload:
-            self.learner.rest(weights)
+            self.learner.offload(weights)
 
     def _count_skipped(self, results: list[StepStats], number: int) -> None:
         """Give up when nothing is learned any more."""

@@ -109,7 +109,7 @@ class TrainingRun(SteppedRun):
             self._interrupt()
         finally:
             self.sampler.close()
-            self.store.settle()
+            self.store.wait_for_saves()
 
     def _step(self, number: int) -> None:
         began = time.perf_counter()
@@ -118,7 +118,7 @@ class TrainingRun(SteppedRun):
             groups = self.sampler.batch(number)
         self._agree_to_go_on()
         with self.clock.phase("train"):
-            self.sampler.make_room()
+            self.sampler.free_for_training()
             batch, stats = self._learn(groups, number)
             self._rest(weights=False)
         with self.clock.phase("publish"):

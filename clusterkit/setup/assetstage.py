@@ -71,7 +71,7 @@ class AssetStage(Stage):
                     apply,
                     say=runner.log.line,
                     on_bytes=tell,
-                    place=setup.uploads.place,
+                    slot=setup.uploads.slot,
                 )
                 if new and len(runner.report.changes) == before:
                     runner.report.changes.append(planned(asset))

@@ -163,7 +163,7 @@ class ImageStage(Stage):
             runner.show(self.name, State.RUNNING, f"of the bundle: {progress_bar(sent, size)}")
 
         await session.run(f"mkdir -p {shlex.quote('/var/lib/clusterkit')}", root=True, timeout=30.0)
-        async with setup.uploads.place(runner.host.name):
+        async with setup.uploads.slot(runner.host.name):
             await session.put(archive, target, root=True, on_bytes=tell)
         load = f"trap 'rm -f {shlex.quote(target)}' EXIT\ndocker load -i {shlex.quote(target)}\n"
         result = await session.run(load, root=True, timeout=LOAD_SECONDS, on_output=runner.log.line)
@@ -186,7 +186,7 @@ class ImageStage(Stage):
             storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
             lock=lock,
             refresh=refresh,
-            place=setup.uploads.place,
+            slot=setup.uploads.slot,
             progress=progress,
             zstd=all("zstd" in facts.commands for facts in looked),
         )

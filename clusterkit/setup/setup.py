@@ -371,7 +371,7 @@ class Setup:
             def tell(sent: int) -> None:
                 runner.show("check", State.RUNNING, f"packages of the bundle: {sent >> 20} MiB")
 
-            await send(runner.session, bundle, system, on_bytes=tell, place=self.uploads.place)
+            await send(runner.session, bundle, system, on_bytes=tell, slot=self.uploads.slot)
             runner.show("check", State.OK)
 
     async def _plan_stages(self, runner: HostRunner) -> None:

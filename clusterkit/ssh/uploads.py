@@ -9,27 +9,27 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 
 UPLOADS = 4
 
-Place = Callable[[str], AbstractAsyncContextManager[None]]
-"""Given a host's name: a place among the uploads, held while the block runs."""
+UploadSlot = Callable[[str], AbstractAsyncContextManager[None]]
+"""Given a host's name: an upload slot, held while the block runs."""
 
 
 def unlimited(host: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG001
-    """A place that is always free."""
+    """A slot that is always free."""
     return nullcontext()
 
 
 class Uploads:
-    """At most `most` uploads at once. waited: told of a host and the seconds that it waited for its place."""
+    """At most `most` uploads at once. waited: told of a host and the seconds that it waited for its slot."""
 
     def __init__(
         self, most: int = UPLOADS, waited: Callable[[str, float], None] = lambda _host, _seconds: None
     ) -> None:
-        self._places, self._waited = asyncio.Semaphore(most), waited
+        self._slots, self._waited = asyncio.Semaphore(most), waited
 
     @asynccontextmanager
-    async def place(self, host: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it."""
+    async def slot(self, host: str) -> AsyncIterator[None]:
+        """Wait for an upload slot, and hold it."""
         began = time.monotonic()
-        async with self._places:
+        async with self._slots:
             self._waited(host, time.monotonic() - began)
             yield

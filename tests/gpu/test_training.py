@@ -164,7 +164,7 @@ def test_a_learner_at_rest_leaves_the_gpu_and_comes_back_the_same(compiled: bool
     reference = gradients(exact, rows)
     del exact
     before = torch.cuda.memory_allocated()
-    one.rest()
+    one.offload()
     freed = before - torch.cuda.memory_allocated()
 
     assert freed >= 0.9 * 12 * sum(p.numel() for p in one.policy.parameters())
@@ -173,7 +173,7 @@ def test_a_learner_at_rest_leaves_the_gpu_and_comes_back_the_same(compiled: bool
     found = kept(one)
     assert found.keys() == expected.keys()
     assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
-    one.rest()
+    one.offload()
     assert_no_worse(gradients(one, rows), plain, reference)
 
 

@@ -77,7 +77,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) 
     (tmp_path / "recover").write_text("a file where the folder is to be")
     store = RecoverStore(tmp_path / "recover")
     store.save_in_background(one, state(1), {}, world)
-    store.settle()
+    store.wait_for_saves()
 
     assert store.poll() is None
     with pytest.raises(RunError, match=r"cannot write a recover checkpoint .*this run has none yet"):

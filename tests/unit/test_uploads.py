@@ -60,7 +60,7 @@ def test_a_bundle_goes_to_as_many_hosts_at_once_as_may_be(tmp_path: Path) -> Non
         uploads = Uploads(2, lambda host, seconds: told.append((host, seconds)))
         return await asyncio.gather(
             *(
-                send(Counting(f"n{n}"), bundle, "debian-12", folder=str(tmp_path / f"n{n}"), place=uploads.place)
+                send(Counting(f"n{n}"), bundle, "debian-12", folder=str(tmp_path / f"n{n}"), slot=uploads.slot)
                 for n in range(6)
             )
         )
@@ -93,13 +93,13 @@ def test_waiting_for_a_turn_is_no_work_of_the_host(tmp_path: Path) -> None:
             entered = asyncio.Event()
 
             async def other() -> None:
-                async with uploads.place("other"):
+                async with uploads.slot("other"):
                     entered.set()
                     await asyncio.sleep(0.3)
 
             group.create_task(other())
             await entered.wait()
-            async with runner.timed("image"), uploads.place("one"):
+            async with runner.timed("image"), uploads.slot("one"):
                 pass
         return runner
 

@@ -86,14 +86,14 @@ class BackgroundWriter:
 
     def wait(self) -> dict[str, Any] | None:
         """Wait for what is under way and return what it made; None where nothing is. Raises what went wrong in it."""
-        self.settle()
+        self.finish()
         result, error = self._result, self._error
         self._thread = self._result = self._error = None
         if error is not None:
             raise error
         return result
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for what is under way, whatever becomes of it."""
         if self._thread is not None:
             self._thread.join()

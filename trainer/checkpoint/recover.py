@@ -119,9 +119,9 @@ class RecoverStore(Slots):
         """As `poll`, when nothing is under way any more. Raises RunError for what could not be written."""
         return self._background.wait()
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Wait until nothing is under way any more, whatever becomes of it."""
-        self._background.settle()
+        self._background.finish()
 
     def _write(
         self, tensors: dict[str, Any], state: RunState, fingerprint: dict[str, Any], world: World

@@ -61,7 +61,7 @@ class Sampler(ABC):
     def publish(self, version: int) -> dict[str, float]:
         """Sample with the learner's present weights from now on; seconds by part, for the step's timings."""
 
-    def make_room(self) -> None:  # noqa: B027 (only a server on the trainer's GPU has something to give)
+    def free_for_training(self) -> None:  # noqa: B027 (only a server on the trainer's GPU has something to give)
         """The step's groups are there and training begins: free what training can use."""
 
     def stats(self) -> dict[str, float]:

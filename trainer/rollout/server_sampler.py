@@ -130,7 +130,7 @@ class ServedSampler(Sampler):
             "interruption": done.pause_seconds + done.transfer_seconds + done.resume_seconds,
         }
 
-    def make_room(self) -> None:
+    def free_for_training(self) -> None:
         """See Sampler; only a server that was started for it has memory to give."""
         if isinstance(self._publisher, ColocatedPublisher):
             self._publisher.release()

@@ -79,7 +79,7 @@ class SftRun(SteppedRun):
         except StepAbandonedError:
             self._interrupt()
         finally:
-            self.store.settle()
+            self.store.wait_for_saves()
 
     def _publish(self, version: int) -> None:
         """Nobody samples from these weights."""

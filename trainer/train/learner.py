@@ -104,7 +104,7 @@ class Learner:
             fused=True if world.device.type == "cuda" else None,
         )
 
-    def rest(self, weights: bool = True) -> None:
+    def offload(self, weights: bool = True) -> None:
         """Move optimizer state, and weights where wanted, to host memory (train.offload) until they are needed; on a
         CPU nothing is moved.
         """

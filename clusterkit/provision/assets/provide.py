@@ -13,7 +13,7 @@ from clusterkit.provision.assets.upload import upload
 from clusterkit.provision.assets.view import look, require_usable, unseen, wrong
 from clusterkit.provision.steps.step import Action, Refused
 from clusterkit.ssh.api import Session
-from clusterkit.ssh.uploads import Place, unlimited
+from clusterkit.ssh.uploads import UploadSlot, unlimited
 
 Apply = Callable[[Sequence[Action]], Awaitable[None]]
 """Runs actions on the host; raises when one fails."""
@@ -28,11 +28,11 @@ async def provide(
     *,
     say: Callable[[str], None] = lambda _: None,
     on_bytes: Callable[[int, int], None] | None = None,
-    place: Place = unlimited,
+    slot: UploadSlot = unlimited,
 ) -> bool:
     """Have the asset on the host, the head node; False when it was there and nothing was changed.
 
-    say: told about a download onto this machine. on_bytes: gets bytes sent, and their total, of an upload. place: where
+    say: told about a download onto this machine. on_bytes: gets bytes sent, and their total, of an upload. slot: where
     an upload waits for its turn.
 
     Raises:
@@ -48,7 +48,7 @@ async def provide(
     if asset.origin in (Origin.UPLOAD, Origin.CACHE):
         if asset.origin is Origin.CACHE and not wrong(asset, view):
             return False  # a name stands for one content, whatever the copy in this machine's cache looks like
-        return await upload(session, asset, await _local_folder(asset, say), view, on_bytes, place)
+        return await upload(session, asset, await _local_folder(asset, say), view, on_bytes, slot)
     if not wrong(asset, view):
         return False
     await apply([fetch_action(asset, cluster, hub)])

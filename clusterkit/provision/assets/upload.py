@@ -13,7 +13,7 @@ from clusterkit.provision.assets.model import NodeAsset
 from clusterkit.provision.assets.view import View, wrong
 from clusterkit.provision.steps.step import Refused
 from clusterkit.ssh.api import HostError, Result, Session, Trouble
-from clusterkit.ssh.uploads import Place, unlimited
+from clusterkit.ssh.uploads import UploadSlot, unlimited
 from trainer.files import sha256
 
 BLOCK = 32 << 20
@@ -57,11 +57,11 @@ async def upload(
     folder: Path,
     view: View,
     on_bytes: Callable[[int, int], None] | None = None,
-    place: Place = unlimited,
+    slot: UploadSlot = unlimited,
 ) -> bool:
     """Make the asset's folder on the host a copy of `folder`; False when it is one already.
 
-    view: what the host has. on_bytes: gets bytes sent or found, and the total. place: where it waits for its turn to
+    view: what the host has. on_bytes: gets bytes sent or found, and the total. slot: where it waits for its turn to
     send. What arrived before an interruption stays beside the folder and is used again; the folder's own files change
     last.
 
@@ -89,7 +89,7 @@ async def upload(
         )
     missing = {name: entry for name, entry in files.items() if name not in good}
     staging = _staging(asset)
-    async with place(session.host.name):
+    async with slot(session.host.name):
         await _send_all(session, staging, folder, missing, on_bytes)
     details = {"asset": asset.name, "source": origin(str(folder)), "files": files}
     await _must(session, _publish(asset.folder, staging, list(missing)), json.dumps(details, indent=2).encode() + b"\n")

@@ -24,7 +24,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterkit.ssh.api import HostError, Session, Trouble
-from clusterkit.ssh.uploads import Place, unlimited
+from clusterkit.ssh.uploads import UploadSlot, unlimited
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
 
@@ -128,11 +128,11 @@ async def send(
     *,
     folder: str = HOST_FOLDER,
     on_bytes: Callable[[int], None] | None = None,
-    place: Place = unlimited,
+    slot: UploadSlot = unlimited,
 ) -> int:
     """Put the packages for a host's release into `folder` on the host, but for those that are there. -> bytes sent.
 
-    `Wish.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far. place: where it
+    `Wish.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far. slot: where it
     waits for its turn to send.
 
     Raises:
@@ -147,7 +147,7 @@ async def send(
     there = set(present.stdout.splitlines())
     missing = {path: file for path, file in files.items() if path not in there}
     sent = 0
-    async with place(session.host.name) if missing else nullcontext():
+    async with slot(session.host.name) if missing else nullcontext():
         for path, file in missing.items():
             report = _after(sent, on_bytes)
             await session.put(bundle.folder / path, f"{folder}/{path}", root=True, on_bytes=report)

@@ -19,7 +19,7 @@ from clusterkit.provision.images.meter import Progress
 from clusterkit.provision.images.pull import pull, resolve
 from clusterkit.provision.images.relay import relay
 from clusterkit.ssh.api import HostError, Session
-from clusterkit.ssh.uploads import Place, unlimited
+from clusterkit.ssh.uploads import UploadSlot, unlimited
 
 PULLS_AT_ONCE = 4
 PULL_UP_TO = 4
@@ -55,7 +55,7 @@ class Distribution:
     reference: what is wanted. how: AUTO takes what works, in the order that suits. hosts: how many there will be.
     storage: folder that all hosts share, None where there is none. lock: what the reference meant last time.
     refresh: take what the tag means in its registry now, whatever the lock, the first host or the storage have.
-    place: where an image that has to go through this machine waits for its turn.
+    slot: where an image that has to go through this machine waits for its turn.
     progress: gets host, bytes, bytes in all. notes: what was chosen and what was given up, for the user.
     """
 
@@ -68,7 +68,7 @@ class Distribution:
     progress: Progress | None = None
     timeout: float = TRANSFER_SECONDS
     zstd: bool = True
-    place: Place = unlimited
+    slot: UploadSlot = unlimited
     image: Image | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -234,7 +234,7 @@ class Distribution:
         while True:
             try:
                 async with self._holders.one() as source:
-                    async with self.place(session.host.name):
+                    async with self.slot(session.host.name):
                         await relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
                     return
             except NoHolderError:
