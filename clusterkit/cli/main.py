@@ -88,9 +88,13 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
-        typer.echo(f"clusterkit {version('clusterkit')}")
+        try:
+            found = version("clusterkit")
+        except PackageNotFoundError:  # a folder on PYTHONPATH that pip knows nothing of
+            found = "0+unknown (not installed)"
+        typer.echo(f"clusterkit {found}")
         raise typer.Exit
 
 
