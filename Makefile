@@ -7,16 +7,20 @@ BIN := $(VENV)/bin
 TORCH_WHEELS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-cluster test-fast lint format types clean
+.PHONY: help setup constraints demo test test-cluster test-fast lint format types clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 
-$(VENV)/.ready: pyproject.toml scripts/setup.sh
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
 	VENV="$(VENV)" TORCH_WHEELS="$(TORCH_WHEELS)" bash scripts/setup.sh
 	@touch $@
+
+constraints: setup  ## Write constraints.txt, the versions that `make setup` installs, from the environment as it is
+	$(BIN)/python scripts/constraints.py
+	@touch $(VENV)/.ready
 
 demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Makes the virtual environment $VENV with clusterkit and what its tests need, on a fresh Debian or Ubuntu machine.
 # Installs system packages only where they are missing. Run it through `make setup`.
+# $CLUSTERKIT_CONSTRAINTS is a file of versions for pip, constraints.txt by default. Empty: none, for a Python or a
+# platform that has no build of a version named there; pip then takes the newest that pyproject.toml allows.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV="${VENV:-.venv}"
+CONSTRAINTS="${CLUSTERKIT_CONSTRAINTS-constraints.txt}"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -44,16 +47,26 @@ fi
 [ -n "$python" ] || { say "needs Python 3.11, 3.12 or 3.13 with venv: install one and try again"; exit 1; }
 
 [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
-pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
+constraint=()
+[ -z "$CONSTRAINTS" ] || constraint=(--constraint "$CONSTRAINTS")
+
+pip_install() {
+  "$VENV/bin/python" -m pip --disable-pip-version-check --quiet install "${constraint[@]}" "$@" && return
+  if [ -n "$CONSTRAINTS" ]; then
+    say "where this Python or platform lacks a version that $CONSTRAINTS names: make setup CLUSTERKIT_CONSTRAINTS="
+  fi
+  exit 1
+}
+
 say "installing Python packages into $VENV (about 1.5 GB)"
-"${pip[@]}" install --upgrade pip
+pip_install --upgrade pip
 # The CPU build of PyTorch first: with it in place nothing pulls the CUDA build.
 if [ -n "${TORCH_WHEELS:-}" ]; then
-  "${pip[@]}" install --find-links "$TORCH_WHEELS" --extra-index-url "$TORCH_WHEELS" "torch==2.13.0"
+  pip_install --find-links "$TORCH_WHEELS" --extra-index-url "$TORCH_WHEELS" "torch==2.13.0"
 else
-  "${pip[@]}" install "torch==2.13.0"
+  pip_install "torch==2.13.0"
 fi
-"${pip[@]}" install --editable ".[train,eval,assets,data,dev]"
+pip_install --editable ".[train,eval,assets,data,dev]"
 "$VENV/bin/python" - <<'PY'
 import torch
 
