@@ -28,7 +28,7 @@ demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 test: setup  ## Run every test: real training, real crashes, and (as root) real hosts on this machine
 	bash scripts/test-tools.sh
 	$(BIN)/python scripts/vllm_cpu.py
-	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
+	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python scripts/run_tests.py --durations=15 $(PYTEST_ARGS)
 
 test-cluster: setup  ## Only set-up, images, Ray and dispatched runs on three real hosts on this machine (root)
 	bash scripts/test-tools.sh
