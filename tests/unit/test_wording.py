@@ -17,7 +17,7 @@ from clusterkit.backends.ray.submit import on_cluster
 from clusterkit.capacity.plan import template_tokens
 from clusterkit.config.resolve import resolve
 from clusterkit.evaluate.request import make_request
-from clusterkit.hosts.model import Cluster
+from clusterkit.hosts.model import Cluster, Host
 from evaluation.config import EvalConfig
 from evaluation.plan import row_inputs
 from trainer.agents.memagent import MemAgent, check_window
@@ -173,7 +173,7 @@ def test_the_text_goes_with_the_configuration_to_where_the_file_is_not(tmp_path:
     config = settings(path)
     path.unlink()
 
-    there = on_cluster(config, Cluster(name="c", hosts=(), storage="/storage"))
+    there = on_cluster(config, Cluster(name="c", hosts=(Host(name="a"),), storage="/storage"))
     read = RunConfig.model_validate(yaml.safe_load(yaml.safe_dump(there.model_dump(mode="json"))))
 
     assert read.agent.wording["update"] == UPDATE
