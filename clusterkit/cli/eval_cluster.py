@@ -12,7 +12,8 @@ import typer
 from clusterkit.evaluate.remote import Wanted, copied_from, output_folder, request_there
 from clusterkit.runs.directory import disk_errors
 from clusterkit.ssh.api import HostError
-from clusterkit.ssh.selection import HostOptions, Selection, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 from evaluation.steps import keep_scores
 from trainer.errors import InterruptedRunError, RunError

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterkit.ssh.selection import HostOptions
+from clusterkit.ssh.host_options import HostOptions
 
 _GROUP = "Hosts"
 _SPELLINGS = {"--train-param": "--preset", "--private-key-files": "--private-key-file"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from clusterkit.provision.ray.current import option
-from clusterkit.ssh.selection import HostOptions, cluster_of
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import cluster_of
 from clusterkit.ui import output
 
 _NAMES = typer.Argument(..., metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases.")

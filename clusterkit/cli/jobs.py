@@ -10,7 +10,8 @@ import typer
 
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import USER_OPTION, checked_user, hosts_of_cluster
-from clusterkit.ssh.selection import HostOptions, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:

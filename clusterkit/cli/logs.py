@@ -21,7 +21,8 @@ from clusterkit.cli.target import (
     hosts_of_run,
     kind_for,
 )
-from clusterkit.ssh.selection import HostOptions, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:

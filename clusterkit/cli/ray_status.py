@@ -9,7 +9,8 @@ import typer
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
 from clusterkit.provision.ray.view import lines_of
-from clusterkit.ssh.selection import HostOptions, Selection, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from clusterkit.cli.target import FILEROOT_OPTION, HERE_OPTION, RUNS, Typed, for_training, told
-from clusterkit.ssh.selection import HostOptions, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from clusterkit.ui import output
 
 if TYPE_CHECKING:

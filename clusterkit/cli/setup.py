@@ -8,7 +8,8 @@ import typer
 
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.target import hosts_of_cluster
-from clusterkit.ssh.selection import HostOptions, Selection, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})

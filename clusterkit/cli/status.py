@@ -151,7 +151,8 @@ def _cluster_status(
 
     from clusterkit.backends.ray.status import watching  # noqa: PLC0415
     from clusterkit.backends.ray.view import cluster_lines  # noqa: PLC0415
-    from clusterkit.ssh.selection import HostOptions, select  # noqa: PLC0415
+    from clusterkit.ssh.host_options import HostOptions  # noqa: PLC0415
+    from clusterkit.ssh.selection import select  # noqa: PLC0415
 
     async def look() -> int:
         async with watching(select(HostOptions(cluster=cluster)), experiment, trial, user) as eye:

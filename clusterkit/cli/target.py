@@ -15,7 +15,8 @@ from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.holder import holder_of
-from clusterkit.ssh.selection import HostOptions, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 

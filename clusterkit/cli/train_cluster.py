@@ -17,7 +17,8 @@ from clusterkit.capacity.plan import elsewhere
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.config.resolve import shown_values
 from clusterkit.ssh.api import HostError
-from clusterkit.ssh.selection import HostOptions, Selection, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.errors import RunError

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
 
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.hosts.folders import config_folder, write_private
@@ -13,9 +16,6 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.hosts.names import parse_hosts
 from trainer.disk import file_failure
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 DEFAULT = "default"
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
@@ -77,8 +77,6 @@ def load_file(path: Path, name: str = "") -> Cluster:
         UserError: it cannot be read, is no YAML, or has wrong settings; the message names the nearest right one.
 
     """
-    import yaml  # noqa: PLC0415
-
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_unique_keys_loader())
     except OSError as error:
@@ -99,8 +97,6 @@ def save(cluster: Cluster) -> Path:
         RunError: the file cannot be written.
 
     """
-    import yaml  # noqa: PLC0415
-
     path = path_of(cluster.name)
     data = {"name": cluster.name, **cluster.model_dump(mode="json", exclude_defaults=True, exclude={"name"})}
     data["hosts"] = [_short(host) for host in cluster.hosts]
@@ -117,8 +113,6 @@ def _short(host: Host) -> dict[str, Any]:
 
 
 def _build(path: Path, data: Mapping[str, Any]) -> Cluster:
-    from pydantic import ValidationError  # noqa: PLC0415
-
     hosts = data.get("hosts")
     if not isinstance(hosts, list) or not hosts:
         raise UserError(f"{path}: 'hosts' must be a list with at least one host.")
@@ -164,7 +158,6 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
 
 def _unique_keys_loader() -> Any:
     """A YAML loader that refuses a key that stands twice, of which the first would be lost without a word."""
-    import yaml  # noqa: PLC0415
 
     class Loader(yaml.SafeLoader):
         pass

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from clusterkit.hosts.model import Host
+from clusterkit.hosts.names import parse_host
 from clusterkit.ssh.endpoint import Endpoint
+from clusterkit.ssh.lean import ConfigParseError, SSHClientConfig
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ def resolve_bastion(jump: tuple[str, ...], options: SshOptions) -> Endpoint:
         UserError: no valid name; ~/.ssh/config cannot be read.
 
     """
-    from clusterkit.hosts.names import parse_host  # noqa: PLC0415 (a loop otherwise)
-
     before, host = jump[:-1], parse_host(jump[-1])
     config = _config(host.target, host.port, host.username, options)
     own_jump = "none" if before else config("ProxyJump", "none")
@@ -81,8 +81,6 @@ class _config:  # noqa: N801 (used as a function)
     """Values of ~/.ssh/config for one host, by option name."""
 
     def __init__(self, target: str, port: int | None, username: str | None, options: SshOptions) -> None:
-        from asyncssh.config import ConfigParseError, SSHClientConfig  # noqa: PLC0415 (heavy)
-
         files = [path for path in options.ssh_config if os.access(path, os.R_OK)]
         unset: Any = ()
         try:

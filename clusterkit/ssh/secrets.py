@@ -8,6 +8,7 @@ import getpass
 import os
 import stat
 import sys
+import termios
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -134,8 +135,6 @@ class Secrets:
 @contextlib.contextmanager
 def _terminal_restored() -> Iterator[None]:
     """Switch echo on again where the question is abandoned (Ctrl-C) while getpass has it off."""
-    import termios  # noqa: PLC0415
-
     before = termios.tcgetattr(sys.stdin)
     try:
         yield

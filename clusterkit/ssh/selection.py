@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from clusterkit.hosts.model import Cluster, Host
-    from clusterkit.ssh.options import SshOptions
+from pydantic import ValidationError
 
-
-@dataclass(frozen=True)
-class HostOptions:
-    """What the user typed, unchecked. Build `Selection` from it with `select`."""
-
-    hostnames: list[str] | None = None
-    cluster: str | None = None
-    private_key_file: list[str] | None = None
-    ssh_port: int | None = None
-    username: str | None = None
-    bastion: str | None = None
-    host_key_policy: str = "accept-new"
-    ask_password: bool = False
-    ask_sudo_password: bool = False
-    connect_timeout: float = 15.0
-    head: str | None = None
-    storage: str | None = None
-    limit: list[str] | None = None
-    exclude: list[str] | None = None
+from clusterkit.common.suggest import did_you_mean
+from clusterkit.hosts import inventory
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.hosts.names import expand_names, parse_host, parse_hosts
+from clusterkit.ssh.config_file import split_jump
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.options import SshOptions
+from clusterkit.ssh.secrets import Secrets
+from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -50,10 +40,6 @@ def select(options: HostOptions) -> Selection:
         UserError: malformed names or options, an unknown cluster, a pattern that no host matches.
 
     """
-    from clusterkit.ssh.options import SshOptions  # noqa: PLC0415
-    from clusterkit.ssh.secrets import Secrets  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
     if options.host_key_policy not in ("accept-new", "strict"):
         raise UserError(f"--host-key-policy '{options.host_key_policy}': it is accept-new or strict.")
     if options.connect_timeout <= 0:
@@ -81,13 +67,6 @@ def cluster_of(options: HostOptions) -> Cluster:
         UserError: malformed names or options, an unknown cluster.
 
     """
-    from pydantic import ValidationError  # noqa: PLC0415
-
-    from clusterkit.hosts import inventory  # noqa: PLC0415
-    from clusterkit.hosts.model import Cluster  # noqa: PLC0415
-    from clusterkit.hosts.names import parse_hosts  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
     name = options.cluster or inventory.DEFAULT
     kept: Cluster | None = None
     if options.hostnames is None or inventory.path_of(name).exists():
@@ -111,12 +90,6 @@ def cluster_of(options: HostOptions) -> Cluster:
 
 
 def _typed_login(options: HostOptions) -> dict[str, Any]:
-    from pathlib import Path  # noqa: PLC0415
-
-    from clusterkit.hosts.names import parse_host  # noqa: PLC0415
-    from clusterkit.ssh.config_file import split_jump  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
     typed: dict[str, Any] = {}
     if options.username is not None:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?", options.username):
@@ -137,8 +110,6 @@ def _typed_login(options: HostOptions) -> dict[str, Any]:
 
 
 def _limited(cluster: Cluster, limit: list[str], exclude: list[str]) -> tuple[Host, ...]:
-    from trainer.errors import UserError  # noqa: PLC0415
-
     wanted = {name for pattern in limit for name in _matching(cluster, pattern, "--limit")} if limit else None
     unwanted = {name for pattern in exclude for name in _matching(cluster, pattern, "--exclude")}
     hosts = tuple(
@@ -150,12 +121,6 @@ def _limited(cluster: Cluster, limit: list[str], exclude: list[str]) -> tuple[Ho
 
 
 def _matching(cluster: Cluster, pattern: str, option: str) -> set[str]:
-    from fnmatch import fnmatchcase  # noqa: PLC0415
-
-    from clusterkit.common.suggest import did_you_mean  # noqa: PLC0415
-    from clusterkit.hosts.names import expand_names  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
     names = [host.name for host in cluster.hosts]
     found: set[str] = set()
     for part in [pattern] if pattern in names else expand_names(pattern):

@@ -21,7 +21,8 @@ from sshd import Ssh, Sshd
 from clusterkit.backends.ray.sync_mirror import Mirror
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.holder import holder_of
-from clusterkit.ssh.selection import HostOptions, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from evaluation.steps import keep_scores
 
 pytest_plugins = ["sshd_fixture"]

@@ -13,7 +13,8 @@ from clusterkit.cli.hostoptions import expand_arguments, takes_hosts
 from clusterkit.cli.init import app as init_app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.ssh.selection import HostOptions, Selection, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import Selection, select
 from trainer.errors import UserError
 
 

@@ -11,7 +11,8 @@ from clusterkit.provision.site import Site, keep, passwords_of, path_of, until_r
 from clusterkit.setup.command import keep_inventory, refuse_forgetting, run_setup
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.options import SetupOptions
-from clusterkit.ssh.selection import HostOptions, select
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from trainer.errors import UserError
 
 

@@ -112,7 +112,8 @@ def mirror_of(cluster: str, fileroot: str = HERE) -> Iterator[Mirror]:
         UserError: there is no such cluster, or the folder is none of its.
 
     """
-    from clusterkit.ssh.selection import HostOptions, select  # noqa: PLC0415
+    from clusterkit.ssh.host_options import HostOptions  # noqa: PLC0415
+    from clusterkit.ssh.selection import select  # noqa: PLC0415
 
     selection = select(HostOptions(cluster=cluster))
     if fileroot != HERE and not fileroot.startswith("/"):
