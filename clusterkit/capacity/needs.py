@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from clusterkit.capacity.preset_plan import storage_of
+from clusterkit.config.resolve import resolve
 from clusterkit.provision.checks.needs import GIB, Needs
 
 _LEAST_DATA_SPACE = 5 * GIB
@@ -18,9 +20,6 @@ def needs_of_preset(name: str) -> Needs:
         UserError: no preset has that name.
 
     """
-    from clusterkit.capacity.preset_plan import storage_of  # noqa: PLC0415 (only with a preset)
-    from clusterkit.config.resolve import resolve  # noqa: PLC0415
-
     resolved = resolve(name)
     config = resolved.config
     return Needs(

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from clusterkit.common.suggest import nearest_keys
+from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
@@ -60,8 +61,6 @@ def run_by_place(checkpoint: Path) -> RunDirectory | None:
 def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
     """The settings that a checkpoint was trained with, or those of the preset that is named; None where unknown."""
     if preset is not None:
-        from clusterkit.config.resolve import resolve  # noqa: PLC0415
-
         return resolve(preset).config
     run = run_of(Path(checkpoint))
     if run is None:

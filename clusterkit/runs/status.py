@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from clusterkit.runs.directory import RunDirectory, killed_command, lock_holder, runs
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.console import failure_message
@@ -178,8 +180,6 @@ def _notes(run: RunDirectory, history: History) -> str:
 
 
 def _configured_steps(run: RunDirectory) -> int:
-    import yaml  # noqa: PLC0415
-
     try:
         config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
         return int(config["train"]["total_steps"])

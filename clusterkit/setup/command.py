@@ -15,6 +15,7 @@ from clusterkit.provision.images.needs import needs_of_image
 from clusterkit.provision.ray.current import choose, current, option, ready_clusters
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.ray.state import ClusterState
+from clusterkit.provision.ray.view import lines_of
 from clusterkit.provision.site import Site, keep, passwords_of, proxies_of, until_ready, with_kept, with_secrets
 from clusterkit.setup import view
 from clusterkit.setup.assetstage import AssetStage
@@ -39,6 +40,7 @@ from clusterkit.setup.raystage import RayStage
 from clusterkit.setup.setup import Request, Setup
 from clusterkit.setup.sharedstage import SharedStage
 from clusterkit.setup.trainstage import TrainStage
+from clusterkit.ssh.connection import connect
 from trainer.errors import InterruptedRunError, UserError
 
 if TYPE_CHECKING:
@@ -154,8 +156,6 @@ def _keep_failed(request: Request, report: Report) -> None:
 
 
 async def _run(request: Request, selection: Selection, site: Site, claim: Claim | None) -> Report:
-    from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
-
     early = until_ready(request.cluster.name, site)
 
     async def connect_and_keep(host: Host) -> Session:
@@ -227,8 +227,6 @@ def make_current(name: str, *, is_new: bool) -> str:
 
 
 def _ready(training: TrainStage, state: ClusterState, following: list[NextStep]) -> list[str]:
-    from clusterkit.provision.ray.view import lines_of  # noqa: PLC0415
-
     lines = [*lines_of(state), ""]
     if training.dispatched is not None:
         lines += [f"{training.dispatched.sentence}; its files: {training.dispatched.run.logs}", ""]

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from clusterkit.backends.own_code import own_files
 from clusterkit.backends.ray.submit import Order, on_cluster
 from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.capacity.runnable import missing_parts
+from clusterkit.config.resolve import resolve
 from clusterkit.hosts.folders import state_folder
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.model import NodeAsset, needed
+from clusterkit.provision.bundle.folder import HOST_FOLDER, load
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
@@ -99,8 +102,6 @@ def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> W
         UserError: certificates that cannot be read.
 
     """
-    from clusterkit.provision.bundle.folder import HOST_FOLDER  # noqa: PLC0415
-
     return Wish(
         cluster=cluster,
         docker_source=options.site.docker_source,
@@ -185,9 +186,6 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
         if options.model_path or options.dataset_path or options.task or options.settings:
             raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
         return (), None
-    from clusterkit.backends.own_code import own_files  # noqa: PLC0415
-    from clusterkit.config.resolve import resolve  # noqa: PLC0415
-
     wanted = resolve(options.preset, options.task, options.settings).config
     try:
         assets = needed(wanted, cluster, options.model_path, options.dataset_path)
@@ -216,8 +214,6 @@ def bundle_of(options: SetupOptions) -> Bundle | None:
     """
     if options.bundle is None:
         return None
-    from clusterkit.provision.bundle.folder import load  # noqa: PLC0415
-
     return load(options.bundle.expanduser(), state_folder() / "bundles")
 
 

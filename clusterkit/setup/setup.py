@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.bundle.folder import send
 from clusterkit.provision.checks.cluster import judge_cluster
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
@@ -362,8 +363,6 @@ class Setup:
         bundle = self.request.bundle
         if bundle is None or self.request.dry:
             return
-        from clusterkit.provision.bundle.folder import send  # noqa: PLC0415 (few runs have one)
-
         assert runner.session is not None
         async with runner.timed("check"):
             system = f"{runner.facts.os.id}-{runner.facts.os.version}"

@@ -8,6 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from rich.console import Console
+from rich.live import Live as RichLive
+from rich.table import Table
+from rich.text import Text
+
 from clusterkit.setup.model import HostReport, Report, State
 
 MARKS = {
@@ -75,18 +80,12 @@ def watching(reports: Sequence[HostReport], steps: Sequence[str]) -> Iterator[Pl
     if not sys.stderr.isatty():
         yield Plain()
         return
-    from rich.console import Console  # noqa: PLC0415 (half of a second that other commands need not pay)
-    from rich.live import Live as RichLive  # noqa: PLC0415
-
     with RichLive(table(reports, steps), console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
         yield Live(reports, steps, live)
 
 
 def table(reports: Sequence[HostReport], steps: Sequence[str]) -> Any:
     """Host × step, and what each host is at."""
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     found = Table(box=None, pad_edge=False)
     for heading in ("host", *steps, ""):
         found.add_column(heading, overflow="ellipsis", no_wrap=True)

@@ -8,6 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
 from clusterkit.runs.log.metrics import History, Record, number
 from clusterkit.ui.run_status import measured_text, warmup_text
@@ -131,9 +137,6 @@ class LiveDisplay:
     """Redraws a few lines in place with rich."""
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.live import Live  # noqa: PLC0415
-
         self._name = name
         self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
         self._live.start()
@@ -158,11 +161,6 @@ class LiveDisplay:
 
     def drawing(self, history: History) -> RenderableType:
         """What is on the screen: a bar and a few lines."""
-        from rich.console import Group  # noqa: PLC0415
-        from rich.progress_bar import ProgressBar  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
         head = Table.grid(padding=(0, 1))
         warming = history.warmup if not history.steps else None
         done = number(warming, "step") if warming else history.global_step

@@ -13,6 +13,7 @@ from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.ray.token import read_token
 from clusterkit.ssh.api import Session
+from clusterkit.ssh.connection import connect
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ async def head_of(selection: Selection) -> AsyncIterator[Head]:
         UserError: the cluster has no Ray that this machine knows a token of. HostError: the head cannot be reached.
 
     """
-    from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
-
     cluster = selection.cluster
     token = read_token(cluster.name)
     if not token:

@@ -9,16 +9,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
+
+import httpx
 
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.runs.directory import user_name
 from clusterkit.ssh.api import Session
 from trainer.errors import RunError
-
-if TYPE_CHECKING:
-    import httpx
 
 HTTP_SECONDS = 30.0
 READ_AGAIN_SECONDS = (0.5, 1.5)
@@ -106,8 +105,6 @@ async def jobs_of(head: Session, token: str, ports: Ports | None = None) -> Asyn
         HostError: the connection is lost.
 
     """
-    import httpx  # noqa: PLC0415 (a twentieth of a second)
-
     forwarding: _Forwarding = head  # type: ignore[assignment]  # every session over asyncssh can
     port = await forwarding.forward("127.0.0.1", (ports or Ports()).dashboard)
     # Not through a proxy that our environment may name.
@@ -183,8 +180,6 @@ class RayJobs:
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         """Ask once; a question that changes nothing some times more, as a busy head drops connections."""
-        import httpx  # noqa: PLC0415
-
         for wait in READ_AGAIN_SECONDS if method == "GET" else ():
             with contextlib.suppress(httpx.TransportError):
                 return await self._client.request(method, path, json=body)
@@ -192,8 +187,6 @@ class RayJobs:
         return await self._client.request(method, path, json=body)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        import httpx  # noqa: PLC0415
-
         try:
             answer = await self._request(method, path, body)
         except httpx.HTTPError as error:

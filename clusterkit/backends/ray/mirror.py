@@ -28,6 +28,7 @@ from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
 from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
 from trainer.checkpoint import slots
 from trainer.errors import RunError
@@ -210,8 +211,6 @@ class Copies:
     async def _session(self, host: Host, kept: bool) -> Session:
         if kept:
             return self._sessions[host.name]
-        from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
-
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 self._sessions[host.name] = await connect(host, self.selection.ssh)

@@ -14,6 +14,7 @@ from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import user_name
 from clusterkit.ssh.api import HostError
+from clusterkit.ssh.connection import connect
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ async def _through_any(selection: Selection, work: Callable[[Head], Awaitable[Ne
         RunError: none answers, with the reason of each.
 
     """
-    from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
-
     cluster, problems = selection.cluster, []
 
     async def on(host: Host) -> Newest | None:

@@ -27,6 +27,7 @@ from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.status import Status, iso_time
 from clusterkit.runs.status import observe as observe_run
 from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.connection import connect
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
@@ -153,8 +154,6 @@ class Watch:
         return ClusterStatus(cluster.name, time.time(), nodes, disk, job, run, run_dir, tuple(unseen))
 
     async def _connect(self) -> None:
-        from clusterkit.ssh.connection import connect  # noqa: PLC0415 (a tenth of a second)
-
         self._forget_lost()
 
         async def one(host: Host) -> None:

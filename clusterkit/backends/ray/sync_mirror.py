@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clusterkit.backends.ray.files import told
 from clusterkit.backends.ray.mirror import Copies
 from clusterkit.backends.ray.storage import fileroot_of
+from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -54,8 +57,6 @@ class Mirror:
 
     def choose(self, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
         """The copies of the run that is meant and of the one beside it, up to date; see `report.choose`."""
-        from clusterkit.runs.choose import choose_runs  # noqa: PLC0415
-
         self.index()
         try:
             chosen = choose_runs(self.folder, experiment, trial, compare)
@@ -112,9 +113,6 @@ def mirror_of(cluster: str, fileroot: str = HERE) -> Iterator[Mirror]:
         UserError: there is no such cluster, or the folder is none of its.
 
     """
-    from clusterkit.ssh.host_options import HostOptions  # noqa: PLC0415
-    from clusterkit.ssh.selection import select  # noqa: PLC0415
-
     selection = select(HostOptions(cluster=cluster))
     if fileroot != HERE and not fileroot.startswith("/"):
         raise UserError(f"--fileroot {fileroot}: with --cluster it is a folder there, so a path that begins with /")

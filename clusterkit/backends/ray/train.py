@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterkit.backends.own_code import own_files
-from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.stage_inputs import Bringer
 from clusterkit.backends.ray.submit import Dispatched, Order, dispatch, on_cluster
 from clusterkit.config.resolve import Resolved, resolve
@@ -55,8 +55,6 @@ async def train(
             download or a copy failed.
 
     """
-    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
-
     async with head_of(selection) as head:
         await have_assets(head, assets, say)
         return await dispatch(head.session, order, head.token, say=say)

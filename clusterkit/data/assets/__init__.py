@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clusterkit.common.suggest import did_you_mean
+from clusterkit.data.assets import hotpotqa, problems, smollm2
+from clusterkit.data.assets.manifest import differences, origin, read_manifest, write_manifest
 from trainer.assets import cache_root, check_model, model_folder
 from trainer.errors import UserError
 from trainer.files import tree_bytes
+from trainer.staging import restore_replaced, staged_folder
+from trainer.tasks.hotpotqa_data import load_corpus
 
 Say = Callable[[str], None]
 
@@ -116,11 +120,6 @@ def get_asset(
             f"there is no asset '{name}'.{did_you_mean(name, CATALOGUE)}\nAssets: {', '.join(CATALOGUE)}. "
             "What each is: clusterkit assets list"
         )
-    # Imported here because listing needs none of it.
-    from clusterkit.data.assets import hotpotqa, problems, smollm2  # noqa: PLC0415
-    from clusterkit.data.assets.manifest import write_manifest  # noqa: PLC0415
-    from trainer.staging import restore_replaced, staged_folder  # noqa: PLC0415
-
     target = asset.folder(cache_dir)
     restore_replaced(target)
     if target.exists() and not force:
@@ -134,8 +133,6 @@ def get_asset(
 
 
 def _there_already(asset: Asset, target: Path, source: str) -> dict[str, Any]:
-    from clusterkit.data.assets.manifest import differences, origin, read_manifest  # noqa: PLC0415
-
     manifest = read_manifest(target)
     if manifest is None:
         # Put there by hand: as good as what would be fetched if it can be loaded.
@@ -158,12 +155,8 @@ def _check_contents(asset: Asset, target: Path) -> None:
         check_model(target)
         return
     if asset.name != "hotpotqa":
-        from clusterkit.data.assets import problems  # noqa: PLC0415
-
         problems.count(asset.name, problems.file_in(target))
         return
-    from trainer.tasks.hotpotqa_data import load_corpus  # noqa: PLC0415
-
     load_corpus(target)
 
 

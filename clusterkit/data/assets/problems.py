@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from clusterkit.data.assets.download import download
 from clusterkit.data.assets.manifest import origin
+from evaluation.suites.problems import read_problems
 from trainer.errors import UserError
 
 HUB = "https://huggingface.co"
@@ -84,8 +85,6 @@ def fetch(name: str, source: str, folder: Path, say: Say) -> dict[str, Any]:
 
 def count(name: str, file: Path) -> int:
     """Problems in a file. Raises UserError, naming file and line, for what cannot be used."""
-    from evaluation.suites.problems import read_problems  # noqa: PLC0415 (listing needs none of it)
-
     return len(read_problems(name, file))
 
 

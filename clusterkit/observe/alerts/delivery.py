@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import httpx
+
 from trainer.errors import UserError
 
 WEBHOOK_VARIABLE = "CLUSTERKIT_WEBHOOK"
@@ -63,8 +65,6 @@ class Webhook:
 
     def send(self, body: dict[str, Any]) -> None:
         """POST it once. Raises UndeliveredError."""
-        import httpx  # noqa: PLC0415 (slow)
-
         host = urlsplit(self.url).hostname
         try:
             answer = httpx.post(self.url, json=body, timeout=TIMEOUT_SECONDS)
@@ -161,8 +161,6 @@ def webhook_from(source: str | None) -> Webhook:
 
 def _is_address(url: str) -> bool:
     """Whether a POST could be sent there, as far as its form tells."""
-    import httpx  # noqa: PLC0415 (slow)
-
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):

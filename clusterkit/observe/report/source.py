@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from clusterkit.config.presets import leaves
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.console import failure_message
 from clusterkit.runs.log.metrics import History, MetricsTail, Record, number
@@ -51,10 +54,6 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """The resolved configuration by dotted names; empty where it cannot be read."""
-        import yaml  # noqa: PLC0415
-
-        from clusterkit.config.presets import leaves  # noqa: PLC0415
-
         try:
             values = yaml.safe_load(self.directory.config.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):

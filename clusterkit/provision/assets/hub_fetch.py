@@ -27,6 +27,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+try:
+    from huggingface_hub import HfApi, get_token, hf_hub_url
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+except ImportError:
+    if __name__ == "__main__":
+        sys.exit("error: the image has no huggingface_hub")
+    raise
+
 MANIFEST = "clusterkit-asset.json"
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 WORKERS = 4
@@ -89,8 +97,6 @@ def _listing(
     repository: str, kind: str, revision: str, files: tuple[str, ...]
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """Files of the repository with size and hash (`sha256` of large files, `git` of others), and the commit."""
-    from huggingface_hub import HfApi  # noqa: PLC0415 (only the node has it)
-
     with _explained(repository):
         info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     entries: dict[str, dict[str, Any]] = {}
@@ -115,8 +121,6 @@ def _listing(
 def _download(
     repository: str, kind: str, commit: str, left: dict[str, dict[str, Any]], staging: Path, folder: Path
 ) -> None:
-    from huggingface_hub import hf_hub_url  # noqa: PLC0415
-
     def one(name: str) -> None:
         url = hf_hub_url(repository, name, repo_type=kind, revision=commit)
         # Once more from the start where the bytes of an earlier run were of another file.
@@ -178,8 +182,6 @@ def _transfer(url: str, target: Path, size: int) -> None:
 
 
 def _append(url: str, part: Path, offset: int) -> None:
-    from huggingface_hub import get_token  # noqa: PLC0415
-
     # Compressed, the bytes could not be counted.
     headers = {"User-Agent": "clusterkit", "Accept-Encoding": "identity", "Range": f"bytes={offset}-"}
     if token := get_token():
@@ -283,8 +285,6 @@ def _progress(staging: Path, total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(repository: str) -> Iterator[None]:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError  # noqa: PLC0415
-
     where = os.environ.get("HF_ENDPOINT") or "the Hugging Face hub"
     try:
         yield
@@ -333,9 +333,6 @@ def main(argument: str) -> int:
             order.get("revision", "main"),
             tuple(order.get("files", ())),
         )
-    except ImportError:
-        print("error: the image has no huggingface_hub", file=sys.stderr)
-        return 1
     except FetchError as error:
         # An address may hold a user and a password.
         print(f"error: {re.sub(r'//[^/@ ]+@', '//', str(error))}", file=sys.stderr)

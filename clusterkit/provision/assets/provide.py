@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from clusterkit.data.assets import get_asset
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.hub import Hub, fetch_action
 from clusterkit.provision.assets.model import NodeAsset, Origin
@@ -76,7 +77,5 @@ def planned(asset: NodeAsset) -> str:
 async def _local_folder(asset: NodeAsset, say: Callable[[str], None]) -> Path:
     if asset.origin is Origin.UPLOAD:
         return Path(asset.source)
-    from clusterkit.data.assets import get_asset  # noqa: PLC0415 (fetching needs what a plain set-up does not)
-
     record = await asyncio.to_thread(get_asset, asset.source, say=say)
     return Path(record["path"])

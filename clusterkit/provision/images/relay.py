@@ -11,6 +11,7 @@ from clusterkit.provision.images.identity import Image
 from clusterkit.provision.images.meter import Progress
 from clusterkit.ssh.api import HostError, Session, Trouble
 from clusterkit.ssh.shell import pipe
+from clusterkit.ssh.stream import relay as copy
 
 _ROOM = "make room where Docker keeps its images (docker system df), then run setup again"
 
@@ -32,8 +33,6 @@ async def relay(
         HostError: as `Session.run`.
 
     """
-    from clusterkit.ssh.stream import relay as copy  # noqa: PLC0415 (asyncssh is slow to import)
-
     host = target.host.name
 
     def moved(done: int) -> None:

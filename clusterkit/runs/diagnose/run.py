@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from clusterkit.common.text_plot import size
+from clusterkit.config.resolve import resolve
 from clusterkit.runs.diagnose.applied import read_applied
 from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.checks import check_numbers, check_speed
@@ -188,8 +189,6 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
 
     trial: another name, for a run that begins anew; what was applied to the old one is then typed out.
     """
-    from clusterkit.config.resolve import resolve  # noqa: PLC0415
-
     if config is None or not config.preset:
         return ""
     try:

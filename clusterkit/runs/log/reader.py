@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterkit.hosts.folders import state_folder
 from clusterkit.runs.log.files import BLOCK_BYTES, MissingLogError, open_log, unreadable
 from clusterkit.runs.log.scan import LogScanner
 from clusterkit.runs.log.stream import STDIN, StreamReader
@@ -198,8 +199,6 @@ def read_log(path: Path, folder: Path | None = None) -> LogView:
 
 def cache_folder() -> Path:
     """Where invocations remember how far they read: runlog/ in the state folder."""
-    from clusterkit.hosts.folders import state_folder  # noqa: PLC0415 (imports half of provisioning)
-
     return state_folder() / "runlog"
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import zstandard
+
 from clusterkit.runs.directory import RunDirectory
 from trainer.errors import RunError, UserError
 
@@ -65,10 +67,6 @@ def read_groups(path: Path) -> dict[str, list[Record]]:
 
 
 def _read(path: Path) -> Iterator[Record]:
-    try:
-        import zstandard  # noqa: PLC0415 (only where trajectories are read)
-    except ModuleNotFoundError as error:
-        raise UserError("reading trajectories needs zstandard: pip install zstandard") from error
     try:
         with zstandard.open(path, "rb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
             for line in file:
