@@ -27,7 +27,7 @@ from sglang_engine import exchange
 
 from trainer.agents import make_agent
 from trainer.config import RunConfig
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.served import ServedEngine

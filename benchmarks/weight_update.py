@@ -51,7 +51,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from trainer.config import ModelConfig, RunConfig, WeightsConfig
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions

@@ -147,7 +147,7 @@ async def _running(config: EvalConfig, kind: str, folder: Path, tokenizer: Any) 
 
 def _served(kind: str, folder: Path, tokenizer: Any) -> ServedEngine:
     """An engine over a pool that is empty yet."""
-    from trainer.engines.dialect import make_dialect  # noqa: PLC0415
+    from trainer.engines.dialects import make_dialect  # noqa: PLC0415
     from trainer.engines.http import ServerPool  # noqa: PLC0415 (an HTTP client)
     from trainer.engines.served import ServedEngine  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evaluation.config import EvalConfig
 from trainer.agents.memagent import RolloutOptions
 from trainer.agents.memalpha import MemAlpha, PreparedText
+from trainer.agents.memory import Memory
 from trainer.assets import cache_root
 from trainer.engines.base import Engine
 from trainer.errors import UserError
@@ -58,8 +59,6 @@ class StructuredMemory:
 
     def first_prompt(self, prepared: Asked) -> str:
         """See `Reader`."""
-        from trainer.agents.memory import Memory  # noqa: PLC0415
-
         return str(self.tokenizer.decode(self.agent.prompts.fill(Memory(), prepared.text.chunks[0]).ids))
 
     async def answer(self, prepared: Asked, engine: Engine, options: RolloutOptions) -> Trajectory:

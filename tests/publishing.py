@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from weightserver import Faults, serve
 
 from trainer.config import WeightsConfig
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.rollout.background import BackgroundLoop

@@ -157,18 +157,6 @@ class Allocation:
         return replace(self, groups=tuple(tuple(other(part) for part in group) for group in self.groups))
 
 
-def parse(text: str) -> Allocation:
-    """Read an allocation in any dialect.
-
-    Raises:
-        AllocationError: with a caret under the wrong character.
-
-    """
-    from trainer.allocation_text import read  # noqa: PLC0415 (it builds what is defined here)
-
-    return read(text)
-
-
 def _dots(allocation: Allocation) -> str:
     _only_what_dots_can_say(allocation)
     texts = []

@@ -29,8 +29,13 @@ _LARGEST_DIGITS = 6
 _EXAMPLES = "such as sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4, or rollout.backend=sglang:d4 actor.backend=fsdp:d4"
 
 
-def read(text: str) -> Allocation:
-    """Read any dialect; see trainer/allocation.py."""
+def parse(text: str) -> Allocation:
+    """Read an allocation in any dialect.
+
+    Raises:
+        AllocationError: with a caret under the wrong character.
+
+    """
     text = re.sub(r"\s", " ", text)
     if not text.strip():
         raise AllocationError(text, 0, "an empty allocation_mode", f"write one {_EXAMPLES}")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from trainer.algorithms.table import resolve
 from trainer.allocation import Allocation
-from trainer.allocation import parse as parse_allocation
+from trainer.allocation_text import parse as parse_allocation
 from trainer.config_checks import CHECKS
 from trainer.config_judge import JudgeConfig
 from trainer.config_parts import (

@@ -25,6 +25,7 @@ from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
 from trainer.schedule import Course
+from trainer.serving.sampling import served_sampler
 from trainer.serving.server_placement import gives_memory_away
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
@@ -83,8 +84,6 @@ class TrainingRun(SteppedRun):
         if config.engine == "embedded":
             self.sampler = embedded_sampler(parts, replica, self.learner.policy)
         else:
-            from trainer.serving.sampling import served_sampler  # noqa: PLC0415 (an HTTP client, only with servers)
-
             self.sampler = served_sampler(parts, model_folder, self.learner, self.tokenizer, stop)
 
     # -- the run ----------------------------------------------------------------------------------------------------

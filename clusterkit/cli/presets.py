@@ -132,7 +132,8 @@ def convert(
 ) -> None:
     """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
     from clusterkit.capacity.preset_plan import dialects_of  # noqa: PLC0415
-    from trainer.allocation import AllocationError, parse  # noqa: PLC0415
+    from trainer.allocation import AllocationError  # noqa: PLC0415
+    from trainer.allocation_text import parse  # noqa: PLC0415
     from trainer.errors import UserError  # noqa: PLC0415
 
     try:

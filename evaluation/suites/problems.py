@@ -18,6 +18,7 @@ from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.grading.extract import last_box
 from trainer.tasks.jsonl import Row, kind, read_rows
+from trainer.tasks.math import Math, problems_file
 from trainer.types import Task
 
 QUESTION_KEYS = ("question", "problem", "Question", "input", "prompt")
@@ -45,8 +46,6 @@ def heldout_suite(config: TaskConfig, limit: int = 0) -> Suite:
         UserError: the settings name no such problems, or none is held out.
 
     """
-    from trainer.tasks.math import Math, problems_file  # noqa: PLC0415 (a task of the training)
-
     path = problems_file(config)
     most = limit or MOST_HELDOUT
     identity = {"kind": "math-heldout", "sha256": _digest(path), "share": config.eval_fraction, "limit": most}

@@ -24,7 +24,7 @@ import pytest
 
 from tests.realparts import require
 from trainer.engines.base import EngineError
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import RefusedError, Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions

@@ -22,7 +22,7 @@ import pytest
 
 from tests.realparts import require
 from trainer.config import ModelConfig, RunConfig, WeightsConfig
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions

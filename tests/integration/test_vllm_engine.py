@@ -24,7 +24,7 @@ import torch
 
 from tests.vllmserver import VOCABULARY, random_qwen2, start_vllm, vllm_options, vllm_python
 from trainer.engines.base import EngineError
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import RefusedError, Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.process import ServerProcess, ServerStartError

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer.allocation import Allocation, AllocationError, Dialect, Layout, Part, parse
+from trainer.allocation import Allocation, AllocationError, Dialect, Layout, Part
+from trainer.allocation_text import parse
 from trainer.config import RunConfig
 
 DOTS, COLON, ENGINES = Dialect.DOTS, Dialect.COLON, Dialect.ENGINES

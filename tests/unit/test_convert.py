@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer import convert
 from trainer.convert import convert_gguf, find_gguf
 from trainer.errors import RunError, UserError
 
@@ -122,7 +121,7 @@ def test_full_disk_while_weights_are_written(tmp_path: Path, monkeypatch: pytest
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(convert, "_save", full)
+    monkeypatch.setattr("trainer.gguf_model.save", full)
     with pytest.raises(RunError, match=f"no space left on the disk of {tmp_path}:"):
         convert_gguf(tmp_path, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]

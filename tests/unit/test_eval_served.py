@@ -19,7 +19,7 @@ from evaluation.plan import make_rows
 from evaluation.runner import Loaded, Runner
 from evaluation.servers import KeptServers
 from trainer.engines.base import EngineGoneError
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerStartError

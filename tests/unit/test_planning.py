@@ -17,7 +17,8 @@ from clusterkit.capacity.view import lines_of
 from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
-from trainer.allocation import Layout, parse
+from trainer.allocation import Layout
+from trainer.allocation_text import parse
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clusterkit.cli.serve import app
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
 from trainer.judge.gpu_groups import gpu_groups

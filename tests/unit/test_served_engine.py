@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from tests.httpstub import Answer, Hang, HttpStub
 from trainer.engines.base import EngineError
-from trainer.engines.dialect import UntouchedError, make_dialect
+from trainer.engines.dialect import UntouchedError
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.types import SamplingParams

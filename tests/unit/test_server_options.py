@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.launching import check_options
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, check_window, visible_devices
 from trainer.errors import UserError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -87,8 +88,6 @@ def _name_dtype(config: Path, dtype: torch.dtype) -> None:
 
 def parameter_digest(learner: Learner) -> str:
     """SHA-256 over all parameters, names included: equal digests mean bit-identical weights. Collective."""
-    import hashlib  # noqa: PLC0415 (only tests and the final log line ask for it)
-
     learner.wake(state=False)
     digest = hashlib.sha256()
     for name, parameter in sorted(learner.policy.named_parameters()):

@@ -95,17 +95,6 @@ class Dialect(Protocol):
         ...
 
 
-def make_dialect(kind: Kind) -> Dialect:
-    """The dialect of a kind of server."""
-    if kind == "sglang":
-        from trainer.engines.sglang_dialect import SGLangDialect  # noqa: PLC0415 (it builds on this module)
-
-        return SGLangDialect()
-    from trainer.engines.vllm_dialect import VLLMDialect  # noqa: PLC0415
-
-    return VLLMDialect()
-
-
 def unreadable(answer: Json, name: str, error: Exception) -> EngineError:
     """The error for an answer that lacks what training needs."""
     return EngineError(f"{name} sent an answer that cannot be read ({type(error).__name__} {error}): {_start(answer)}")

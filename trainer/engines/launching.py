@@ -6,7 +6,8 @@ import importlib.util
 import shutil
 import sys
 
-from trainer.engines.dialect import Dialect, Kind, make_dialect
+from trainer.engines.dialect import Dialect, Kind
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server
 from trainer.engines.options import ServerOptions, check_model, check_window
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, verify
+from math_verify import parse as parse_text
+from sympy import Expr, Rational
+
+from trainer.grading.verdict import Verdict
 
 MAX_CHARACTERS = 1000
 """A longer answer is no final answer: it is not parsed."""
@@ -27,14 +32,6 @@ _AMOUNT = re.compile(r"(-?(?:\\?\$)?\d[\d,]*(?:\.\d+)?)\s+(?!per\s?cent\b)[A-Za-
 """A number with words behind it, such as 18 dollars."""
 _VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
 _FUNCTIONS = frozenset("sin cos tan cot sec csc log exp sqrt frac infty alpha beta gamma theta pi mod max min".split())
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether an answer is right, and the reason in a few words."""
-
-    right: bool
-    reason: str
 
 
 def judge(truths: Sequence[str], answer: str, percent_lenient: bool = False) -> Verdict:
@@ -110,25 +107,19 @@ def _compare(truth: str, answer: str, percent_lenient: bool) -> Verdict:
 
 def parse(text: str) -> list[Any]:
     """What math-verify reads in a text: SymPy object and text; empty when it can read nothing."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse  # noqa: PLC0415 (a second of imports)
-
     configs = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
     # The deadline is the pool's: math-verify's own works in main threads only and cannot end a C function.
-    found: list[Any] = parse(f"${text}$", extraction_config=configs, parsing_timeout=None)
+    found: list[Any] = parse_text(f"${text}$", extraction_config=configs, parsing_timeout=None)
     return found
 
 
 def equal(left: list[Any], right: list[Any]) -> bool:
     """math-verify's comparison of two parsed texts, in its strict form."""
-    from math_verify import verify  # noqa: PLC0415
-
     return bool(verify(left, right, timeout_seconds=None, strict=True, allow_set_relation_comp=True))
 
 
 def _equal_times(left: list[Any], right: list[Any], factor: str) -> bool:
     """Whether left is `factor` times right, where both are numbers."""
-    from sympy import Expr, Rational  # noqa: PLC0415
-
     one, other = left[0], right[0]
     if not (isinstance(one, Expr) and isinstance(other, Expr) and one.is_number and other.is_number):
         return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from trainer.errors import RunError
-from trainer.grading.mathematics import Verdict
+from trainer.grading.verdict import Verdict
 
 MEMORY_BYTES = 4 << 30
 WALL_FACTOR, WALL_SECONDS = 10.0, 30.0

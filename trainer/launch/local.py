@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
@@ -22,12 +22,12 @@ from trainer.files import disk_error, is_full
 from trainer.launch.preflight import check_run
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
-from trainer.launch.ray import RayRun
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
 from trainer.rewards import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
+from trainer.serving.keeper import LocalServers
 from trainer.serving.server_placement import first_training_gpu
 from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
@@ -36,6 +36,9 @@ from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.model import compute_dtype
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
 from trainer.weights.environment import prepare_nccl
+
+if TYPE_CHECKING:
+    from trainer.launch.ray import RayRun
 
 log = logging.getLogger("trainer")
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
@@ -82,6 +85,8 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         run: AnyRun | RankedRun | RayRun
         with servers(config, folder):
             if on_ray(config):
+                from trainer.launch.ray import RayRun  # noqa: PLC0415 (Ray is not installed where nothing needs it)
+
                 run = RayRun(config, folder, number, stop, start)
             elif config.ranks == 1:
                 prepare_nccl(config)
@@ -141,8 +146,6 @@ def servers(config: RunConfig, model: Path) -> AbstractContextManager[object]:
     """The run's engine servers on this machine, while it lasts; nothing where it has none or Ray places them."""
     if config.engine == "embedded" or on_ray(config):
         return nullcontext()
-    from trainer.serving.keeper import LocalServers  # noqa: PLC0415 (only runs with servers)
-
     return LocalServers(config, model)
 
 

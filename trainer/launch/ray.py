@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -21,10 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
-from trainer.launch.rank import RankJob, rank_main
+from trainer.launch.rank import RankJob
 from trainer.launch.ranks import GRACE_SECONDS, conclude, last_step
 from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace_of
 from trainer.paths import RunPaths
@@ -57,8 +61,6 @@ class RayRun:
             UserError: as rank 0 raised it; RunError when a rank or its node was lost.
 
         """
-        import ray  # noqa: PLC0415 (not installed where nothing is dispatched)
-
         ray.init(address="auto", namespace=namespace_of(self.config), logging_level=logging.WARNING)
         self.stop.install()  # Ray has put handlers of its own in place, which end the process at once
         with ExitStack() as ending:
@@ -82,10 +84,6 @@ class RayRun:
 
     def _reserved_actors(self) -> list[Any]:
         """One actor for every rank, each in its own place."""
-        import ray  # noqa: PLC0415
-        from ray.util.placement_group import placement_group  # noqa: PLC0415
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
-
         gpus = self.config.n_gpus_per_node > 0
         bundles: list[dict[str, float]] = [{"CPU": 1, **({"GPU": 1} if gpus else {})} for _ in range(self.config.ranks)]
         if not gpus:
@@ -104,8 +102,6 @@ class RayRun:
 
     def _await(self, group: Any, bundles: Sequence[dict[str, float]]) -> None:
         """Wait for places: a node that is to come back may take its time. Says what is missing."""
-        import ray  # noqa: PLC0415
-
         told = time.monotonic()
         while not group.wait(timeout_seconds=POLL_SECONDS):
             if self.stop():
@@ -169,8 +165,6 @@ class _Ranks:
 
     def ask(self, call: Callable[[Any], Any], ranks: Sequence[int]) -> list[Any]:
         """Answers of these ranks' actors."""
-        import ray  # noqa: PLC0415
-
         return list(ray.get([call(self.actors[rank]) for rank in ranks], timeout=ANSWER_SECONDS))
 
     def watch(self, stop: StopFlag) -> None:
@@ -186,9 +180,6 @@ class _Ranks:
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> None:
-        import ray  # noqa: PLC0415
-        from ray.exceptions import GetTimeoutError, RayError  # noqa: PLC0415
-
         running = [rank for rank in range(len(self.actors)) if rank not in self.ended]
         asked = {rank: self.actors[rank].poll.remote() for rank in running}
         for rank, reference in asked.items():
@@ -215,8 +206,6 @@ class _Ranks:
 
     def kill(self) -> None:
         """End the actors, and with them their ranks' processes."""
-        import ray  # noqa: PLC0415
-
         for actor in self.actors:
             with suppress(Exception):  # gone already
                 ray.kill(actor)
@@ -232,14 +221,10 @@ class RankHost:
 
     def node(self) -> str:
         """Address of this node."""
-        import ray  # noqa: PLC0415
-
         return str(ray.util.get_node_ip_address())
 
     def gpus(self) -> GpusOfNode:
         """The GPUs of this rank."""
-        import ray  # noqa: PLC0415
-
         return GpusOfNode(ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())))
 
     def meeting_place(self) -> tuple[str, int]:
@@ -257,7 +242,7 @@ class RankHost:
         try:
             with console.open("ab") as file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "trainer.launch.ray", str(self._rank)],
+                    [sys.executable, "-m", "trainer.launch.ray_rank", str(self._rank)],
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -282,25 +267,3 @@ class RankHost:
     def left(self) -> dict[str, str]:
         """Name and content of what the rank has left."""
         return {path.name: path.read_text(encoding="utf-8") for path in Path(self._folder.name).iterdir()}
-
-
-def _rank_process(rank: int) -> None:
-    """Body of the rank's own process."""
-    stop = StopFlag().install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    told = sys.stdin.buffer
-    job: RankJob = pickle.loads(told.read(int.from_bytes(told.read(8), "big")))
-    threading.Thread(target=_end_with_actor, daemon=True).start()
-    rank_main(rank, job, stop)
-
-
-def _end_with_actor() -> None:
-    """A rank must not outlive its actor: the next attempt would find it in its way."""
-    import os  # noqa: PLC0415
-
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _rank_process(int(sys.argv[1]))

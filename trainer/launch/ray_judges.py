@@ -11,6 +11,8 @@ import logging
 import sys
 from pathlib import Path
 
+import ray
+
 from trainer.errors import UserError
 from trainer.judge.gpu_groups import gpu_groups
 from trainer.judge.options import RESTARTS, parser, require_model
@@ -51,8 +53,6 @@ def start(arguments: argparse.Namespace) -> list[str]:
 
 def stop(arguments: argparse.Namespace) -> list[str]:
     """End all judge servers of a run; returns their names."""
-    import ray  # noqa: PLC0415
-
     folder = folder_of(arguments)
     actors = {str(name) for name in ray.util.list_named_actors() if str(name).startswith(PREFIX)}
     names = actors | {one.name for one in registry.read(folder)}
@@ -75,8 +75,6 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 
 def main() -> int:
     """Entry point; returns the exit code. The last line printed is what became of it."""
-    import ray  # noqa: PLC0415
-
     options = parser(__doc__ or "")
     options.prog = "python -m trainer.launch.ray_judges"
     options.add_argument("action", choices=("start", "stop"))

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, RunError, UserError
@@ -89,8 +92,6 @@ class HostActor:
     """
 
     def __init__(self, name: str, command: list[str], folder: str, restarts: int, shared: tuple[str, ...]) -> None:
-        import ray  # noqa: PLC0415
-
         if shared:  # of which Ray knows nothing
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
         # By number among those that this process sees.
@@ -150,8 +151,6 @@ class RayServers:
 
     def _await_places(self) -> None:
         """Wait until every actor has its place; says what is missing."""
-        import ray  # noqa: PLC0415
-
         told = time.monotonic()
         waiting = [actor.placed.remote() for actor in self._actors.values()]
         while waiting:
@@ -194,9 +193,6 @@ def make_actor(
             lost, and of the host. detached: it outlives who made it. shared: GPUs of others, in place of its own.
 
     """
-    import ray  # noqa: PLC0415
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
-
     if shared is None:
         place = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "DEFAULT" if gpus else "SPREAD"}
     else:
@@ -223,8 +219,6 @@ def forget_dead(folder: Path) -> None:
 
 def find_actor(name: str) -> Any:
     """The living actor of a server in this namespace, or None."""
-    import ray  # noqa: PLC0415
-
     try:
         return ray.get_actor(name)
     except ValueError:
@@ -233,8 +227,6 @@ def find_actor(name: str) -> Any:
 
 def end_actor(actor: Any) -> None:
     """End a server in order, then its actor."""
-    import ray  # noqa: PLC0415
-
     with suppress(Exception):  # gone already
         ray.get(actor.stop.remote(), timeout=60)
     with suppress(Exception):
@@ -262,8 +254,6 @@ def await_place(actors: dict[str, Any], gpus: int) -> None:
         RunError: no node has the GPUs for one.
 
     """
-    import ray  # noqa: PLC0415
-
     waiting = [actor.placed.remote() for actor in actors.values()]
     ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=PLACE_SECONDS) if waiting else ([], [])
     if missing:
@@ -289,8 +279,6 @@ def end(config: RunConfig, name: str) -> None:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    import ray  # noqa: PLC0415
-
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.ray_servers", description=__doc__)
     parser.add_argument("action", choices=("add", "stop"))
     parser.add_argument("config", type=Path)

@@ -267,7 +267,7 @@ def joined_nodes(place: Place, stop: StopFlag) -> list[str]:
         RunError: they take too long.
 
     """
-    import ray  # noqa: PLC0415
+    import ray  # noqa: PLC0415 (one task of the allocation asks it; those of the other nodes stay small)
 
     deadline = time.monotonic() + START_SECONDS
     ray.init(address=place.address, log_to_driver=False, logging_level="WARNING")

@@ -7,8 +7,11 @@ from typing import Any, Protocol
 
 from trainer import custom
 from trainer.config import RunConfig
-from trainer.judge.reader import Reader
+from trainer.judge.reader import Reader, RuleReader
+from trainer.judge.served import make_served_reader
 from trainer.rewards.boxed import boxed_reward
+from trainer.rewards.math import MathReward
+from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rewards.qa import extract_answer, f1
 from trainer.types import Task, Trajectory
 
@@ -75,12 +78,8 @@ def make_reward(config: RunConfig) -> Reward:
     if config.reward.name in PLAIN:
         return PLAIN[config.reward.name]()
     if config.reward.name == "math":
-        from trainer.rewards.math import MathReward  # noqa: PLC0415 (a package of its own)
-
         return MathReward(config.task)
     if config.reward.name == "memalpha":
-        from trainer.rewards.memalpha import MemAlphaReward  # noqa: PLC0415 (a client of servers)
-
         return MemAlphaReward(config.reward, make_reader(config))
     raise AssertionError("config was not validated")
 
@@ -93,7 +92,4 @@ def reward_counts(reward: Reward) -> dict[str, float]:
 
 def make_reader(config: RunConfig) -> Reader:
     """Who answers from memories and judges. Raises UserError for servers that cannot be used."""
-    from trainer.judge.reader import RuleReader  # noqa: PLC0415
-    from trainer.judge.served import make_served_reader  # noqa: PLC0415
-
     return RuleReader() if config.judge.reader == "rules" else make_served_reader(config)

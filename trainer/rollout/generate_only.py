@@ -40,6 +40,7 @@ from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
 from trainer.schedule import Course
+from trainer.serving.sampling import served_sampler
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
@@ -138,8 +139,6 @@ class RolloutRun:
         if embedded:
             self.sampler = embedded_sampler(parts, lm.eval(), PolicyModel(lm))
         else:
-            from trainer.serving.sampling import served_sampler  # noqa: PLC0415 (an HTTP client, only with servers)
-
             self.sampler = served_sampler(parts, model_folder, None, self.tokenizer, stop)
         self.tasks = number_of_tasks(config, self.source)
         if not self.tasks:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
-from trainer.engines.dialect import make_dialect
+from trainer.engines.dialects import make_dialect
 from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.paths import RunPaths

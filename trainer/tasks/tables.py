@@ -50,8 +50,7 @@ def find_table(folder: Path, stem: str) -> Path | None:
 
 def _parquet(path: Path) -> Iterator[Row]:
     try:
-        import pyarrow as arrow  # noqa: PLC0415 (only where such a file is read)
-        from pyarrow import parquet  # noqa: PLC0415
+        from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 (optional, and only where such a file is read)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{path} is a Parquet file, which needs pyarrow: pip install 'clusterkit[data]', or make JSON lines of it"
@@ -63,7 +62,7 @@ def _parquet(path: Path) -> Iterator[Row]:
             for fields in rows:
                 number += 1
                 yield Row(path, number, fields)
-    except (arrow.ArrowInvalid, OSError) as error:
+    except (ArrowInvalid, OSError) as error:
         raise UserError(
             f"{path}: damaged Parquet file after row {number} ({error}): copy or download it again"
         ) from error
