@@ -44,7 +44,7 @@ from trainer.agents.memory import INSERT
 from trainer.config import RunConfig
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.paths import RunPaths, user_name
-from trainer.rewards import make_reward
+from trainer.rewards.make import make_reward
 
 REPOSITORY = Path(__file__).parents[1]
 LIMIT = 0.1

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from evaluation.config import EvalConfig
+from evaluation.evaluate import evaluate
 from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.signals import StopFlag
@@ -30,8 +31,6 @@ def main() -> int:
     stop = StopFlag().install()
     try:
         config = read_config(arguments.config, EvalConfig)
-        from evaluation.evaluate import evaluate  # noqa: PLC0415 (seconds of imports, after the cheap checks)
-
         place = evaluate(config, stop)
         status = json.loads((place / "results.json").read_text(encoding="utf-8"))["status"]
     except Exception as error:

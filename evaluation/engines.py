@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -11,17 +10,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, GenerationConfig
 
 from evaluation.config import EvalConfig, ServerConfig
 from evaluation.delegating import Delegating
+from evaluation.kinds import visible_gpus
 from evaluation.openai_engine import OpenAIEngine
+from evaluation.servers import KeptServers
+from trainer.config import ModelConfig
 from trainer.engines.base import Engine, EngineError
+from trainer.engines.dialects import make_dialect
+from trainer.engines.embedded import EmbeddedEngine
+from trainer.engines.http import Server, ServerPool
+from trainer.engines.options import ServerOptions
+from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
+from trainer.train.model import load_lm, stop_token_ids
 from trainer.types import Completion, SamplingParams
-
-if TYPE_CHECKING:
-    from trainer.engines.served import ServedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +57,8 @@ class Sampling(Delegating):
         return await self.inner.generate(prompt_ids, params)
 
 
-def choose_kind(server: ServerConfig) -> str:
-    """The engine that `auto` means here."""
-    if server.engine != "auto":
-        return server.engine
-    if server.url:
-        return "openai"
-    if visible_gpus():
-        if importlib.util.find_spec("sglang"):
-            return "sglang"
-        if importlib.util.find_spec("vllm") or os.environ.get("CLUSTERKIT_VLLM_PYTHON"):
-            return "vllm"
-    return "embedded"
-
-
-def visible_gpus() -> int:
-    """GPUs that this process may use."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return 0  # no import of seconds to find out
-    import torch  # noqa: PLC0415
-
-    return int(torch.cuda.device_count())
-
-
 def context_window(folder: Path, server: ServerConfig) -> int:
     """Longest prompt plus response, in tokens, by the checkpoint's config and the settings."""
-    from transformers import AutoConfig  # noqa: PLC0415
-
     config = AutoConfig.from_pretrained(folder)
     config = getattr(config, "text_config", config)
     own = int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
@@ -108,13 +92,6 @@ async def open_engine(
 
 
 def _embedded(config: EvalConfig, folder: Path, tokenizer: Any, cancelled: Callable[[], bool]) -> Opened:
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
-
-    from trainer.config import ModelConfig  # noqa: PLC0415
-    from trainer.engines.embedded import EmbeddedEngine  # noqa: PLC0415
-    from trainer.train.model import load_lm, stop_token_ids  # noqa: PLC0415
-
     cuda = torch.cuda.is_available()
     lm = load_lm(folder, ModelConfig(dtype=config.server.dtype if cuda else "float32"))
     lm = lm.to("cuda" if cuda else "cpu").eval()
@@ -126,8 +103,6 @@ def _embedded(config: EvalConfig, folder: Path, tokenizer: Any, cancelled: Calla
 @asynccontextmanager
 async def _running(config: EvalConfig, kind: str, folder: Path, tokenizer: Any) -> AsyncIterator[Opened]:
     """A server that runs already, asked as those that are started here are: with token ids, by its own routes."""
-    from trainer.engines.http import Server  # noqa: PLC0415 (an HTTP client)
-
     url = config.server.url.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--server-url {url}: give the address of a running server, http://HOST:PORT")
@@ -147,19 +122,12 @@ async def _running(config: EvalConfig, kind: str, folder: Path, tokenizer: Any) 
 
 def _served(kind: str, folder: Path, tokenizer: Any) -> ServedEngine:
     """An engine over a pool that is empty yet."""
-    from trainer.engines.dialects import make_dialect  # noqa: PLC0415
-    from trainer.engines.http import ServerPool  # noqa: PLC0415 (an HTTP client)
-    from trainer.engines.served import ServedEngine  # noqa: PLC0415
-
     dialect = make_dialect(kind)  # type: ignore[arg-type]
     return ServedEngine(ServerPool(dialect.health_path), dialect, folder, _stop_ids(folder, tokenizer))
 
 
 @asynccontextmanager
 async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, logs: Path) -> AsyncIterator[Opened]:
-    from evaluation.servers import KeptServers  # noqa: PLC0415 (its HTTP client)
-    from trainer.engines.options import ServerOptions  # noqa: PLC0415
-
     server = config.server
     assert kind in ("sglang", "vllm")
     groups = _gpu_groups(server, kind)
@@ -213,10 +181,6 @@ def _gpu_groups(server: ServerConfig, kind: str) -> list[tuple[int, ...]]:
 
 def _stop_ids(folder: Path, tokenizer: Any) -> set[int]:
     """End tokens, as the embedded engine takes them, without loading the weights."""
-    from transformers import AutoConfig, GenerationConfig  # noqa: PLC0415
-
-    from trainer.train.model import stop_token_ids  # noqa: PLC0415
-
     generation = None
     if (folder / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(folder)

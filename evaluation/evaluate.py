@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import platform
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,21 +14,14 @@ from typing import Any
 from evaluation import table
 from evaluation.checkpoint import checkpoint_sha256
 from evaluation.config import EvalConfig
-from evaluation.engines import choose_kind, context_window, open_engine
-from evaluation.grade import Grader
-from evaluation.methods import make_reader
+from evaluation.kinds import choose_kind
 from evaluation.plan import RECORDS, Row, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
 from evaluation.results import RESULTS, compare, find_results, read_results, row_results
-from evaluation.runner import Loaded, Runner
 from evaluation.steps import keep_scores
 from trainer.assets import resolve_model
-from trainer.errors import UserError
 from trainer.files import write_atomic
-from trainer.grading.pool import GradingPool
-
-SHOWN_PROMPT = 20_000
 
 
 def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Path:
@@ -55,7 +45,9 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         versions: dict[str, str] = {}
         seconds = 0.0
         if unfinished:
-            versions, seconds = _ask(config, kind, folder, unfinished, place, stop)
+            from evaluation.asking import ask  # noqa: PLC0415 (PyTorch, which answers from the record do without)
+
+            versions, seconds = ask(config, kind, folder, unfinished, place, stop)
         else:
             say("every answer is in the record: nothing is asked again")
         results = _results(config, folder, checkpoint, kind, rows) | {"versions": _versions() | versions}
@@ -73,73 +65,6 @@ def run_name(config: EvalConfig, folder: Path, checkpoint: str, rows: list[Row])
     """Name of the folder of results: the checkpoint's, and a hash of all that was asked."""
     asked = [[row.record.hash, row.record.verdicts.path.name, row.greedy, row.samples] for row in rows]
     return f"{folder.name}-{digest([checkpoint, asked, config.num_questions])[:8]}"
-
-
-def _ask(
-    config: EvalConfig, kind: str, folder: Path, rows: list[Row], place: Path, stop: Callable[[], bool]
-) -> tuple[dict[str, str], float]:
-    """Versions of what answered, and seconds that it took, without loading."""
-    from trainer.train.model import load_tokenizer  # noqa: PLC0415 (seconds of imports, after the cheap checks)
-
-    tokenizer = load_tokenizer(folder)
-    window = context_window(folder, config.server)
-    loaded = [_load(config, row, tokenizer, window) for row in rows]
-    missing = sum(len(one.row.record.missing(one.row.keys([t.id for t in one.tasks]))) for one in loaded)
-
-    async def run(grader: Grader) -> tuple[dict[str, str], float]:
-        async with open_engine(config, kind, folder, tokenizer, place / "servers", stop) as opened:
-            say(f"engine {kind} is ready: {missing} answers to get")
-            for one in loaded:
-                _begin(one, opened.versions)
-            progress = await Runner(config, opened, grader, stop).run(loaded)
-            return opened.versions, progress.seconds
-
-    async def only_grade(grader: Grader) -> tuple[dict[str, str], float]:
-        from evaluation.engines import Opened  # noqa: PLC0415
-
-        say("every answer is there already; grading")
-        progress = await Runner(config, Opened(None, 1, {}), grader, stop).run(loaded)  # type: ignore[arg-type]
-        return {}, progress.seconds
-
-    with ExitStack() as stack:
-        pool = None
-        if any(row.suite.grading == "math" for row in rows):
-            workers = config.grading_workers or max((os.cpu_count() or 2) // 2, 1)
-            pool = stack.enter_context(GradingPool(workers, config.grading_seconds, config.percent_lenient))
-        grader = Grader(config, pool)
-        return asyncio.run(run(grader) if missing else only_grade(grader))
-
-
-def _load(config: EvalConfig, row: Row, tokenizer: Any, window: int) -> Loaded:
-    tasks = row.suite.load(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    reader = make_reader(config, row.method, tokenizer, window, row.suite)
-    try:
-        prepared = reader.prepare(tasks)
-    except UserError as error:
-        raise UserError(f"{row.name}: {error}") from error
-    return Loaded(row, reader, tasks, prepared)
-
-
-def _begin(one: Loaded, versions: dict[str, str]) -> None:
-    """Describe a row on disk before its first answer."""
-    questions = []
-    for task, prepared in zip(one.tasks, one.prepared, strict=True):
-        line: dict[str, Any] = {"id": task.id, "question": task.question, "answers": list(task.answers)}
-        line["meta"] = task.meta
-        if one.row.method is None:
-            line["prompt"] = one.reader.first_prompt(prepared)
-        questions.append(line)
-    first = one.reader.first_prompt(one.prepared[0])
-    details = {
-        "name": one.row.name,
-        "source": one.row.suite.source,
-        "notes": list(one.row.suite.notes),
-        "first_prompt": first
-        if len(first) <= SHOWN_PROMPT
-        else first[: SHOWN_PROMPT // 2] + " … " + first[-SHOWN_PROMPT // 2 :],
-        "versions": versions,
-    }
-    one.row.record.begin(details, questions)
 
 
 def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows: list[Row]) -> dict[str, Any]:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import bm25s
+
 from evaluation.config import MOST_GENERATED, EvalConfig, Method
+from evaluation.memory import Judged, StructuredMemory
 from evaluation.suites.base import Suite
 from evaluation.templates import bare_question, template_named
 from trainer.agents.memagent import MemAgent, RolloutOptions, check_window
@@ -50,8 +53,6 @@ def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, windo
         return Trained(config, tokenizer, window)
     reader = _reader(config, method, tokenizer, window)
     if judged(suite.rule) and not (method == "memagent" and config.agent.name == "memalpha"):
-        from evaluation.memory import Judged  # noqa: PLC0415 (a client of servers)
-
         return Judged(reader, config)
     return reader
 
@@ -63,8 +64,6 @@ def _reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: i
             tokenizer, window, config.max_gen_tokens, lambda task, _: template(task.question, tokenizer)
         )
     if method == "memagent" and config.agent.name == "memalpha":
-        from evaluation.memory import StructuredMemory  # noqa: PLC0415 (a client of servers)
-
         return StructuredMemory(config, tokenizer, window)
     if method == "memagent":
         return Memory(config, tokenizer, window)
@@ -215,8 +214,6 @@ def document_of(task: Task) -> str:
 
 def best_paragraphs(task: Task, count: int) -> list[str]:
     """The paragraphs that BM25 (Lucene's variant, bm25s's default) ranks highest for the question, as they stand."""
-    import bm25s  # noqa: PLC0415 (only this row needs it)
-
     paragraphs = list(task.chunks) or _paragraphs(task.context)
     if len(paragraphs) <= count:
         return paragraphs

@@ -119,7 +119,7 @@ def on_gpus(request: str, log: str) -> int:
 
 def scored_by_ray(gpus: int, log: Path, stop: StopFlag, tell: Callable[..., None]) -> Score:
     """Evaluations on so many GPUs of one host each, when Ray has them free."""
-    import ray  # noqa: PLC0415 (not installed where nothing is dispatched)
+    import ray  # noqa: PLC0415 (only where evaluations want GPUs)
 
     ray.init(address="auto", logging_level=logging.WARNING, log_to_driver=False)
     stop.install()  # Ray has put handlers of its own in place, which end the process at once

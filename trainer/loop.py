@@ -18,7 +18,8 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.evaluate import EvalResult, EvalSpec, evaluate
 from trainer.metrics import Monitor
-from trainer.rewards import make_reward, reward_counts
+from trainer.rewards import reward_counts
+from trainer.rewards.make import make_reward
 from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import write_rollouts

@@ -22,7 +22,6 @@ from evalparts import WINDOW, chat_checkpoint, problems_config, problems_file, r
 from httpstub import Answer, HttpStub
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 
-from evaluation import evaluate as evaluating
 from evaluation.config import EvalConfig
 from evaluation.evaluate import evaluate
 from evaluation.record import output_lock
@@ -57,7 +56,7 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("an engine was opened")
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluating, "open_engine", refuse)
+        patch.setattr("evaluation.asking.open_engine", refuse)
         yield
 
 

@@ -15,7 +15,7 @@ from realparts import data_is_missing
 from trainer.agents.single_turn import SingleTurn
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.rewards import make_reward
+from trainer.rewards.make import make_reward
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.types import Completion, Task, Trajectory
 

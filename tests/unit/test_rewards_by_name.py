@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import RewardConfig, RunConfig
-from trainer.rewards import make_reward
+from trainer.rewards.make import make_reward
 from trainer.types import Task, Trajectory
 
 

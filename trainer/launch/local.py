@@ -25,7 +25,7 @@ from trainer.launch.ranks import RankedRun
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
-from trainer.rewards import make_reward
+from trainer.rewards.make import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
 from trainer.serving.keeper import LocalServers
 from trainer.serving.server_placement import first_training_gpu

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from trainer import custom
-from trainer.config import RunConfig
-from trainer.judge.reader import Reader, RuleReader
-from trainer.judge.served import make_served_reader
 from trainer.rewards.boxed import boxed_reward
-from trainer.rewards.math import MathReward
-from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rewards.qa import extract_answer, f1
 from trainer.types import Task, Trajectory
 
@@ -70,26 +64,7 @@ PLAIN: dict[str, Callable[[], Reward]] = {"boxed": Boxed, "f1": SharedWords, "fo
 """Rewards that need no settings, by name."""
 
 
-def make_reward(config: RunConfig) -> Reward:
-    """The reward that a configuration names. Raises UserError for one that cannot be made."""
-    if custom.is_custom(config.reward.name):
-        reward: Reward = custom.make("reward.name", config.reward.name, config.code_dir, config.reward)
-        return reward
-    if config.reward.name in PLAIN:
-        return PLAIN[config.reward.name]()
-    if config.reward.name == "math":
-        return MathReward(config.task)
-    if config.reward.name == "memalpha":
-        return MemAlphaReward(config.reward, make_reader(config))
-    raise AssertionError("config was not validated")
-
-
 def reward_counts(reward: Reward) -> dict[str, float]:
     """What a reward counted since the last call, for the numbers of a step: nothing for most of them."""
     counts = getattr(reward, "counts", None)
     return dict(counts()) if callable(counts) else {}
-
-
-def make_reader(config: RunConfig) -> Reader:
-    """Who answers from memories and judges. Raises UserError for servers that cannot be used."""
-    return RuleReader() if config.judge.reader == "rules" else make_served_reader(config)

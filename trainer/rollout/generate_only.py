@@ -32,7 +32,7 @@ from trainer.errors import InterruptedRunError, UserError
 from trainer.files import write_atomic
 from trainer.metrics import Monitor, epoch_line, stats_line
 from trainer.paths import RunPaths
-from trainer.rewards import make_reward
+from trainer.rewards.make import make_reward
 from trainer.rewards.qa import qa_metrics
 from trainer.rollout.batch import rollout_stats
 from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan

@@ -1,0 +1,93 @@
+"""Getting and grading the answers that an evaluation lacks: everything that needs a model's packages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from evaluation.config import EvalConfig
+from evaluation.engines import Opened, context_window, open_engine
+from evaluation.grade import Grader
+from evaluation.methods import make_reader
+from evaluation.plan import Row
+from evaluation.progress import say
+from evaluation.runner import Loaded, Runner
+from trainer.errors import UserError
+from trainer.grading.pool import GradingPool
+from trainer.train.model import load_tokenizer
+
+SHOWN_PROMPT = 20_000
+
+
+def ask(
+    config: EvalConfig, kind: str, folder: Path, rows: list[Row], place: Path, stop: Callable[[], bool]
+) -> tuple[dict[str, str], float]:
+    """Get the answers that rows lack, and grade them: versions of what answered, and seconds that it took.
+
+    Loading is not counted.
+
+    Raises:
+        UserError: a row cannot be asked. RunError: the engine does not start, or answers are missing.
+
+    """
+    tokenizer = load_tokenizer(folder)
+    window = context_window(folder, config.server)
+    loaded = [_load(config, row, tokenizer, window) for row in rows]
+    missing = sum(len(one.row.record.missing(one.row.keys([t.id for t in one.tasks]))) for one in loaded)
+
+    async def run(grader: Grader) -> tuple[dict[str, str], float]:
+        async with open_engine(config, kind, folder, tokenizer, place / "servers", stop) as opened:
+            say(f"engine {kind} is ready: {missing} answers to get")
+            for one in loaded:
+                _begin(one, opened.versions)
+            progress = await Runner(config, opened, grader, stop).run(loaded)
+            return opened.versions, progress.seconds
+
+    async def only_grade(grader: Grader) -> tuple[dict[str, str], float]:
+        say("every answer is there already; grading")
+        progress = await Runner(config, Opened(None, 1, {}), grader, stop).run(loaded)  # type: ignore[arg-type]
+        return {}, progress.seconds
+
+    with ExitStack() as stack:
+        pool = None
+        if any(row.suite.grading == "math" for row in rows):
+            workers = config.grading_workers or max((os.cpu_count() or 2) // 2, 1)
+            pool = stack.enter_context(GradingPool(workers, config.grading_seconds, config.percent_lenient))
+        grader = Grader(config, pool)
+        return asyncio.run(run(grader) if missing else only_grade(grader))
+
+
+def _load(config: EvalConfig, row: Row, tokenizer: Any, window: int) -> Loaded:
+    tasks = row.suite.load(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    reader = make_reader(config, row.method, tokenizer, window, row.suite)
+    try:
+        prepared = reader.prepare(tasks)
+    except UserError as error:
+        raise UserError(f"{row.name}: {error}") from error
+    return Loaded(row, reader, tasks, prepared)
+
+
+def _begin(one: Loaded, versions: dict[str, str]) -> None:
+    """Describe a row on disk before its first answer."""
+    questions = []
+    for task, prepared in zip(one.tasks, one.prepared, strict=True):
+        line: dict[str, Any] = {"id": task.id, "question": task.question, "answers": list(task.answers)}
+        line["meta"] = task.meta
+        if one.row.method is None:
+            line["prompt"] = one.reader.first_prompt(prepared)
+        questions.append(line)
+    first = one.reader.first_prompt(one.prepared[0])
+    details = {
+        "name": one.row.name,
+        "source": one.row.suite.source,
+        "notes": list(one.row.suite.notes),
+        "first_prompt": first
+        if len(first) <= SHOWN_PROMPT
+        else first[: SHOWN_PROMPT // 2] + " … " + first[-SHOWN_PROMPT // 2 :],
+        "versions": versions,
+    }
+    one.row.record.begin(details, questions)
