@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
-from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
-from clusterkit.ui import output
-
-if TYPE_CHECKING:
-    from clusterkit.observe.alerts.watch import Watcher
+from clusterkit.cli import work
+from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -38,34 +33,4 @@ def alerts(
     the configuration folder of this machine): a second watcher does not repeat it. Without a name it goes to the
     run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    from clusterkit.observe.alerts.delivery import command_from, webhook_from  # noqa: PLC0415
-    from clusterkit.observe.alerts.watch import Watcher  # noqa: PLC0415
-    from clusterkit.runs.status import find_run  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    if command is not None and webhook is not None:
-        raise UserError("--webhook and --command are two receivers: give one, and start a second watcher for the other")
-    receiver = command_from(command) if command is not None else webhook_from(webhook)
-    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
-    if cluster is None:
-        run = find_run(folder_of_runs(fileroot), experiment, trial)
-        _watch(Watcher(run, receiver, output.note), every, once)
-        return
-    from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
-    from clusterkit.hosts.folders import config_folder  # noqa: PLC0415
-
-    with mirror_of(cluster, fileroot or RUNS) as mirror:
-        run = mirror.find(experiment, trial)
-        kept = config_folder() / "clusters" / cluster / "alerts" / run.experiment / f"{run.trial}.json"
-        _watch(Watcher(run, receiver, output.note, elsewhere=mirror, kept=kept), every, once)
-
-
-def _watch(watcher: Watcher, every: float, once: bool) -> None:
-    if once:
-        _, sent = watcher.look()
-        raise typer.Exit(0 if sent else 1)
-    output.note(f"watching {watcher.run.experiment}/{watcher.run.trial} every {every:g} s; Ctrl-C ends it")
-    try:
-        watcher.watch(every)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    work.alerts.alerts(experiment, trial, fileroot, cluster, here, webhook, command, every=every, once=once)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.ui import output
+from clusterkit.cli import work
 
 app = typer.Typer(
     help="Collect packages and images for hosts without a network.",
@@ -46,24 +46,15 @@ def bundle(
 
     Run it on a machine with a network, again after an interruption, and copy OUT to where `setup` runs.
     """
-    from clusterkit.provision.bundle.build import Contents, build  # noqa: PLC0415
-    from clusterkit.provision.bundle.packages import Sources  # noqa: PLC0415
-    from trainer.errors import InterruptedRunError, UserError  # noqa: PLC0415
-
-    if docker_source not in {"auto", "docker", "distribution"}:
-        raise UserError(f"--docker-source {docker_source}: choose auto, docker or distribution")
-    sources = Sources(docker_source, docker_url, nvidia_url, apt_mirror, rpm_mirror, gpus)
-    try:
-        manifest = build(out, Contents(tuple(os), tuple(image), sources), say=output.note)
-    except KeyboardInterrupt as error:
-        raise InterruptedRunError("interrupted. The same command goes on with what is still missing") from error
-    if as_json:
-        output.result_json(manifest.model_dump())
-        return
-    size = sum(file.size for file in manifest.files.values())
-    output.result(f"{out} is ready: {len(manifest.files)} file(s), {size / 1e6:,.0f} MB")
-    for name in manifest.systems:
-        output.result(f"  packages for {name}")
-    for reference, saved in manifest.images.items():
-        output.result(f"  image {reference} ({saved.id[:19]})")
-    output.result(f"next: clusterkit setup --bundle {out} --hostnames …")
+    work.bundle.bundle(
+        out,
+        os,
+        image,
+        docker_source=docker_source,
+        docker_url=docker_url,
+        nvidia_url=nvidia_url,
+        apt_mirror=apt_mirror,
+        rpm_mirror=rpm_mirror,
+        gpus=gpus,
+        as_json=as_json,
+    )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from contextlib import ExitStack
-
 import typer
 
-from clusterkit.cli.target import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, RUNS, cluster_of_run, folder_of_runs
-from clusterkit.ui import output
+from clusterkit.cli import work
+from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -33,25 +29,4 @@ def dashboard(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    from clusterkit.observe.report.dashboard import Dashboard, Views  # noqa: PLC0415
-
-    cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)
-    with ExitStack() as stack:
-        if cluster is None:
-            views = Views(folder_of_runs(fileroot), experiment, trial, compare)
-        else:
-            from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
-
-            mirror = stack.enter_context(mirror_of(cluster, fileroot or RUNS))
-            mirror.choose(experiment, trial, compare)  # what is wrong is told here, not to the browser
-            views = Views(mirror.folder, experiment, trial, compare, mirror)
-        server = stack.enter_context(Dashboard(port, views))
-        output.result(server.url)
-        if os.environ.get("SSH_CONNECTION"):
-            tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"
-            output.note(f"On your own computer: {tunnel}    then open the address above there.")
-        output.note("Ctrl-C ends it.")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            output.note("The dashboard has ended; runs go on.")
+    work.dashboard.dashboard(experiment, trial, compare, port, fileroot, cluster, here)

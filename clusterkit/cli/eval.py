@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from clusterkit.cli import work
 from clusterkit.cli.eval_show import show, stop
-from clusterkit.cli.target import FILEROOT_OPTION, RUNS, Typed, folder_of_runs, for_checkpoint, told
-from clusterkit.ui import output
-from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.evaluate.process import Finished
-    from clusterkit.evaluate.remote import Wanted
-    from evaluation.config import EvalConfig, WatchConfig
-
-_CHOOSES_ITSELF = "--watch chooses the checkpoints itself: leave --model-path out"
+from clusterkit.cli.options import FILEROOT_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -148,98 +138,27 @@ def evaluate(
             "tensor_parallel": tensor_parallel,
         },
     }
-
-    shown = (lambda _: None) if no_progress else output.note
-    by_itself = cluster is None and (server_url or cache_dir)  # a server or a folder of this machine
-    cluster = told(for_checkpoint(watch or model_path, Typed(cluster, here or bool(by_itself), fileroot)))
-    if cluster is not None:
-        if watch is not None and model_path is not None:
-            raise UserError(_CHOOSES_ITSELF)
-        from clusterkit.evaluate.remote import Wanted  # noqa: PLC0415
-
-        words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare or ()), tuple(setting or ()))
-        wanted = Wanted(*words, values, fileroot or RUNS, watch or "", once)
-        _evaluate_on(cluster, wanted, detach=detach, dry_run=dry_run, as_json=as_json, shown=shown)
-        return
-    if detach:
-        raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")
-    values |= {
-        "output_path": str(Path(output_path).expanduser().absolute()),
-        "data_path": _absolute(data_path),
-        "cache_dir": cache_dir,
-        "compare": [_absolute(folder) for folder in compare or ()],
-    }
-
-    def request(checkpoint: str) -> EvalConfig:
-        from clusterkit.evaluate.request import default_names, make_request, run_settings  # noqa: PLC0415
-
-        settings = run_settings(checkpoint, preset)
-        asked = [_absolute(n) if "/" in n or n.endswith(".jsonl") else n for n in names] or default_names(settings)
-        return make_request({**values, "model_path": checkpoint, "data_names": asked}, settings, setting or ())
-
-    if watch is not None:
-        from clusterkit.evaluate.watch import watch_folder  # noqa: PLC0415
-
-        if model_path is not None:
-            raise UserError(_CHOOSES_ITSELF)
-        watch_folder(Path(watch).expanduser().absolute(), request, shown, once=once, as_json=as_json)
-        return
-    from clusterkit.evaluate.request import choose_checkpoint  # noqa: PLC0415
-
-    config = request(choose_checkpoint(model_path, folder_of_runs(fileroot)))
-    from clusterkit.evaluate.process import require_evaluator, run_evaluation  # noqa: PLC0415
-
-    if dry_run:
-        _print_plan(config, as_json)
-    require_evaluator()
-    if dry_run:
-        return
-    _print_results(run_evaluation(config, shown, output.debug), as_json)
-
-
-def _evaluate_on(
-    cluster: str, wanted: Wanted, *, detach: bool, dry_run: bool, as_json: bool, shown: Callable[[str], None]
-) -> None:
-    from clusterkit.cli.eval_cluster import evaluate_on, planned  # noqa: PLC0415
-
-    if dry_run:
-        _print_plan(planned(cluster, wanted), as_json)
-        return
-    finished = evaluate_on(cluster, wanted, detach=detach, as_json=as_json, say=shown)
-    if finished is not None:
-        _print_results(finished, as_json)
-
-
-def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
-    from clusterkit.evaluate.request import settings_in_words  # noqa: PLC0415
-
-    if as_json:
-        output.result_json(config.model_dump())
-    else:
-        output.result("\n".join(f"{key}={value}" for key, value in settings_in_words(config).items()))
-
-
-def _print_results(finished: Finished, as_json: bool) -> None:
-    """Write the pages, print the table, and end with code 1 where answers are missing."""
-    from clusterkit.evaluate.pages import write_pages  # noqa: PLC0415
-
-    page = write_pages(finished.folder)
-    if as_json:
-        output.result_json(finished.results)
-    else:
-        output.result((finished.folder / "table.txt").read_text(encoding="utf-8"))
-        output.note(f"Results: {finished.folder}. Answers that are wrong: {page}")
-    if not finished.complete:
-        missing = sum(row["missing"] for row in finished.results["rows"])
-        output.error(
-            f"incomplete: {missing} answers failed and count as wrong here; the same command asks for them again"
-        )
-        raise typer.Exit(1)
+    work.eval.evaluate(
+        values,
+        names,
+        model_path=model_path,
+        output_path=output_path,
+        data_path=data_path,
+        cache_dir=cache_dir,
+        preset=preset,
+        compare=compare or [],
+        settings=setting or [],
+        fileroot=fileroot,
+        watch=watch,
+        once=once,
+        cluster=cluster,
+        here=here,
+        detach=detach,
+        dry_run=dry_run,
+        as_json=as_json,
+        shown=not no_progress,
+    )
 
 
 app.command()(show)
 app.command()(stop)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute()) if path else ""

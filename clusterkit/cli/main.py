@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from clusterkit.cli.hostoptions import expand_arguments
+from clusterkit.common.suggest import did_you_mean
+from clusterkit.ui import output
+from trainer.errors import UserError
+
 
 class Command(NamedTuple):
     """Where a sub-command lives and the line that `--help` shows for it without importing it."""
@@ -60,9 +65,6 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import the module of one command and turn its Typer app into a command."""
         if cmd_name not in COMMANDS:
-            from clusterkit.common.suggest import did_you_mean  # noqa: PLC0415
-            from trainer.errors import UserError  # noqa: PLC0415
-
             raise UserError(
                 f"clusterkit has no command '{cmd_name}'.{did_you_mean(cmd_name, COMMANDS)}\n"
                 f"Commands: {', '.join(COMMANDS)}. What each does: clusterkit --help"
@@ -88,7 +90,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 (slow, and for this option only)
 
         try:
             found = version("clusterkit")
@@ -115,17 +117,12 @@ def _root(
 
 def main() -> None:
     """Run the command line; the process ends with 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted."""
-    from clusterkit.ui import output  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
     arguments = sys.argv[1:]
     # --debug is global: people add it to the end of the command that has just failed.
     if "--debug" in arguments:
         output.debug = True
         arguments = [argument for argument in arguments if argument != "--debug"]
     if arguments and arguments[0] in HOST_COMMANDS:
-        from clusterkit.cli.hostoptions import expand_arguments  # noqa: PLC0415
-
         arguments = expand_arguments(arguments)
     output.tolerate_any_encoding()
     try:
@@ -142,7 +139,7 @@ def main() -> None:
         if output.debug:
             raise
         if isinstance(error, OSError):
-            from clusterkit.ui.file_errors import in_words  # noqa: PLC0415
+            from clusterkit.ui.file_errors import in_words  # noqa: PLC0415 (slow, and every --help would pay for it)
 
             if told := in_words(error):
                 output.error(str(told))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import typer
 
-from clusterkit.ui import output
-
-if TYPE_CHECKING:
-    from clusterkit.config.explain import Explanation
+from clusterkit.cli import work
 
 app = typer.Typer(
     help="List, show, explain, compare and plan presets.",
@@ -30,29 +25,19 @@ _OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Settings that diffe
 @app.callback(invoke_without_command=True)
 def _presets(ctx: typer.Context, as_json: bool = _JSON) -> None:
     if ctx.invoked_subcommand is None:
-        _list(as_json)
+        work.presets.list_all(as_json)
 
 
 @app.command("list")
 def list_presets(as_json: bool = _JSON) -> None:
     """List the presets, what each is for and what it needs."""
-    _list(as_json)
+    work.presets.list_all(as_json)
 
 
 @app.command("show")
 def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> None:
     """Print the whole configuration that a preset resolves to, as YAML."""
-    import yaml  # noqa: PLC0415
-
-    from clusterkit.config.resolve import resolve, shown_values  # noqa: PLC0415
-
-    config = shown_values(resolve(name, task).config)
-    # Placeholders of this machine, not of the preset.
-    config.pop("fileroot")
-    if as_json:
-        output.result_json(config)
-    else:
-        output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    work.presets.show(name, task, as_json)
 
 
 @app.command("explain")
@@ -64,13 +49,7 @@ def explain(
     as_json: bool = _JSON,
 ) -> None:
     """Say what each setting of a preset means, where it comes from and why it has its value."""
-    from clusterkit.config.explain import explain as explain_preset  # noqa: PLC0415
-
-    explanations = explain_preset(name, task, key, everything)
-    if as_json:
-        output.result_json([explanation.as_dict() for explanation in explanations])
-    else:
-        output.result("\n".join(_paragraph(explanation) for explanation in explanations))
+    work.presets.explain(name, key, task, everything=everything, as_json=as_json)
 
 
 @app.command("diff")
@@ -81,17 +60,7 @@ def diff(
     as_json: bool = _JSON,
 ) -> None:
     """Show what two presets set differently."""
-    from clusterkit.config.explain import compare  # noqa: PLC0415
-
-    differences = compare(first, second, task)
-    if as_json:
-        output.result_json([difference.as_dict() for difference in differences])
-        return
-    rows = [(item.key, _plain(item.first), _plain(item.second)) for item in differences]
-    widths = [max(map(len, column)) for column in zip(("", first, second), *rows, strict=True)]
-    table = [("", first, second), *rows]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    output.result("\n".join(lines) if rows else f"{first} and {second} are the same")
+    work.presets.diff(first, second, task, as_json)
 
 
 @app.command("plan")
@@ -110,19 +79,7 @@ def plan(
 
     Exit code: 0 it fits, 1 it does not, 2 bad usage.
     """
-    from clusterkit.capacity.preset_plan import gibibytes, plan_preset  # noqa: PLC0415
-    from clusterkit.capacity.view import lines_of  # noqa: PLC0415
-    from clusterkit.config.aliases import notes_of  # noqa: PLC0415
-
-    output.notes(notes_of(overrides or ()))
-    memory = gibibytes(gpu_memory) if gpu_memory is not None else None
-    planned = plan_preset(name, task, overrides or (), nodes, gpus_per_node, memory)
-    if as_json:
-        output.result_json(planned.as_dict())
-    else:
-        output.result("\n".join(lines_of(planned)))
-    if not planned.fits:
-        raise typer.Exit(1)
+    work.presets_plan.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, as_json=as_json)
 
 
 @app.command("convert")
@@ -131,76 +88,4 @@ def convert(
     as_json: bool = _JSON,
 ) -> None:
     """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
-    from clusterkit.capacity.preset_plan import dialects_of  # noqa: PLC0415
-    from trainer.allocation import AllocationError  # noqa: PLC0415
-    from trainer.allocation_text import parse  # noqa: PLC0415
-    from trainer.errors import UserError  # noqa: PLC0415
-
-    try:
-        parsed = parse(" ".join(allocation_mode))
-    except AllocationError as error:
-        raise UserError(str(error)) from None
-    texts = dialects_of(parsed)
-    if as_json:
-        output.result_json({"written_in": str(parsed.dialect), "gpus": parsed.gpus, **texts})
-    else:
-        output.result(
-            "\n".join([*(f"{dialect:<8} {text}" for dialect, text in texts.items()), f"GPUs     {parsed.gpus}"])
-        )
-
-
-def _list(as_json: bool) -> None:
-    from clusterkit.config import presets  # noqa: PLC0415
-
-    sizes = [presets.load_size(name) for name in presets.size_names()]
-    tasks = [presets.load_task(name) for name in presets.task_names()]
-    if as_json:
-        output.result_json(
-            {
-                "presets": [
-                    {
-                        "name": size.name,
-                        "description": size.description,
-                        "needs": size.needs,
-                        "task": size.task,
-                        "tasks": list(size.tasks),
-                    }
-                    for size in sizes
-                ],
-                "tasks": [{"name": task.name, "description": task.description} for task in tasks],
-            }
-        )
-        return
-    width = max(map(len, [*presets.size_names(), *presets.task_names()]))
-    lines = ["Presets (--preset NAME)"]
-    for size in sizes:
-        lines += [
-            f"  {size.name:<{width}}  {size.description}",
-            f"  {'':<{width}}  needs {size.needs}",
-            f"  {'':<{width}}  tasks: {', '.join(size.tasks)}",
-        ]
-    lines += ["", "Tasks (--task NAME)"]
-    lines += [f"  {task.name:<{width}}  {task.description}" for task in tasks]
-    lines += [
-        "",
-        "Next: clusterkit presets explain tiny    or    clusterkit train --preset tiny --dry-run",
-        "On your hosts: clusterkit presets plan 1.5B_n4 --nodes 2",
-    ]
-    output.result("\n".join(lines))
-
-
-def _paragraph(item: Explanation) -> str:
-    lines = [f"{item.key} = {_plain(item.value)}"]
-    lines.append(f"    {item.meaning}" if item.meaning else "")
-    source = item.origin if item.origin == "default" else f"{item.origin}; default {_plain(item.default)}"
-    lines.append(f"    from: {source}")
-    if item.note:
-        lines.append(f"    why: {item.note}")
-    lines.append(f"    allowed: {item.allowed}")
-    return "\n".join(line for line in lines if line)
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value) or "(empty)"
+    work.presets_plan.convert(allocation_mode, as_json)

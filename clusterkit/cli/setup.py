@@ -6,11 +6,11 @@ from pathlib import Path
 
 import typer
 
+from clusterkit.cli import work
 from clusterkit.cli.hostoptions import takes_hosts
-from clusterkit.cli.target import hosts_of_cluster
+from clusterkit.provision.site import Site
+from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.host_options import HostOptions
-from clusterkit.ssh.selection import Selection, select
-from clusterkit.ui import output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -86,11 +86,6 @@ def setup(
     certificates and --shm are kept with the cluster; `none` as the value forgets one. Exit code: 0 ready, 1 failed,
     2 bad usage, 3 some hosts failed, 130 interrupted.
     """
-    from clusterkit.config.aliases import notes_of  # noqa: PLC0415
-    from clusterkit.provision.site import Site  # noqa: PLC0415
-    from clusterkit.setup.command import nothing_failed, only_failed, run_setup  # noqa: PLC0415
-    from clusterkit.setup.options import SetupOptions  # noqa: PLC0415
-
     site = Site(
         image=image,
         image_base=image_base,
@@ -129,18 +124,7 @@ def setup(
         uploads=uploads,
         retries=retries,
     )
-    output.notes(notes_of(settings))
-    selection: Selection | None = select(hosts_of_cluster(hosts))
-    assert selection is not None
-    cluster = selection.cluster
-    if retry:
-        selection = only_failed(selection)
-    outcome = nothing_failed(cluster) if selection is None else run_setup(selection, options)
-    if as_json:
-        output.result_json(outcome.as_dict())
-    else:
-        output.result(outcome.text)
-    raise typer.Exit(outcome.exit_code)
+    work.setup.setup(hosts, options, retry=retry, as_json=as_json)
 
 
 def _absolute(path: str) -> str:

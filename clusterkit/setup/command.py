@@ -26,7 +26,6 @@ from clusterkit.setup.model import Report
 from clusterkit.setup.nextsteps import NextStep, next_steps
 from clusterkit.setup.nextsteps import lines_of as next_lines
 from clusterkit.setup.options import (
-    SetupOptions,
     bundle_of,
     check_refresh,
     check_values,
@@ -40,6 +39,7 @@ from clusterkit.setup.raystage import RayStage
 from clusterkit.setup.setup import Request, Setup
 from clusterkit.setup.sharedstage import SharedStage
 from clusterkit.setup.trainstage import TrainStage
+from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.connection import connect
 from trainer.errors import InterruptedRunError, UserError
 

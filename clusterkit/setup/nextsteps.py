@@ -14,7 +14,7 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.model import JUDGE
 from clusterkit.provision.ray.current import option
 from clusterkit.provision.ray.state import ClusterState
-from clusterkit.setup.options import SetupOptions
+from clusterkit.setup.typed import SetupOptions
 from trainer.errors import UserError
 
 WITHOUT_GPUS = "tiny"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -20,40 +20,15 @@ from clusterkit.provision.bundle.folder import HOST_FOLDER, load
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
-from clusterkit.provision.site import ADDRESSES, HF_TOKEN, Site
+from clusterkit.provision.site import ADDRESSES, HF_TOKEN
 from clusterkit.provision.steps.step import Refused, Wish
 from clusterkit.setup.imagestage import ImageWish
-from clusterkit.ssh.uploads import UPLOADS
+from clusterkit.setup.typed import SetupOptions
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from clusterkit.provision.bundle.folder import Bundle
     from clusterkit.ssh.selection import Selection
-
-
-@dataclass(frozen=True)
-class SetupOptions:
-    """The options of `clusterkit setup` beside those that name hosts, unchecked; see its --help."""
-
-    site: Site = field(default_factory=Site)
-    preset: str = ""
-    task: str | None = None
-    image_from: str = "auto"
-    image_refresh: bool = False
-    image_torch: bool = True
-    hf_token_file: Path | None = None
-    bundle: Path | None = None
-    model_path: str = ""
-    dataset_path: str = ""
-    settings: tuple[str, ...] = ()
-    train: bool = True
-    gpus: bool | None = None
-    privileged: bool = False
-    recreate: bool = False
-    force: bool = False
-    dry_run: bool = False
-    uploads: int = UPLOADS
-    retries: int = 0
 
 
 def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:

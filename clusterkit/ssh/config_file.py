@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from clusterkit.hosts.model import Host
 from clusterkit.hosts.names import parse_host
 from clusterkit.ssh.endpoint import Endpoint
-from clusterkit.ssh.lean import ConfigParseError, SSHClientConfig
+from asyncssh.config import ConfigParseError, SSHClientConfig
 from trainer.errors import UserError
 
 if TYPE_CHECKING:

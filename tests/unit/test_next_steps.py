@@ -17,7 +17,7 @@ from clusterkit.provision.ray.token import local_file
 from clusterkit.provision.site import Site
 from clusterkit.setup.command import make_current
 from clusterkit.setup.nextsteps import fitting_preset, next_steps
-from clusterkit.setup.options import SetupOptions
+from clusterkit.setup.typed import SetupOptions
 
 GIB = 2**30
 

@@ -10,7 +10,7 @@ from clusterkit.hosts import inventory
 from clusterkit.provision.site import Site, keep, passwords_of, path_of, until_ready, with_kept, with_secrets
 from clusterkit.setup.command import keep_inventory, refuse_forgetting, run_setup
 from clusterkit.setup.hostlog import HostLog
-from clusterkit.setup.options import SetupOptions
+from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
 from trainer.errors import UserError

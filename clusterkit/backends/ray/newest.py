@@ -15,6 +15,8 @@ from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import user_name
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.connection import connect
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
@@ -30,17 +32,19 @@ class Newest:
     started_ago: float
 
 
-def newest_run(selection: Selection, experiment: str | None, trial: str | None) -> Newest | None:
+def newest_run(cluster: str, experiment: str | None, trial: str | None) -> Newest | None:
     """This user's run of that name that was written to last; None where the cluster has none.
 
     Raises:
         RunError: no host shows the storage.
 
     """
-    return asyncio.run(_through_any(selection, lambda head: _newest(head, experiment, trial)))
+    return asyncio.run(
+        _through_any(select(HostOptions(cluster=cluster)), lambda head: _newest(head, experiment, trial))
+    )
 
 
-def living_run(selection: Selection, experiment: str | None, trial: str | None) -> Newest | None:
+def living_run(cluster: str, experiment: str | None, trial: str | None) -> Newest | None:
     """This user's run of that name that is alive, whichever if there are several; None where none is.
 
     Raises:
@@ -49,7 +53,7 @@ def living_run(selection: Selection, experiment: str | None, trial: str | None) 
     """
 
     async def look() -> Newest | None:
-        async with head_of(selection) as head, head.jobs() as jobs:
+        async with head_of(select(HostOptions(cluster=cluster))) as head, head.jobs() as jobs:
             for job in await jobs.all():
                 data = job.metadata
                 if (

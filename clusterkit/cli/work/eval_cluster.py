@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
+from clusterkit.backends.ray.head import Head, head_of
+from clusterkit.cli.work.target import Kind, Typed, checked_user, target, told
+from clusterkit.evaluate.job import Asked, copy_results, follow, newest_results, submit
+from clusterkit.evaluate.job import stop as end_evaluation
+from clusterkit.evaluate.process import Finished
 from clusterkit.evaluate.remote import Wanted, copied_from, output_folder, request_there
+from clusterkit.evaluate.remote_watch import follow_watch
+from clusterkit.evaluate.watch import show_scored
 from clusterkit.runs.directory import disk_errors
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
+from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import keep_scores
 from trainer.errors import InterruptedRunError, RunError
-
-if TYPE_CHECKING:
-    from clusterkit.backends.ray.head import Head
-    from clusterkit.evaluate.process import Finished
-    from evaluation.config import EvalConfig, WatchConfig
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -34,12 +37,7 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
         UserError: with its subclasses, with what to do.
 
     """
-    from clusterkit.evaluate.job import Asked, follow, submit  # noqa: PLC0415 (asyncssh)
-    from clusterkit.evaluate.remote_watch import follow_watch  # noqa: PLC0415
-    from clusterkit.evaluate.watch import show_scored  # noqa: PLC0415
-
     selection = select(HostOptions(cluster=cluster))
-
     source: Path | None = None
 
     async def begin(head: Head) -> Asked:
@@ -92,7 +90,6 @@ def copy_of(cluster: str, output_path: str) -> Path:
 
 def fetch_newest(cluster: str, output_path: str, into: Path) -> Path:
     """Copy the latest results of a cluster; their folder here. Raises UserError where there are none."""
-    from clusterkit.evaluate.job import copy_results, newest_results  # noqa: PLC0415
 
     async def fetch(head: Head) -> Path:
         folder = output_folder(head, output_path)
@@ -101,19 +98,18 @@ def fetch_newest(cluster: str, output_path: str, into: Path) -> Path:
     return _with_head(select(HostOptions(cluster=cluster)), fetch)
 
 
-def stop_on(cluster: str, output_path: str, user: str) -> str:
-    """End the evaluation that writes into a folder there; a sentence. Raises RunError where none does."""
-    from clusterkit.evaluate.job import stop  # noqa: PLC0415
-
-    return _with_head(
-        select(HostOptions(cluster=cluster)),
-        lambda head: stop(head, output_folder(head, output_path, user), output.note, user),
+def stop(cluster: str | None, output_path: str, user: str | None) -> None:
+    """End the evaluation that writes into a folder there. Raises RunError where none does."""
+    place, whose = told(target(Kind.ON_A_CLUSTER, Typed(cluster))), checked_user(user)
+    assert place is not None
+    said = _with_head(
+        select(HostOptions(cluster=place)),
+        lambda head: end_evaluation(head, output_folder(head, output_path, whose), output.note, whose),
     )
+    output.result(said)
 
 
 def _with_head(selection: Selection, work: Callable[[Head], Awaitable[T]]) -> T:
-    from clusterkit.backends.ray.head import head_of  # noqa: PLC0415
-
     async def do() -> T:
         async with head_of(selection) as head:
             return await work(head)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterkit.backends.ray.sync_mirror import mirror_of
+from clusterkit.backends.ray.train import order_of
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.holder import holder_of
@@ -41,9 +43,6 @@ def settings_from(
 
 
 def _there(source: str, preset: str | None, task: str | None, typed: Sequence[str], cluster: str) -> list[str]:
-    from clusterkit.backends.ray.sync_mirror import mirror_of  # noqa: PLC0415
-    from clusterkit.backends.ray.train import order_of  # noqa: PLC0415
-
     with mirror_of(cluster) as mirror:
         order, _, _ = order_of(mirror.cluster, preset, task, typed)
         if is_path(source):

@@ -9,29 +9,19 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
-from clusterkit.ssh.selection import select
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.backends.ray.newest import Newest
-    from clusterkit.config.resolve import Resolved
 
 RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
-HERE_OPTION = typer.Option(False, "--here", help="Runs of this machine, whichever cluster is current.")
-CLUSTER_OPTION = typer.Option(
-    None, "--cluster", metavar="NAME", help="Runs of that cluster; --fileroot is then a folder there."
-)
-USER_OPTION = typer.Option(None, "--user", metavar="NAME", help="Of that user, instead of your own.")
-FILEROOT_OPTION = typer.Option(None, "--fileroot", help="Folder of this machine under which runs are [./runs].")
 
 
 class Kind(Enum):
@@ -81,7 +71,7 @@ def target(kind: Kind, typed: Typed = Typed(), why_here: str = "") -> Target:
     """
     if typed.cluster is not None and typed.here:
         raise UserError("--here and --cluster NAME are two places: choose one")
-    if typed.cluster is not None or typed.here or (typed.fileroot is not None and not _is_on_cluster(typed.fileroot)):
+    if typed.cluster is not None or typed.here or (typed.fileroot is not None and not is_on_cluster(typed.fileroot)):
         return Target(typed.cluster)
     if kind is Kind.HERE:
         return Target(None, _here_note(why_here))
@@ -166,55 +156,15 @@ def folder_of_runs(fileroot: str | None) -> Path:
     return Path(fileroot or RUNS).expanduser().absolute()
 
 
-def for_training(resolved: Resolved, typed: Typed, *, start: bool = True) -> Target:
-    """Where `train` goes: a run without GPUs and of one host to this machine, another one to the current cluster.
-
-    Args:
-        resolved: the run as typed; mode=local and mode=ray are places, too.
-        typed: what the user said about the place.
-        start: it will be started there, and not only looked at.
-
-    Raises:
-        UserError: as `target`; this machine has the run unfinished that would be started anew on the cluster.
-
-    """
-    config = resolved.config
-    if "mode" in resolved.settings and config.mode == "local" and typed.cluster is None:
-        return Target(None)
-    if config.gpus == 0 and config.n_nodes == 1 and config.mode != "ray":
-        name = f"preset {config.preset}" if config.preset else "the run"
-        return target(Kind.HERE, typed, f"{name} needs no GPU")
-    found = target(Kind.CLUSTER_FIRST, typed)
-    if start and found.note and found.cluster is not None:
-        _refuse_unfinished(resolved, found.cluster)
-    return found
-
-
-def for_checkpoint(checkpoint: str | None, typed: Typed) -> Target:
-    """Where `eval` goes: a checkpoint of a run of this machine is scored here, all else on the current cluster.
-
-    Args:
-        checkpoint: as typed; None for that of the newest run.
-        typed: what the user said about the place.
-
-    Raises:
-        UserError, RunError: as `target`.
-
-    """
-    if checkpoint is None:
-        return target(Kind.NEWEST_RUN, typed)
-    folder = Path(checkpoint).expanduser()
-    if folder.exists():
-        from clusterkit.evaluate.request import run_of  # noqa: PLC0415
-
-        ours = run_of(folder.absolute()) or run_of(folder.absolute() / "actor" / "epoch")
-        if ours is not None and not _is_on_cluster(str(folder.absolute()), although_here=True):
-            return target(Kind.HERE, typed, "its run is of this machine")
-    elif checkpoint.count("/") == 1 and not checkpoint.startswith(("/", ".", "~")):
-        experiment, trial = checkpoint.split("/")
-        if runs(folder_of_runs(typed.fileroot), experiment, trial):
-            return target(Kind.NEWEST_RUN, Typed(typed.cluster, typed.here, typed.fileroot, experiment, trial))
-    return target(Kind.CLUSTER_FIRST, typed)
+def is_on_cluster(folder: str, *, although_here: bool = False) -> bool:
+    """Whether a folder is on the current cluster's storage. although_here: also where this machine shows it, too."""
+    if not folder.startswith("/") or (Path(folder).exists() and not although_here):
+        return False
+    try:
+        name = current().name
+        return bool(name) and folder.startswith(f"{inventory.load(name).storage}/")
+    except UserError:
+        return False
 
 
 def _some_cluster(now: Current) -> Target:
@@ -245,12 +195,12 @@ def _runs_here(kind: Kind, typed: Typed) -> list[RunDirectory]:
 
 def _of_two(kind: Kind, typed: Typed, now: Current, mine: RunDirectory) -> Target:
     """Both this machine and the current cluster may have the run: look at the cluster."""
-    from clusterkit.backends.ray.newest import living_run, newest_run  # noqa: PLC0415 (half of the commands need it)
+    from clusterkit.backends.ray import newest  # noqa: PLC0415 (asyncssh, only where a cluster is asked)
 
     name = f"{mine.experiment}/{mine.trial}"
-    look = living_run if kind is Kind.LIVING_RUN else newest_run
+    look = newest.living_run if kind is Kind.LIVING_RUN else newest.newest_run
     try:
-        there = look(select(HostOptions(cluster=now.name)), typed.experiment, typed.trial)
+        there = look(now.name, typed.experiment, typed.trial)
     except (RunError, UserError) as error:
         raise RunError(
             f"cluster {now.name} ({now.why}) cannot be looked at: {error}\n"
@@ -295,28 +245,3 @@ def _here_note(why: str) -> str:
     except UserError:
         return ""
     return f"on this machine: {why} (on the cluster: --cluster {now.name})" if now.name else ""
-
-
-def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
-    from clusterkit.runs.trials import Course, choose_trial  # noqa: PLC0415
-
-    try:
-        trial = choose_trial(resolved.config, resolved.trial_is_named)
-    except UserError:  # an unfinished one with other settings: none that this command would go on with
-        return
-    if trial.course is Course.RESUME:
-        raise UserError(
-            f"{trial.run.experiment}/{trial.run.trial} is unfinished on this machine ({trial.run.logs}).\n"
-            f"To go on with it, add --here; to train on the cluster, add --cluster {cluster}"
-        )
-
-
-def _is_on_cluster(folder: str, *, although_here: bool = False) -> bool:
-    """Whether a folder is on the current cluster's storage. although_here: also where this machine shows it, too."""
-    if not folder.startswith("/") or (Path(folder).exists() and not although_here):
-        return False
-    try:
-        name = current().name
-        return bool(name) and folder.startswith(f"{inventory.load(name).storage}/")
-    except UserError:
-        return False

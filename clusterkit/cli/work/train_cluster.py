@@ -16,6 +16,7 @@ from clusterkit.backends.ray.train import order_of, train
 from clusterkit.capacity.plan import elsewhere
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.config.resolve import shown_values
+from clusterkit.runs.final_evaluation import closing_lines
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select
@@ -61,8 +62,6 @@ def train_on(
 
 
 def _follow(selection: Selection, dispatched: Dispatched, as_json: bool, shown: bool) -> None:
-    from clusterkit.runs.final_evaluation import closing_lines  # noqa: PLC0415
-
     run = dispatched.run
     with showing(f"{run.experiment}/{run.trial}", shown) as progress:
         try:

@@ -19,6 +19,7 @@ from clusterkit.capacity.runnable import require_runnable
 from clusterkit.config.resolve import resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.final_evaluation import closing_lines
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.config import RunConfig
@@ -72,8 +73,6 @@ def _applied(config: RunConfig, run: RunDirectory) -> RunConfig:
 
 
 def _follow(dispatched: Dispatched, as_json: bool, shown: bool) -> None:
-    from clusterkit.runs.final_evaluation import closing_lines  # noqa: PLC0415
-
     run = dispatched.run
     with showing(f"{run.experiment}/{run.trial}", shown) as progress:
         try:

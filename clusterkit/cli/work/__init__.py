@@ -1,0 +1,94 @@
+"""What the commands do: each module calls the package and prints.
+
+`from clusterkit.cli import work` costs nothing: a module of it is imported when it is first used, as `work.train`. So
+a command's options, and its --help, need nothing of what the command needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterkit.cli.work import (
+        alerts,
+        assets,
+        bundle,
+        check,
+        dashboard,
+        data,
+        diagnose,
+        down,
+        eval,
+        eval_cluster,
+        eval_show,
+        init,
+        jobs,
+        logs,
+        logs_cluster,
+        presets,
+        presets_plan,
+        ray_status,
+        recover,
+        report,
+        serve,
+        serve_judge,
+        setup,
+        status,
+        status_cluster,
+        stop,
+        stop_cluster,
+        target,
+        target_of_run,
+        trace,
+        train,
+        train_cluster,
+        train_from,
+        train_slurm,
+        use,
+    )
+
+__all__ = [
+    "alerts",
+    "assets",
+    "bundle",
+    "check",
+    "dashboard",
+    "data",
+    "diagnose",
+    "down",
+    "eval",
+    "eval_cluster",
+    "eval_show",
+    "init",
+    "jobs",
+    "logs",
+    "logs_cluster",
+    "presets",
+    "presets_plan",
+    "ray_status",
+    "recover",
+    "report",
+    "serve",
+    "serve_judge",
+    "setup",
+    "status",
+    "status_cluster",
+    "stop",
+    "stop_cluster",
+    "target",
+    "target_of_run",
+    "trace",
+    "train",
+    "train_cluster",
+    "train_from",
+    "train_slurm",
+    "use",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"{__name__} has no {name}")
+        return import_module(f"{__name__}.{name}")

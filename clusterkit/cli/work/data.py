@@ -1,0 +1,53 @@
+"""`clusterkit data`: make the files of a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterkit.data.datasets.build import build
+from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.texts import Shape
+from clusterkit.ui import output
+from trainer.errors import InterruptedRunError
+
+
+def prepare(
+    kind: str,
+    sources: list[Path],
+    out: Path,
+    shape: tuple[int, int, int],
+    test_share: float,
+    most: int,
+    seed: int,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make the files, with their card. shape: questions and documents of a text, words of a chunk."""
+    target = out.expanduser().absolute()
+    try:
+        plan = make_plan(kind, [source.expanduser() for source in sources], Shape(*shape), test_share, most, seed)
+        card = build(plan, target, output.note, force)
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError(
+            "interrupted: what is finished is kept; the same command goes on from there"
+        ) from error
+    if as_json:
+        output.result_json({**card, "folder": str(target)})
+        return
+    what = "is there already, unchanged" if card["outcome"] == "present" else "is ready"
+    output.result(f"{target} {what}")
+    for name, facts in card["files"].items():
+        by_source = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items())
+        output.result(f"  {name:18}{facts['rows']:>8} rows  {by_source}")
+    if card["left_out"]:
+        output.note(f"{card['left_out']} rows were left out (without answer or evidence, or asked twice)")
+    output.result(f"next: {_next(kind, target)}")
+
+
+def _next(kind: str, folder: Path) -> str:
+    if kind == "memagent":
+        return f"clusterkit train --preset 135M_cpu --task hotpotqa task.path={folder}"
+    if kind == "memalpha":
+        return f"clusterkit train --preset memalpha-4B task.path={folder}"
+    return f"clusterkit train --preset 1.5B_n1 --task math task.path={folder} task.dataset=train.jsonl"

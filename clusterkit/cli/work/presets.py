@@ -1,0 +1,102 @@
+"""`clusterkit presets`: print what presets are and mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from clusterkit.config import presets
+from clusterkit.config.explain import Explanation, compare
+from clusterkit.config.explain import explain as explain_preset
+from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.ui import output
+
+
+def list_all(as_json: bool) -> None:
+    """Print the presets, what each is for and what it needs."""
+    sizes = [presets.load_size(name) for name in presets.size_names()]
+    tasks = [presets.load_task(name) for name in presets.task_names()]
+    if as_json:
+        output.result_json(
+            {
+                "presets": [
+                    {
+                        "name": size.name,
+                        "description": size.description,
+                        "needs": size.needs,
+                        "task": size.task,
+                        "tasks": list(size.tasks),
+                    }
+                    for size in sizes
+                ],
+                "tasks": [{"name": task.name, "description": task.description} for task in tasks],
+            }
+        )
+        return
+    width = max(map(len, [*presets.size_names(), *presets.task_names()]))
+    lines = ["Presets (--preset NAME)"]
+    for size in sizes:
+        lines += [
+            f"  {size.name:<{width}}  {size.description}",
+            f"  {'':<{width}}  needs {size.needs}",
+            f"  {'':<{width}}  tasks: {', '.join(size.tasks)}",
+        ]
+    lines += ["", "Tasks (--task NAME)"]
+    lines += [f"  {task.name:<{width}}  {task.description}" for task in tasks]
+    lines += [
+        "",
+        "Next: clusterkit presets explain tiny    or    clusterkit train --preset tiny --dry-run",
+        "On your hosts: clusterkit presets plan 1.5B_n4 --nodes 2",
+    ]
+    output.result("\n".join(lines))
+
+
+def show(name: str, task: str | None, as_json: bool) -> None:
+    """Print a whole configuration."""
+    config = shown_values(resolve(name, task).config)
+    # Placeholders of this machine, not of the preset.
+    config.pop("fileroot")
+    if as_json:
+        output.result_json(config)
+    else:
+        output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def explain(name: str, key: str | None, task: str | None, *, everything: bool, as_json: bool) -> None:
+    """Print what the settings mean, and why each has its value."""
+    explanations = explain_preset(name, task, key, everything)
+    if as_json:
+        output.result_json([explanation.as_dict() for explanation in explanations])
+    else:
+        output.result("\n".join(_paragraph(explanation) for explanation in explanations))
+
+
+def diff(first: str, second: str, task: str | None, as_json: bool) -> None:
+    """Print what two presets set differently."""
+    differences = compare(first, second, task)
+    if as_json:
+        output.result_json([difference.as_dict() for difference in differences])
+        return
+    rows = [(item.key, _plain(item.first), _plain(item.second)) for item in differences]
+    widths = [max(map(len, column)) for column in zip(("", first, second), *rows, strict=True)]
+    table = [("", first, second), *rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    output.result("\n".join(lines) if rows else f"{first} and {second} are the same")
+
+
+def _paragraph(item: Explanation) -> str:
+    lines = [f"{item.key} = {_plain(item.value)}"]
+    lines.append(f"    {item.meaning}" if item.meaning else "")
+    source = item.origin if item.origin == "default" else f"{item.origin}; default {_plain(item.default)}"
+    lines.append(f"    from: {source}")
+    if item.note:
+        lines.append(f"    why: {item.note}")
+    lines.append(f"    allowed: {item.allowed}")
+    return "\n".join(line for line in lines if line)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "(empty)"

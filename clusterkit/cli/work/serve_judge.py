@@ -1,0 +1,177 @@
+"""`clusterkit serve judge`: serve a reader and judge, list the servers, end them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from clusterkit.backends.ray.head import head_of
+from clusterkit.cli.options import LOOPBACK
+from clusterkit.cli.work.target import RUNS, Typed, told
+from clusterkit.cli.work.target_of_run import for_training
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import user_name
+from clusterkit.serving.engines import end_all, table, views
+from clusterkit.serving.judges import JudgeOrder, judges_there, start_there, stop_there
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import Selection, select
+from clusterkit.ui import output
+from trainer.assets import resolve_model
+from trainer.errors import UserError
+from trainer.judge.gpu_groups import gpu_groups
+from trainer.judge.registry import HOST_MODULE, judges_folder
+from trainer.serving import registry
+from trainer.serving.registry import Registration
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed about the servers and their run; see the command's --help."""
+
+    model: str
+    preset: str
+    experiment: str
+    trial: str
+    gpus: str
+    per_server: int
+    engine: str
+    address: str
+    context_length: int
+    flags: str
+    fileroot: str | None
+    cache_dir: str
+
+
+def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, stop_them: bool, as_json: bool) -> None:
+    """Serve here until Ctrl-C, or on a cluster until they are ended; or list or end what serves."""
+    resolved = resolve(options.preset)
+    config = resolved.config
+    chosen = options.address != LOOPBACK
+    if hosts.hostnames is None:
+        local = here or (hosts.cluster is None and ("," in options.gpus or chosen or bool(options.cache_dir)))
+        typed = Typed(hosts.cluster, local, options.fileroot)
+        hosts = replace(hosts, cluster=told(for_training(resolved, typed, start=False)))
+    there = hosts.cluster is not None or hosts.hostnames is not None
+    order = JudgeOrder(
+        options.experiment or config.experiment_name,
+        options.trial,
+        options.model,
+        0,
+        options.per_server,
+        options.engine,
+        options.context_length,
+        options.flags,
+    )
+    if list_them or stop_them:
+        if there:
+            _look_there(select(hosts), order, stop_them, as_json)
+        else:
+            folder = judges_folder(options.fileroot or RUNS, user_name(), order.experiment, order.trial)
+            _look_here(folder, stop_them, as_json)
+        return
+    if not options.model:
+        raise UserError("--model is missing: name the folder of the model that is to read and judge")
+    if options.engine not in ("sglang", "vllm"):
+        raise UserError(f"--engine {options.engine}: choose sglang or vllm")
+    groups = gpu_groups(options.gpus, options.per_server)
+    wanted = config.judge.model.rpartition("/")[2]
+    if there:
+        if "," in options.gpus or chosen:
+            raise UserError("on a cluster, Ray chooses GPUs and addresses: give --gpus as a number, and no --address")
+        whole = JudgeOrder(**{**vars(order), "gpus": sum(map(len, groups))})
+        _start_there(select(hosts), whole, options.preset, wanted)
+        return
+    _serve_here(order, options, wanted)
+
+
+def _serve_here(order: JudgeOrder, options: Options, wanted: str) -> None:
+    address, fileroot = options.address, options.fileroot or RUNS
+    try:
+        listening = ipaddress.ip_address(address)
+    except ValueError:
+        raise UserError(f"--address {address} is no address: give this host's private one, such as 10.0.0.5") from None
+    if not (listening.is_loopback or listening.is_private) or listening.is_unspecified:
+        raise UserError(
+            f"--address {address} would let anybody ask: servers listen on 127.0.0.1 or a private address only"
+        )
+    try:
+        folder = resolve_model(order.model, options.cache_dir).absolute()
+    except UserError as error:
+        raise UserError(str(error).replace("model.path=", "--model ")) from error
+    command = [sys.executable, "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
+    command += ["--fileroot", os.path.abspath(os.path.expanduser(fileroot))]  # noqa: PTH100, PTH111
+    command += ["--experiment", order.experiment, "--trial", order.trial]
+    command += ["--gpus", options.gpus, "--per-server", str(order.per_server)]
+    command += ["--engine", order.engine, "--address", address]
+    command += ["--context-length", str(order.context_length)]
+    command += [f"--flags={order.flags}"] if order.flags else []
+    _tell(order, folder.name, options.preset, wanted, [f"fileroot={fileroot}"] if fileroot != RUNS else [])
+    output.note("Ctrl-C ends it")
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # nobody else would tell the servers
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # the servers have had it too, and end in order
+            continue
+    raise typer.Exit(code if code >= 0 else 1)
+
+
+def _start_there(selection: Selection, order: JudgeOrder, preset: str, wanted: str) -> None:
+    async def do() -> list[Registration]:
+        async with head_of(selection) as head:
+            return await start_there(head, order, output.note)
+
+    for one in asyncio.run(do()):
+        output.result(f"{one.name} on {one.node} answers at {one.url}")
+    name = order.model.rstrip("/").rpartition("/")[2]
+    _tell(order, name, preset, wanted, ["--cluster", selection.cluster.name])
+
+
+def _tell(order: JudgeOrder, model: str, preset: str, wanted: str, more: list[str]) -> None:
+    """Say what to train with."""
+    train = ["clusterkit", "train", "--preset", preset]
+    if wanted and model.lower() != wanted.lower():
+        output.note(f"note: {preset} wants {wanted} as its judge; train it with judge.model={model}")
+        train += [f"judge.model={model}"]
+    train += [f"experiment_name={order.experiment}", f"trial_name={order.trial}", *more]
+    output.note(f"serving {model} for {order.experiment}/{order.trial}. Train with: {shlex.join(train)}")
+
+
+def _look_here(folder: Path, stop: bool, as_json: bool) -> None:
+    if stop:
+        ended = end_all(folder, registry.read(folder))
+        output.result(f"ended: {', '.join(ended)}" if ended else "the run has no judge servers")
+        return
+    _show(registry.read(folder), as_json)
+
+
+def _look_there(selection: Selection, order: JudgeOrder, stop: bool, as_json: bool) -> None:
+    async def do() -> str | list[Registration]:
+        async with head_of(selection) as head:
+            return await (stop_there(head, order) if stop else judges_there(head, order))
+
+    found = asyncio.run(do())
+    if isinstance(found, str):
+        output.result(found)
+    else:
+        _show(found, as_json)
+
+
+def _show(found: list[Registration], as_json: bool) -> None:
+    seen = views(found)
+    if as_json:
+        output.result_json({"servers": [view.as_dict() for view in seen]})
+        return
+    for line in table(seen, "judge servers"):
+        output.result(line)
