@@ -25,7 +25,7 @@ from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.facts.probe import Wants, gather
 from clusterkit.provision.steps.packages import install_action
 from clusterkit.provision.steps.shell import place_file
-from clusterkit.provision.steps.step import Action, Step, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Step
 from clusterkit.provision.steps.systems import system_of
 from clusterkit.setup import view
 from clusterkit.setup.hostlog import HostLog
@@ -42,7 +42,7 @@ class Packages:
     packages: tuple[str, ...]
     name: str = "packages"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         missing = tuple(package for package in self.packages if package not in facts.packages)
         return (install_action(system_of(facts), wish, missing),) if missing else ()
 
@@ -55,7 +55,7 @@ class Folder:
     mode: int
     name: str = "folder"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         disk = facts.disks.get(self.path)
         if disk is None or not disk.exists:
             return (Action(f"make {self.path}", f"mkdir -p -m {self.mode:04o} {shlex.quote(self.path)}\n"),)
@@ -71,7 +71,7 @@ class File:
     content: bytes
     mode: int
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         written = place_file(facts, self.name, self.path, self.content, mode=self.mode)
         return written or _with_mode(facts, self.path, self.mode)
 
@@ -119,7 +119,7 @@ class Run:
             network=False,
         )
 
-    async def host(self, runner: HostRunner, entry: dict[str, Any], wish: Wish, options: SshOptions) -> None:
+    async def host(self, runner: HostRunner, entry: dict[str, Any], wish: DesiredState, options: SshOptions) -> None:
         try:
             async with runner.timed("connect"):
                 runner.session = await connect(runner.host, options)
@@ -143,7 +143,7 @@ class Run:
             log = HostLog(logs, host.name)
             look = partial(gather, wants=self.wants(entry))
             runners.append(HostRunner(host, report.hosts[host.name], log, look, watch, dry=False))
-        wish = Wish(cluster=cluster)
+        wish = DesiredState(cluster=cluster)
         await asyncio.gather(
             *(
                 self.host(runner, entry, wish, options)

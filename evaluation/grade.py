@@ -14,7 +14,7 @@ from trainer.grading.extract import final_answer
 from trainer.grading.pool import GradingPool
 from trainer.rewards.boxed import boxed_reward
 from trainer.rewards.qa import extract_answer
-from trainer.rewards.sources import judged, scorer
+from trainer.rewards.sources import needs_judge, scorer
 
 VERSION = 1
 """Raised when verdicts of the same text may change, so that old ones are made again."""
@@ -71,7 +71,7 @@ def _short(grading: Grading, truths: Sequence[str], text: str) -> dict[str, Any]
 def _by_source(truths: Sequence[str], text: str, sample: dict[str, Any]) -> dict[str, Any]:
     """The rule of the data source; where that is a model's judgement, what it said when the answer was made."""
     source = str(sample.get("rule", ""))
-    if judged(source):
+    if needs_judge(source):
         said = sample.get("agrees")
         if said is None:
             return {"answer": text[:2000], "right": False, "score": 0.0, "reason": "gave up: no judge said anything"}

@@ -17,7 +17,7 @@ from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.judge.reader import Reader, RuleReader, Unanswered
 from trainer.judge.served import addresses, connect
-from trainer.rewards.sources import judged
+from trainer.rewards.sources import needs_judge
 from trainer.seeding import derive_seed
 from trainer.types import Task, Trajectory
 
@@ -67,7 +67,7 @@ class StructuredMemory:
         memory = read.details["memory"]
         task, source = prepared.task, str(prepared.task.meta.get("source", ""))
         text = await self.reader.answer(task.question, memory)
-        details = {"agrees": await _agrees(self.reader, task, text)} if judged(source) else {}
+        details = {"agrees": await _agrees(self.reader, task, text)} if needs_judge(source) else {}
         tokens = read.details["turns"][-1]["memory_tokens"]
         counters = {**read.counters, "memory_tokens": tokens}
         return Trajectory(task.id, read.turns, 0.0, answer_text=text, counters=counters, details=details)

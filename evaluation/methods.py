@@ -21,7 +21,7 @@ from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
 from trainer.engines.base import Engine
 from trainer.errors import UserError
-from trainer.rewards.sources import judged
+from trainer.rewards.sources import needs_judge
 from trainer.types import SamplingParams, Task, Trajectory, Turn
 
 _DOCUMENT = re.compile(r"\n\n(?=Document \d+:\n)")
@@ -52,7 +52,7 @@ def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, windo
     if suite.as_trained and config.prompt_type == "auto":
         return Trained(config, tokenizer, window)
     reader = _reader(config, method, tokenizer, window)
-    if judged(suite.rule) and not (method == "memagent" and config.agent.name == "memalpha"):
+    if needs_judge(suite.rule) and not (method == "memagent" and config.agent.name == "memalpha"):
         return Judged(reader, config)
     return reader
 

@@ -11,7 +11,7 @@ from evaluation.grade import grading_identity
 from evaluation.record import Key, RowRecord, wanted_keys
 from evaluation.suites import Finder
 from evaluation.suites.base import Suite
-from trainer.rewards.sources import judged
+from trainer.rewards.sources import needs_judge
 from trainer.seeding import derive_seed
 
 VERSION = 1
@@ -96,7 +96,7 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
         own = {"agent": _agent(config)} if suite.as_trained and config.prompt_type == "auto" else {}
         return inputs | own | {"prompt_type": config.prompt_type, "max_gen_tokens": config.max_gen_tokens}
     inputs |= {"method": method, "agent": _agent(config)}
-    if suite.rule and (method == "memagent" or judged(suite.rule)):
+    if suite.rule and (method == "memagent" or needs_judge(suite.rule)):
         where = {"url", "concurrency", "timeout_s", "wait_s", "cache"}
         inputs["judge"] = config.judge.model_dump(exclude=where)
     if method == "rag":

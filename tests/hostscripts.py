@@ -34,7 +34,7 @@ from clusterkit.provision.ray.model import LEASE_FILE, RaySettings
 from clusterkit.provision.steps.all import STEPS
 from clusterkit.provision.steps.daemon import DAEMON_JSON
 from clusterkit.provision.steps.shell import sha
-from clusterkit.provision.steps.step import Refused, Wish
+from clusterkit.provision.steps.step import DesiredState, Refused
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.serving import engines
 from clusterkit.ssh import session as ssh_session
@@ -144,13 +144,13 @@ def _steps() -> list[HostScript]:
     return found
 
 
-def _planned(step: Any, facts: Facts, wish: Wish) -> Any:
+def _planned(step: Any, facts: Facts, wish: DesiredState) -> Any:
     with suppress(Refused):
         return step.plan(wish.cluster.hosts[0], facts, wish)
     return ()
 
 
-def _bundle(wish: Wish) -> dict[str, str]:
+def _bundle(wish: DesiredState) -> dict[str, str]:
     if not wish.bundle:
         return {}
     names = {path.parent.name for path in CASES.glob("*/*.json")}
@@ -258,7 +258,7 @@ def _storage() -> list[HostScript]:
         ("runs: listing", lambda s: run_files.listing(head(s), run)),
         ("evaluation: results", lambda s: job.newest_results(head(s), "/storage/evals")),
         ("evaluation: checkpoint", lambda s: remote._inside(head(s), "/storage/checkpoints")),
-        ("serving: servers", lambda s: engines.there(head(s), Path("/storage/servers"))),
+        ("serving: servers", lambda s: engines.remote_servers(head(s), Path("/storage/servers"))),
     ):
         found += [HostScript(name, script, stdin, files) for script, stdin in recorded(call)]
     code = recorded(lambda s: run_storage.put_code(s, cluster))

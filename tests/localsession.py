@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from clusterkit.hosts.model import Host
-from clusterkit.ssh.api import HostError, Result, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result
 from clusterkit.ssh.shell import STRICT
 
 
@@ -36,7 +36,7 @@ class LocalSession:
         on_output: Callable[[str], None] | None = None,
     ) -> Result:
         if root and os.geteuid() != 0:
-            raise HostError(self.host.name, Trouble.SUDO, "this user is not root", "run the tests as root")
+            raise HostError(self.host.name, ErrorKind.SUDO, "this user is not root", "run the tests as root")
         self.scripts.append(script)
         began = time.monotonic()
         process = await asyncio.create_subprocess_exec(
@@ -64,7 +64,7 @@ class LocalSession:
                 )
                 exit_code = await process.wait()
         except TimeoutError:
-            raise HostError(self.host.name, Trouble.TIMEOUT, f"a command ran longer than {timeout:g} s") from None
+            raise HostError(self.host.name, ErrorKind.TIMEOUT, f"a command ran longer than {timeout:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

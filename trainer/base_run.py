@@ -27,7 +27,7 @@ from trainer.errors import InterruptedRunError, RunError
 from trainer.files import write_atomic
 from trainer.metrics import Monitor, epoch_line, stats_line
 from trainer.paths import RunPaths
-from trainer.schedule import LONG_WAIT_S, Course, recover_due, save_due, seconds_to_first_save
+from trainer.schedule import LONG_WAIT_S, Schedule, recover_due, save_due, seconds_to_first_save
 from trainer.train.distributed import World
 from trainer.train.flops import Work, peak_flops
 from trainer.train.learner import Learner, StepStats
@@ -62,7 +62,7 @@ class SteppedRun(ABC):
 
     """
 
-    course: Course
+    course: Schedule
     learner: Learner
     tokenizer: Any
 

@@ -25,7 +25,7 @@ from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.serving.sampling import served_sampler
 from trainer.serving.server_placement import gives_memory_away
 from trainer.tasks import leave_out_misfits, make_source
@@ -71,7 +71,7 @@ class TrainingRun(SteppedRun):
         room = min(window, config.train.max_tokens_per_mb)
         self.longest_row = min(agent.longest_conversation() or room, room)
         self.reward = make_reward(config)
-        self.course = Course.of(config, self.source.train_size)
+        self.course = Schedule.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None
         self.reference = origin.reference() if config.algorithm.kl_coef > 0 else None
         stop_ids = stop_token_ids(origin.lm, self.tokenizer)

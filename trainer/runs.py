@@ -12,7 +12,7 @@ from trainer.loop import TrainingRun
 from trainer.metrics import Monitor
 from trainer.paths import RunPaths
 from trainer.rollout.generate_only import RolloutRun, find_rollouts, number_of_tasks
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.sft.examples import load_examples
 from trainer.sft.loop import SftRun
 from trainer.tasks import make_source
@@ -47,7 +47,7 @@ def is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
         return False
     if config.trainer.type == "null":
         return start.next_task >= number_of_tasks(config, make_source(config))
-    return done >= (config.train.total_steps or Course.of(config, train_size(config)).total_steps)
+    return done >= (config.train.total_steps or Schedule.of(config, train_size(config)).total_steps)
 
 
 def train_size(config: RunConfig) -> int:

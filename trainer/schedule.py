@@ -11,7 +11,7 @@ LONG_WAIT_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Schedule:
     """Steps of a run. Everything counts from 1, as in AReaL's log lines."""
 
     steps_per_epoch: int
@@ -20,7 +20,7 @@ class Course:
     batch_size: int
 
     @classmethod
-    def of(cls, config: RunConfig, train_size: int) -> Course:
+    def of(cls, config: RunConfig, train_size: int) -> Schedule:
         """Steps from the number of training tasks; the last, incomplete batch of an epoch is left out.
 
         Raises:
@@ -82,7 +82,7 @@ def recover_due(c: CheckpointConfig, global_step: int, seconds_since: float, hav
     return have_one and seconds_since > c.ckpt_freq_secs
 
 
-def save_due(c: CheckpointConfig, course: Course, global_step: int, seconds_since: float) -> bool:
+def save_due(c: CheckpointConfig, course: Schedule, global_step: int, seconds_since: float) -> bool:
     """Whether a persistent checkpoint is written after this step. The last step always gets one."""
     by_steps = c.save_freq_steps and global_step % c.save_freq_steps == 0
     by_epochs = (
@@ -94,7 +94,7 @@ def save_due(c: CheckpointConfig, course: Course, global_step: int, seconds_sinc
     return bool(by_steps or by_epochs or by_time or global_step == course.total_steps)
 
 
-def seconds_to_first_save(c: CheckpointConfig, course: Course, step_seconds: float) -> float:
+def seconds_to_first_save(c: CheckpointConfig, course: Schedule, step_seconds: float) -> float:
     """Seconds from the start until the first persistent checkpoint, at this step time."""
     steps = [course.total_steps]
     if c.save_freq_steps:

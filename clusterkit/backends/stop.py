@@ -14,7 +14,7 @@ from clusterkit.runs.slurm.queue import is_slurms, job_of
 from trainer.errors import RunError, UserError
 
 
-def stop_here(
+def stop_run(
     fileroot: Path,
     experiment: str | None,
     trial: str | None,

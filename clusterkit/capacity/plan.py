@@ -9,7 +9,7 @@ from clusterkit.capacity import timing
 from clusterkit.common.text_plot import count, duration
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History
-from clusterkit.runs.trials import Course, Trial, run_directory
+from clusterkit.runs.trials import Trial, TrialState, run_directory
 from trainer.config import AgentConfig, RunConfig
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.tasks.size import evaluates, training_size
@@ -36,7 +36,7 @@ def template_tokens(agent: AgentConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The plan of one run. Steps and tokens are estimates; `steps` is an upper bound where the data decides."""
 
     config: RunConfig
@@ -200,11 +200,11 @@ class Plan:
         busy = holder_of(self.trial.run)
         if busy:
             return f"is being trained now by {busy}"
-        if self.trial.course is Course.COMPLETE:
+        if self.trial.course is TrialState.COMPLETE:
             return "is complete already, nothing would be trained"
-        if self.trial.course is Course.NEW and self.config.recover_from:
+        if self.trial.course is TrialState.NEW and self.config.recover_from:
             return f"starts from {self.config.recover_from}"
-        if self.trial.course is Course.NEW:
+        if self.trial.course is TrialState.NEW:
             return "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"
@@ -282,6 +282,6 @@ class Plan:
         return f", in about {duration(max(step - self.trial.resume_step, 0) * self.step_time)}"
 
 
-def elsewhere(config: RunConfig) -> Plan:
+def elsewhere(config: RunConfig) -> RunPlan:
     """The plan of a run on other machines; its trial is not known here."""
-    return Plan(config, Trial(run_directory(config, config.trial_name), Course.NEW, History()))
+    return RunPlan(config, Trial(run_directory(config, config.trial_name), TrialState.NEW, History()))

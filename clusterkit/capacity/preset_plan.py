@@ -11,7 +11,7 @@ from typing import Any
 from clusterkit.capacity import checks, timing
 from clusterkit.capacity.memory import GIB, disk_usage, reported_gib
 from clusterkit.capacity.rescale import Change, Target, rescale
-from clusterkit.capacity.runnable import missing_parts, require_here, require_inputs
+from clusterkit.capacity.runnable import missing_parts, require_inputs, require_local_gpus
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
@@ -48,7 +48,7 @@ class PresetPlan:
     def here(self) -> bool:
         """Whether this machine has the GPUs that it takes."""
         try:
-            require_here(self.config)
+            require_local_gpus(self.config)
         except UserError:
             return False
         return True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clusterkit.backends.local.launch import require_trainer
 from clusterkit.backends.own_code import require_own
-from clusterkit.runs.trials import Course, Trial, require_free
+from clusterkit.runs.trials import Trial, TrialState, require_free
 from trainer.assets import resolve_model
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -37,7 +37,7 @@ def require_runnable(config: RunConfig) -> None:
     require_own(config)
 
 
-def require_here(config: RunConfig) -> None:
+def require_local_gpus(config: RunConfig) -> None:
     """Refuse, before anything is written, a run that this machine has not got the GPUs for.
 
     Raises:
@@ -85,9 +85,9 @@ def refusal(config: RunConfig, trial: Trial) -> UserError | None:
     """
     try:
         require_runnable(config)
-        require_here(config)
+        require_local_gpus(config)
         require_free(trial.run)
-        if trial.course is not Course.COMPLETE:
+        if trial.course is not TrialState.COMPLETE:
             require_inputs(config)
             require_trainer()
     except UserError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clusterkit.config import presets
 from clusterkit.config.presets import Measured
 from trainer.config import RunConfig, flatten
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.tasks.size import training_size
 
 
@@ -20,14 +20,14 @@ class StepTime:
     basis: str
 
 
-def course(config: RunConfig) -> Course:
+def course(config: RunConfig) -> Schedule:
     """The run's own schedule, for as many training tasks as it will find.
 
     Raises:
         UserError: they do not fill one batch.
 
     """
-    return Course.of(config, training_size(config).tasks)
+    return Schedule.of(config, training_size(config).tasks)
 
 
 def steps_per_epoch(config: RunConfig) -> int:

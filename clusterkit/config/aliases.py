@@ -35,13 +35,13 @@ class Unneeded:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedSetting:
     """An old key that cannot be translated. instead: what to do."""
 
     instead: str
 
 
-Alias = Renamed | Unneeded | Refused
+Alias = Renamed | Unneeded | RefusedSetting
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def translate(key: str, text: str) -> Meant:
     alias = ALIASES.get(old)
     if alias is None:
         return Meant({key: text})
-    if isinstance(alias, Refused):
+    if isinstance(alias, RefusedSetting):
         raise UserError(f"{key}: {alias.instead}")
     if isinstance(alias, Unneeded):
         if alias.values and text.lower() not in alias.values:
@@ -96,7 +96,7 @@ def in_words(key: str) -> str:
             return f"{key} is {' and '.join(keys)} here"
         case Unneeded(because):
             return f"{key} is not needed here: {because}"
-        case Refused(instead):
+        case RefusedSetting(instead):
             return f"{key}: {instead}"
     return ""
 
@@ -126,8 +126,8 @@ _OVERLONG = Unneeded("algorithm.overlong_tokens above 0 turns it on, 0 off", ("t
 _MICRO_BATCH = Renamed(("train.max_tokens_per_mb",))
 _CHECKPOINTING = {"true": "full", "false": "none"}
 _EPOCHS = Renamed(("train.total_epochs",), beside={"train.total_steps": "0"})
-_HELD_OUT = Refused("the held-out part is taken from the data of task.path: task.eval_fraction and eval.split")
-_OWN_FILES = Refused(
+_HELD_OUT = RefusedSetting("the held-out part is taken from the data of task.path: task.eval_fraction and eval.split")
+_OWN_FILES = RefusedSetting(
     "MemAgent's parquet files and vime's JSON lines are not read: clusterkit assets get hotpotqa, then task.path=FOLDER"
 )
 _GREEDY = Unneeded("the held-out evaluation is greedy, and once at temperature 1 at the end")
@@ -136,8 +136,8 @@ _ONE_LIMIT = Unneeded("train.max_tokens_per_mb bounds every pass over the tokens
 _FROM_AGENT = Unneeded(
     "the lengths are agent.chunk_tokens, agent.max_question_tokens, agent.max_memory_tokens and agent.max_final_tokens"
 )
-_NO_CRITIC = Refused("no critic is trained here: leave it out")
-_JUDGE = Refused(
+_NO_CRITIC = RefusedSetting("no critic is trained here: leave it out")
+_JUDGE = RefusedSetting(
     "judges are registered for the run's own experiment and trial: clusterkit serve judge --experiment NAME --trial "
     "NAME; a server of your own is named by judge.url"
 )
@@ -148,7 +148,9 @@ _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, 
     "cluster.n_gpus_per_node": Renamed(("n_gpus_per_node",)),
     "cluster.fileroot": Renamed(("fileroot",)),
     "external_configs.cluster_config.fileroot": Renamed(("fileroot",)),
-    "external_configs.cluster_config": Refused("set fileroot=FOLDER; hosts are named with clusterkit init or setup"),
+    "external_configs.cluster_config": RefusedSetting(
+        "set fileroot=FOLDER; hosts are named with clusterkit init or setup"
+    ),
     "trainer.type": Renamed(("trainer.type",), {"ppo": "grpo"}),
     "model.gradient_checkpointing": Renamed(("model.gradient_checkpointing",), _CHECKPOINTING),
     "trainer.ppo.async_training": Renamed(("rollout.max_staleness",), {"true": "1", "false": "0"}),
@@ -213,9 +215,9 @@ _LEARNING: dict[str, Alias] = {  # AReaL of all versions: model, data, sampling,
     "actor.sglang.mem_fraction_static": Renamed(("rollout.gpu_memory_fraction",)),
     "sglang.mem_fraction_static": Renamed(("rollout.gpu_memory_fraction",)),
     "actor.vllm.max_num_seqs": Renamed(("rollout.max_running",)),
-    "actor.vllm.swap_space": Refused("no engine here swaps its KV cache to the CPU: lower rollout.max_running"),
-    "rollout.backend": Refused("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
-    "actor.backend": Refused("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
+    "actor.vllm.swap_space": RefusedSetting("no engine here swaps its KV cache to the CPU: lower rollout.max_running"),
+    "rollout.backend": RefusedSetting("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
+    "actor.backend": RefusedSetting("one value: allocation_mode='rollout.backend=sglang:d4 actor.backend=fsdp:d4'"),
     "external_engine.experiment_name": _JUDGE,
 }
 _VIME: dict[str, Alias] = {  # variables of vime's scripts, typed behind the command instead of before it
@@ -270,7 +272,7 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     f"{_ACTOR}.clip_ratio_high": Renamed(("algorithm.clip_high",)),
     f"{_ACTOR}.clip_ratio_c": Renamed(("algorithm.dual_clip",)),
     f"{_ACTOR}.entropy_coeff": Unneeded("the loss has no entropy term", ("0", "0.0", "0.00", "0.000")),
-    f"{_ACTOR}.ppo_mini_batch_size": Refused(
+    f"{_ACTOR}.ppo_mini_batch_size": RefusedSetting(
         "set train.minibatches, the number of optimizer steps: data.train_batch_size divided by ppo_mini_batch_size"
     ),
     f"{_ACTOR}.use_dynamic_bsz": Unneeded("micro-batches are filled up to train.max_tokens_per_mb", ("true",)),
@@ -283,8 +285,8 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     f"{_ACTOR}.fsdp_config.optimizer_offload": Renamed(("train.offload",)),
     f"{_ACTOR}.fsdp_config.fsdp_size": Unneeded("the weights are sharded over all training ranks"),
     f"{_ROLLOUT}.n": Renamed(("rollout.group_size",)),
-    f"{_ROLLOUT}.name": Refused(_IN_ALLOCATION),
-    f"{_ROLLOUT}.tensor_model_parallel_size": Refused(f"the t of the engine: {_IN_ALLOCATION}"),
+    f"{_ROLLOUT}.name": RefusedSetting(_IN_ALLOCATION),
+    f"{_ROLLOUT}.tensor_model_parallel_size": RefusedSetting(f"the t of the engine: {_IN_ALLOCATION}"),
     f"{_ROLLOUT}.temperature": Renamed(("rollout.temperature",)),
     f"{_ROLLOUT}.top_p": Renamed(("rollout.top_p",)),
     f"{_ROLLOUT}.gpu_memory_utilization": Renamed(("rollout.gpu_memory_fraction",)),

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
-from clusterkit.backends.ray.jobs import Job, RayJobs, origin, submit_or_attach
+from clusterkit.backends.ray.jobs import RayJob, RayJobs, origin, submit_or_attach
 from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from
-from clusterkit.evaluate.process import Finished, Told
+from clusterkit.evaluate.process import EvalOutputParser, Finished
 from clusterkit.runs.directory import disk_errors, user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
@@ -41,7 +41,7 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 @dataclass(frozen=True)
-class Asked:
+class SubmittedEval:
     """A submitted evaluation. attached: it ran already. output, log: folder and file on the cluster's storage."""
 
     submission_id: str
@@ -55,7 +55,7 @@ class Asked:
         return {"state": state, "submission_id": self.submission_id, "output_path": self.output, "log": self.log}
 
 
-async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> Asked:
+async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> SubmittedEval:
     """Start the evaluation, or the watch over a run; where the very same one runs, attach to it.
 
     Raises:
@@ -69,7 +69,7 @@ async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> Asked
         )
 
 
-async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, say: Say) -> Asked:
+async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, say: Say) -> SubmittedEval:
     config = order.evaluation if isinstance(order, WatchConfig) else order
     user, output = user_name(), config.output_path
     fingerprint = hashlib.sha256(json.dumps(order.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
@@ -77,7 +77,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
     for job in known:
         if job.alive and job.metadata.get("output") == output:
             if job.user == user and job.metadata.get("fingerprint") == fingerprint:
-                return Asked(job.submission_id, output, job.metadata["log"], attached=True)
+                return SubmittedEval(job.submission_id, output, job.metadata["log"], attached=True)
             whose = "another" if job.user == user else f"{job.user}'s"
             raise UserError(
                 f"{whose} evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
@@ -94,7 +94,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
     numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
     submission_id = f"{prefix}{max((int(number) for number in numbers if number.isdigit()), default=0) + 1}"
     request, log = (f"{output}/logs/{submission_id}.{end}" for end in ("yaml", "log"))
-    await said(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
+    await run_checked(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
     text = yaml.safe_dump(asked, sort_keys=False, allow_unicode=True)
     await head.session.put(text.encode(), request, root=True)
     wanted = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
@@ -122,27 +122,27 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
         },
         gpus=0 if watches else gpus,  # a watch asks for them when there is something to score
     )
-    return Asked(submission_id, output, log)
+    return SubmittedEval(submission_id, output, log)
 
 
 async def _gpus(head: Head, config: EvalConfig) -> int:
     """GPUs that Ray is asked for: as many as were typed, else all of a host such as the head; 0 where it has none."""
     if config.server.gpus or config.server.engine == "openai" or config.server.url:
         return config.server.gpus
-    counted = int((await said(head, 'set -- /dev/nvidia[0-9]*\n[ -e "$1" ] || set --\necho $#')).strip() or 0)
+    counted = int((await run_checked(head, 'set -- /dev/nvidia[0-9]*\n[ -e "$1" ] || set --\necho $#')).strip() or 0)
     return min(counted, 1) if config.server.engine == "embedded" else counted
 
 
-async def follow(selection: Selection, asked: Asked, here: Path, say: Say) -> Finished:
+async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Say) -> Finished:
     """Show what the evaluation prints until it ends, and copy its results to `here`.
 
     Raises:
         UserError: with the subclass that fits how it ended. HostError: its results could not be copied.
 
     """
-    told, read, waiting = Told(say), 0, False
+    told, read, waiting = EvalOutputParser(say), 0, False
 
-    async def look(head: Head, job: Job) -> None:
+    async def look(head: Head, job: RayJob) -> None:
         nonlocal read, waiting
         if job.status == "PENDING" and not waiting:
             waiting = True
@@ -196,7 +196,7 @@ async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
 async def newest_results(head: Head, output: str) -> str:
     """Name of the folder of the latest results in a folder of evaluations. Raises UserError where there are none."""
     script = f'set -- {shlex.quote(output)}/*/{RESULTS}\n[ -e "$1" ] || exit 0\nexec ls -t -- "$@"\n'
-    found, *_ = (await said(head, script)).splitlines() or [""]
+    found, *_ = (await run_checked(head, script)).splitlines() or [""]
     if not found:
         raise UserError(
             f"no results of an evaluation in {output} on cluster {head.cluster.name}: start one with clusterkit eval "

@@ -69,7 +69,7 @@ def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finishe
     return shown.told.finished(code, None, without_words)
 
 
-class Told:
+class EvalOutputParser:
     """What an evaluation prints: hands its lines on as they come, and keeps its last word and its error."""
 
     def __init__(self, say: Say) -> None:
@@ -113,7 +113,7 @@ class _Tail:
     """Hands on what is appended to a log."""
 
     def __init__(self, path: Path, say: Say) -> None:
-        self.path, self.told = path, Told(say)
+        self.path, self.told = path, EvalOutputParser(say)
         self._read = 0
 
     def more(self) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, Bringer
+from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, InputStager
 from clusterkit.backends.ray.storage import cache_of, read_from
 from clusterkit.evaluate.request import (
     choose_checkpoint,
@@ -25,7 +25,7 @@ from clusterkit.evaluate.request import (
 from clusterkit.provision.assets.model import NodeAsset, Origin, asset_of
 from clusterkit.provision.steps.step import Refused
 from clusterkit.runs.directory import RunDirectory, user_name
-from clusterkit.serving.engines import there
+from clusterkit.serving.engines import remote_servers
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step
 from trainer.config import RunConfig
@@ -38,7 +38,7 @@ NOWHERE = "/nonexistent"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvalArguments:
     """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there.
 
     fileroot: where runs of this machine are. watch: in place of a checkpoint, the run whose checkpoints are watched.
@@ -75,7 +75,9 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
     return f"{head.fileroot}/eval/{user or user_name()}/{name}"
 
 
-async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = True) -> EvalConfig | WatchConfig:
+async def remote_request(
+    head: Head, wanted: EvalArguments, say: Say, *, change: bool = True
+) -> EvalConfig | WatchConfig:
     """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
 
     change: off for a look at what would be asked.
@@ -86,7 +88,7 @@ async def request_there(head: Head, wanted: Wanted, say: Say, *, change: bool = 
 
     """
     output = output_folder(head, wanted.output_path)
-    bring = Bringer(head, say, output, _data_path(head, wanted.data_path), change)
+    bring = InputStager(head, say, output, _data_path(head, wanted.data_path), change)
     watched = await _watched(head, wanted.watch) if wanted.watch else None
     if watched is not None:
         model, settings = "", await _settings(head, watched)
@@ -138,7 +140,7 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
     return run
 
 
-def copied_from(head: Head, wanted: Wanted, request: EvalConfig | WatchConfig) -> Path | None:
+def copied_from(head: Head, wanted: EvalArguments, request: EvalConfig | WatchConfig) -> Path | None:
     """The checkpoint of a run of this machine that the request is of; None where it is one of the cluster's own."""
     if isinstance(request, WatchConfig) or not request.model_path.startswith(f"{head.cluster.storage}/models/"):
         return None
@@ -157,7 +159,7 @@ def _data_path(head: Head, typed: str) -> str:
     )
 
 
-async def _own_data(name: str, settings: RunConfig | None, bring: Bringer) -> bool:
+async def _own_data(name: str, settings: RunConfig | None, bring: InputStager) -> bool:
     """Whether a run's own data are where its settings say, on the cluster; its data of this machine are put there."""
     task = settings.task if settings is not None else None
     base = name.partition("@")[0]
@@ -173,7 +175,7 @@ async def _own_data(name: str, settings: RunConfig | None, bring: Bringer) -> bo
     return False
 
 
-async def _model(head: Head, wanted: Wanted, bring: Bringer) -> tuple[str, RunConfig | None]:
+async def _model(head: Head, wanted: EvalArguments, bring: InputStager) -> tuple[str, RunConfig | None]:
     """The checkpoint's folder there, and the settings of the run that it is of, here or there."""
     storage, typed = head.cluster.storage, wanted.model_path
     if typed is None or _is_run(typed):
@@ -224,7 +226,7 @@ async def _newest_checkpoint(head: Head, run: str | None) -> str:
     script = (
         f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
     )
-    found = [line.partition(" ")[::2] for line in (await said(head, script)).splitlines()]
+    found = [line.partition(" ")[::2] for line in (await run_checked(head, script)).splitlines()]
     checkpoints = [(float(moment), Path(path)) for moment, path in found if global_step(Path(path)) is not None]
     if not checkpoints:
         return ""
@@ -239,7 +241,9 @@ async def _inside(head: Head, folder: str) -> str:
         return folder
     below = shlex.quote(folder)
     script = f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%h\\n'"
-    paths = [Path(line) for line in (await said(head, script)).splitlines() if global_step(Path(line)) is not None]
+    paths = [
+        Path(line) for line in (await run_checked(head, script)).splitlines() if global_step(Path(line)) is not None
+    ]
     if not paths:
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")
     return str(max(paths, key=lambda path: global_step(path) or 0))
@@ -262,9 +266,11 @@ async def _settings(head: Head, run: RunDirectory | None) -> RunConfig | None:
 
 async def _judge(head: Head, run: RunDirectory) -> str:
     """Addresses of the servers that answer for a run there, with commas; empty without any."""
-    return ",".join(urls_of(await there(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial))))
+    return ",".join(
+        urls_of(await remote_servers(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial)))
+    )
 
 
 async def _there(head: Head, path: str) -> bool:
     script = f"[ ! -e {shlex.quote(path)} ] || echo yes"
-    return bool((await said(head, script)).strip())
+    return bool((await run_checked(head, script)).strip())

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.storage import read_from
-from clusterkit.evaluate.job import Asked, copy_results
+from clusterkit.evaluate.job import SubmittedEval, copy_results
 from trainer.errors import InterruptedRunError, RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.backends.ray.head import Head
-    from clusterkit.backends.ray.jobs import Job
+    from clusterkit.backends.ray.jobs import RayJob
     from clusterkit.ssh.selection import Selection
 
 Say = Callable[[str], None]
 
 
 @dataclass
-class Told:
+class JobOutputParser:
     """What the job prints: its lines are handed on, what was scored waits in `scored` to be copied."""
 
     say: Say
@@ -62,7 +62,9 @@ class Told:
                 self.scored.append(self._results)
 
 
-async def follow_watch(selection: Selection, asked: Asked, here: Path, say: Say, show: Callable[[Path], None]) -> None:
+async def follow_watch(
+    selection: Selection, asked: SubmittedEval, here: Path, say: Say, show: Callable[[Path], None]
+) -> None:
     """Show what is scored, copied to `here`, until the job ends.
 
     show: gets the folder of every checkpoint's results.
@@ -71,9 +73,9 @@ async def follow_watch(selection: Selection, asked: Asked, here: Path, say: Say,
         UserError: with the subclass that fits how it ended.
 
     """
-    told, read = Told(say), 0
+    told, read = JobOutputParser(say), 0
 
-    async def look(head: Head, job: Job) -> None:  # noqa: ARG001 (as watch_job calls it)
+    async def look(head: Head, job: RayJob) -> None:  # noqa: ARG001 (as watch_job calls it)
         nonlocal read
         while data := await read_from(head.session, Path(asked.log), read):
             read += len(data)

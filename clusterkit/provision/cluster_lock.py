@@ -27,7 +27,7 @@ from typing import Any
 
 from clusterkit.hosts.folders import state_folder
 from clusterkit.provision.ray.model import LEASE_FILE, NODE_FOLDER, node_folder
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
 from trainer.files import is_full
@@ -89,7 +89,7 @@ def new_claim(cluster: str, command: str) -> Claim:
 
 
 @contextmanager
-def claimed(cluster: str, command: str) -> Iterator[Claim]:
+def local_lock(cluster: str, command: str) -> Iterator[Claim]:
     """Hold the cluster's lock on this machine.
 
     Raises:
@@ -168,7 +168,7 @@ class Lease:
             folder = node_folder(self.claim.cluster)
             raise HostError(
                 host.host.name,
-                Trouble.WRITE,
+                ErrorKind.WRITE,
                 f"the lease in {folder}, by which two commands keep out of each other's way, cannot be taken: {said}",
                 f"Look at the disk of {folder} on that host: its free space, whether it is read-only, and whether it "
                 "has file locks (flock of util-linux must work there).",
@@ -197,7 +197,7 @@ class Lease:
 
 
 @asynccontextmanager
-async def leased(claim: Claim, hosts: Iterable[Session]) -> AsyncIterator[dict[str, HostError]]:
+async def remote_lease(claim: Claim, hosts: Iterable[Session]) -> AsyncIterator[dict[str, HostError]]:
     """Hold the leases of hosts, taken in this order, while the block runs; it is cancelled when one is lost.
 
     Yields the hosts whose lease cannot be taken, and why: nothing may be changed there.

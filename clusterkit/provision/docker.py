@@ -10,7 +10,7 @@ import json
 import shlex
 from typing import Any
 
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 
 REMOVE = 'docker rm --force "$id" >/dev/null'
 """Line of a script that removes the container `$id`."""
@@ -59,4 +59,4 @@ def no_answer(host: str, errors: str, exit_code: int) -> HostError:
     """The error of a host whose Docker does not do as it is told. errors: what it printed to stderr."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     said = lines[-1][-500:] if lines else f"exit code {exit_code}"
-    return HostError(host, Trouble.UNREACHABLE, f"Docker does not answer: {said}", _FIX)
+    return HostError(host, ErrorKind.UNREACHABLE, f"Docker does not answer: {said}", _FIX)

@@ -13,7 +13,7 @@ from clusterkit.runs.directory import RunDirectory, killed_command, lock_holder,
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.console import failure_message
 from clusterkit.runs.log.metrics import History, Record, number, read_history
-from clusterkit.runs.slurm.queue_state import judged
+from clusterkit.runs.slurm.queue_state import with_queue_state
 from trainer.errors import RunError
 
 STALLED_AFTER_SECONDS = 60.0
@@ -124,7 +124,7 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     """
     history = read_history(run.metrics) if history is None else history
     holder = holder or holder_of(run)
-    state, message = judged(run, *_judge(run, history, holder, now))
+    state, message = with_queue_state(run, *_judge(run, history, holder, now))
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
 
 

@@ -18,7 +18,7 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 
 
-class Course(Enum):
+class TrialState(Enum):
     """What happens to the chosen trial."""
 
     NEW = "new"
@@ -34,16 +34,16 @@ class Trial:
     """
 
     run: RunDirectory
-    course: Course
+    course: TrialState
     history: History
     attempts: tuple[int, ...] = ()
 
     @property
     def resume_step(self) -> int:
         """Step after which the run goes on, as far as its records tell; 0: from the start."""
-        if self.course is Course.RESUME and not self.history.learns:
+        if self.course is TrialState.RESUME and not self.history.learns:
             return self.history.global_step
-        if self.course is not Course.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
+        if self.course is not TrialState.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
             return 0
         return int(self.history.recovers[-1].get("global_step") or 0)
 
@@ -66,7 +66,7 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     if config.recover_from and config.recover_from != _source_of(run_directory(config, f"run{newest}")):
         return _judge(config, following, named_by_user=False)
     trial = _judge(config, f"run{newest}", named_by_user=False)
-    return _judge(config, following, named_by_user=False) if trial.course is Course.COMPLETE else trial
+    return _judge(config, following, named_by_user=False) if trial.course is TrialState.COMPLETE else trial
 
 
 def completed_trial(config: RunConfig) -> RunDirectory | None:
@@ -148,18 +148,18 @@ def _judge(config: RunConfig, name: str, named_by_user: bool) -> Trial:
 
 def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Trial:
     if not run.logs.is_dir():
-        return _demand_checkpoint(config, Trial(run, Course.NEW, History()))
+        return _demand_checkpoint(config, Trial(run, TrialState.NEW, History()))
     history = read_history(run.metrics)
     if holder_of(run):  # the caller refuses it; comparing settings with a living run would only confuse
-        return Trial(run, Course.RESUME, history)
+        return Trial(run, TrialState.RESUME, history)
     if is_complete(history, config if named_by_user else None):
-        return Trial(run, Course.COMPLETE, history)
+        return Trial(run, TrialState.COMPLETE, history)
     if config.recover_mode == "disabled":
-        return Trial(run, Course.NEW, history)
+        return Trial(run, TrialState.NEW, history)
     if not history.steps and not run.has_recover_checkpoint:
-        return _demand_checkpoint(config, Trial(run, Course.NEW, history))  # nothing was learned that could be lost
+        return _demand_checkpoint(config, Trial(run, TrialState.NEW, history))  # nothing was learned that could be lost
     _refuse_differences(config, run)
-    return _demand_checkpoint(config, Trial(run, Course.RESUME, history))
+    return _demand_checkpoint(config, Trial(run, TrialState.RESUME, history))
 
 
 def is_complete(history: History, wanted: RunConfig | None = None) -> bool:
@@ -179,7 +179,7 @@ def _target(wanted: RunConfig, history: History) -> int:
 
 
 def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
-    rolled = trial.course is Course.RESUME and not trial.history.learns
+    rolled = trial.course is TrialState.RESUME and not trial.history.learns
     if config.recover_mode == "resume" and not rolled and not trial.run.has_recover_checkpoint:
         raise UserError(
             f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "

@@ -17,7 +17,7 @@ from clusterkit.backends.ray.jobs import origin
 from clusterkit.backends.ray.storage import newest_run, put_code
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.log.console import last_lines
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from trainer.errors import RunError, UserError
 from trainer.serving import registry
 from trainer.serving.keeper import end_hosts, host_command, placed, start_host
@@ -61,12 +61,12 @@ def table(found: Sequence[ServerView], kind: str = "engine servers") -> list[str
 # -- on this machine ------------------------------------------------------------------------------------------------
 
 
-def here(run: RunDirectory) -> list[Registration]:
+def local_servers(run: RunDirectory) -> list[Registration]:
     """Servers of a run on this machine."""
     return registry.read(registry.folder_of(run.logs))
 
 
-def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable[[str], None]) -> Registration:
+def add_local(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable[[str], None]) -> Registration:
     """Add a server to a run and wait until it answers. It stays until it is stopped.
 
     Raises:
@@ -80,7 +80,7 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
             f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm or sglang to its "
             "train command"
         )
-    known = [one.model for one in here(run) if one.model]
+    known = [one.model for one in local_servers(run) if one.model]
     if not (model or known):
         raise UserError("no other server of the run is there to take the model from: give --model FOLDER")
     name = registry.free_name(folder)
@@ -89,7 +89,7 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
     say(f"{name} is starting; its log is {folder / name}.log")
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        one = next((one for one in here(run) if one.name == name and one.pid == host.pid), None)
+        one = next((one for one in local_servers(run) if one.name == name and one.pid == host.pid), None)
         if one is not None and one.state == "ready":
             return one
         if host.poll() is not None or (one is not None and one.state == "ended"):
@@ -104,14 +104,14 @@ def add_here(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callable
     )
 
 
-def stop_here(run: RunDirectory, names: Sequence[str]) -> list[str]:
+def stop_local(run: RunDirectory, names: Sequence[str]) -> list[str]:
     """End servers on this machine, all that are named, and all without names; returns the names.
 
     Raises:
         UserError: the run has no such server, or one of them runs on another machine.
 
     """
-    found = {one.name: one for one in here(run)}
+    found = {one.name: one for one in local_servers(run)}
     if unknown := [name for name in names if name not in found]:
         there = ", ".join(found) or "none"
         raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {there})")
@@ -139,7 +139,9 @@ def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:
 # -- on a cluster ---------------------------------------------------------------------------------------------------
 
 
-async def run_there(head: Head, experiment: str | None, trial: str | None, user: str | None = None) -> RunDirectory:
+async def newest_remote_run(
+    head: Head, experiment: str | None, trial: str | None, user: str | None = None
+) -> RunDirectory:
     """The newest run of that name. Raises RunError when there is none."""
     run = await newest_run(head.session, head.fileroot, user or user_name(), experiment, trial)
     if run is None:
@@ -149,7 +151,7 @@ async def run_there(head: Head, experiment: str | None, trial: str | None, user:
     return run
 
 
-async def there(head: Head, folder: Path) -> list[Registration]:
+async def remote_servers(head: Head, folder: Path) -> list[Registration]:
     """Servers that are registered in a folder of a cluster's storage."""
     script = f"""for file in {shlex.quote(str(folder))}/*.json; do
   # A server that ends meanwhile takes its file along.
@@ -159,7 +161,7 @@ done
     result = await head.session.run(script, root=True)
     if not result.ok:
         raise HostError(
-            head.session.host.name, Trouble.LOST, f"{folder} cannot be read", "look at its mount and rights"
+            head.session.host.name, ErrorKind.LOST, f"{folder} cannot be read", "look at its mount and rights"
         )
     found = []
     for line in result.stdout.splitlines():
@@ -168,7 +170,7 @@ done
     return found
 
 
-async def change_there(head: Head, run: RunDirectory, action: str, argument: str) -> str:
+async def change_remote(head: Head, run: RunDirectory, action: str, argument: str) -> str:
     """Have the cluster's Ray add or stop an engine server; what it said.
 
     Raises:
@@ -181,12 +183,12 @@ async def change_there(head: Head, run: RunDirectory, action: str, argument: str
             f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm, or allocation_mode "
             "with sglang, to its train command"
         )
-    return await job_there(
+    return await remote_job(
         head, run, ["trainer.launch.ray_servers", action, str(config), *([argument] * bool(argument))]
     )
 
 
-async def job_there(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
+async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
     """Have the cluster's Ray run a module of the node side to its end; the last line that it said.
 
     Args:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.model import asset_of
-from clusterkit.provision.assets.view import look, wrong
+from clusterkit.provision.assets.view import asset_problem, look
 from clusterkit.provision.steps.step import Refused
 from clusterkit.runs.directory import RunDirectory, user_name
-from clusterkit.serving.engines import START_SECONDS, job_there, there
+from clusterkit.serving.engines import START_SECONDS, remote_job, remote_servers
 from trainer.errors import RunError, UserError
 from trainer.judge.registry import judges_folder
 from trainer.serving.registry import Registration
@@ -44,17 +44,17 @@ class JudgeOrder:
         return max(self.gpus // self.per_server, 1)
 
 
-def folder_there(head: Head, order: JudgeOrder) -> Path:
+def remote_folder(head: Head, order: JudgeOrder) -> Path:
     """Where the servers are registered."""
     return judges_folder(head.fileroot, user_name(), order.experiment, order.trial)
 
 
-async def judges_there(head: Head, order: JudgeOrder) -> list[Registration]:
+async def remote_judges(head: Head, order: JudgeOrder) -> list[Registration]:
     """Judge servers of a run."""
-    return await there(head, folder_there(head, order))
+    return await remote_servers(head, remote_folder(head, order))
 
 
-async def start_there(head: Head, order: JudgeOrder, say: Callable[[str], None]) -> list[Registration]:
+async def start_remote(head: Head, order: JudgeOrder, say: Callable[[str], None]) -> list[Registration]:
     """Have the servers started, and wait until they answer; those that are there already are taken as they are.
 
     Raises:
@@ -67,34 +67,34 @@ async def start_there(head: Head, order: JudgeOrder, say: Callable[[str], None])
     words += ["--gpus", str(order.gpus) if order.gpus else "", "--per-server", str(order.per_server)]
     words += ["--context-length", str(order.context_length), f"--flags={order.flags}"]
     say(f"looking for a place for {order.count} server(s)")
-    said = await job_there(head, _run(head, order), words)
+    said = await remote_job(head, _run(head, order), words)
     names = said.removeprefix("starting: ").split(", ")
-    say(f"{said}; logs in {folder_there(head, order)}")
+    say(f"{said}; logs in {remote_folder(head, order)}")
     deadline = time.monotonic() + START_SECONDS
     told: dict[str, str] = {}
     while time.monotonic() < deadline:
-        found = {one.name: one for one in await judges_there(head, order) if one.name in names}
+        found = {one.name: one for one in await remote_judges(head, order) if one.name in names}
         for one in found.values():
             state = f"{one.name} on {one.node} answers" if one.state == "ready" else one.reason
             if state and told.get(one.name) != state:
                 told[one.name] = state
                 say(state)
         if given_up := [one for one in found.values() if one.state == "ended"]:
-            await stop_there(head, order)
+            await stop_remote(head, order)
             raise RunError("; ".join(f"{one.name} on {one.node} did not start: {one.reason}" for one in given_up))
         if len(found) == len(names) and all(one.state == "ready" for one in found.values()):
             return list(found.values())
         await asyncio.sleep(POLL_SECONDS)
     raise RunError(
         f"the servers have not answered within {START_SECONDS:.0f} s; they go on starting (clusterkit serve judge "
-        f"--list shows them), with logs in {folder_there(head, order)}"
+        f"--list shows them), with logs in {remote_folder(head, order)}"
     )
 
 
-async def stop_there(head: Head, order: JudgeOrder) -> str:
+async def stop_remote(head: Head, order: JudgeOrder) -> str:
     """End all judge servers of a run; what came of it."""
     words = [_MODULE, "stop", *_names(head, order), "--model", "-"]
-    return await job_there(head, _run(head, order), words)
+    return await remote_job(head, _run(head, order), words)
 
 
 async def _model(head: Head, typed: str) -> str:
@@ -102,7 +102,7 @@ async def _model(head: Head, typed: str) -> str:
         asset = asset_of("model", typed, head.cluster, "--model")
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
-    if said := wrong(asset, await look(head.session, asset)):
+    if said := asset_problem(asset, await look(head.session, asset)):
         raise UserError(
             f"model {asset.name} is not on the cluster ({said}): fetch it with clusterkit setup --cluster "
             f"{head.cluster.name} --preset PRESET --set judge.model={typed} --no-train"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets.hub import Hub
-from clusterkit.provision.cluster_lock import Claim, claimed
+from clusterkit.provision.cluster_lock import Claim, local_lock
 from clusterkit.provision.images.needs import needs_of_image
 from clusterkit.provision.ray.current import choose, current, option, ready_clusters
 from clusterkit.provision.ray.model import shm_bytes
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SetupOutcome:
     """What the command prints and ends with."""
 
     text: str
@@ -77,7 +77,7 @@ class Outcome:
         }
 
 
-def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
+def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
     """Set the selected hosts up.
 
     Raises:
@@ -116,7 +116,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> Outcome:
         uploads=options.uploads,
         retries=options.retries,
     )
-    with nullcontext() if options.dry_run else claimed(cluster.name, "setup") as claim:
+    with nullcontext() if options.dry_run else local_lock(cluster.name, "setup") as claim:
         report = asyncio.run(_run(request, selection, options.site, claim))
         if not options.dry_run:
             _keep_failed(request, report)
@@ -142,10 +142,10 @@ def only_failed(selection: Selection) -> Selection | None:
     return replace(selection, hosts=hosts) if failed else None
 
 
-def nothing_failed(cluster: Cluster) -> Outcome:
+def nothing_failed(cluster: Cluster) -> SetupOutcome:
     """What `--retry` comes to where no host failed last time."""
     text = f"nothing failed in the last set-up of cluster {cluster.name}: nothing to do"
-    return Outcome(text, Report({}, notes=[text]), cluster)
+    return SetupOutcome(text, Report({}, notes=[text]), cluster)
 
 
 def _keep_failed(request: Request, report: Report) -> None:
@@ -182,7 +182,9 @@ async def _run(request: Request, selection: Selection, site: Site, claim: Claim 
     return report
 
 
-def _outcome(request: Request, report: Report, training: TrainStage, options: SetupOptions, *, is_new: bool) -> Outcome:
+def _outcome(
+    request: Request, report: Report, training: TrainStage, options: SetupOptions, *, is_new: bool
+) -> SetupOutcome:
     steps = next(iter(report.hosts.values())).states
     lines, following = [view.summary(report, tuple(steps), dry=options.dry_run)], []
     if not options.dry_run and report.failed:
@@ -194,7 +196,7 @@ def _outcome(request: Request, report: Report, training: TrainStage, options: Se
         lines += ["", *_ready(training, state, following), *([chosen] if chosen else [])]
     ray = None if training.ray.state is None else training.ray.state.as_dict()
     run = None if training.dispatched is None else training.dispatched.as_dict()
-    return Outcome("\n".join(lines), report, request.cluster, ray, run, tuple(step.command for step in following))
+    return SetupOutcome("\n".join(lines), report, request.cluster, ray, run, tuple(step.command for step in following))
 
 
 def _repair(request: Request, report: Report) -> list[str]:

@@ -11,7 +11,7 @@ from clusterkit.common.text_plot import progress_bar
 from clusterkit.provision.images import lock as locks
 from clusterkit.provision.images.build import build, built
 from clusterkit.provision.images.context import Recipe
-from clusterkit.provision.images.distribute import Distribution, How, Outcome
+from clusterkit.provision.images.distribute import Distribution, How, ImageOutcome
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import check_reference, inspect
 from clusterkit.provision.images.needs import ImageNeeds, check_image
@@ -202,7 +202,7 @@ class ImageStage(Stage):
     def _recipe(self, head: HostRunner) -> Recipe:
         return Recipe("gpu" if head.facts.gpus else "cpu", self.wish.base, self.wish.torch)
 
-    def _note(self, setup: Setup, runner: HostRunner, outcome: Outcome) -> None:
+    def _note(self, setup: Setup, runner: HostRunner, outcome: ImageOutcome) -> None:
         if outcome.how is How.PRESENT:
             runner.show(self.name, State.OK)
             return

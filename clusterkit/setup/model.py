@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from clusterkit.ssh.api import Trouble
+from clusterkit.ssh.api import ErrorKind
 
 LAST_LINES = 8
-_PASSING = {Trouble.UNREACHABLE, Trouble.SILENT, Trouble.LOST, Trouble.TIMEOUT}
+_PASSING = {ErrorKind.UNREACHABLE, ErrorKind.SILENT, ErrorKind.LOST, ErrorKind.TIMEOUT}
 
 
 class State(StrEnum):
@@ -39,7 +39,7 @@ class StepFailedError(Exception):
         command: str = "",
         lines: Iterable[str] = (),
         fix: str = "",
-        trouble: Trouble | None = None,
+        trouble: ErrorKind | None = None,
     ) -> None:
         super().__init__(message)
         self.step, self.message, self.command, self.fix, self.trouble = step, message, command, fix, trouble

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.backends.ray.train import order_of
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.config import presets
@@ -35,7 +35,7 @@ def next_steps(
     state: ClusterState,
     gpu_memory: int,
     options: SetupOptions,
-    dispatched: Dispatched | None,
+    dispatched: SubmittedRun | None,
 ) -> list[NextStep]:
     """The commands after a set-up.
 

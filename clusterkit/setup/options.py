@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from clusterkit.backends.own_code import own_files
-from clusterkit.backends.ray.submit import Order, on_cluster
+from clusterkit.backends.ray.submit import RunRequest, on_cluster
 from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.capacity.runnable import missing_parts
 from clusterkit.config.resolve import resolve
 from clusterkit.hosts.folders import state_folder
 from clusterkit.hosts.model import Cluster
-from clusterkit.provision.assets.model import NodeAsset, needed
+from clusterkit.provision.assets.model import NodeAsset, required_assets
 from clusterkit.provision.bundle.folder import HOST_FOLDER, load
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.site import ADDRESSES, HF_TOKEN
-from clusterkit.provision.steps.step import Refused, Wish
+from clusterkit.provision.steps.step import DesiredState, Refused
 from clusterkit.setup.imagestage import ImageWish
 from clusterkit.setup.typed import SetupOptions
 from trainer.errors import UserError
@@ -70,14 +70,14 @@ def check_values(options: SetupOptions) -> None:
     shm_bytes(options.site.shm)
 
 
-def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> Wish:
+def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
     """What the steps are to make of the hosts.
 
     Raises:
         UserError: certificates that cannot be read.
 
     """
-    return Wish(
+    return DesiredState(
         cluster=cluster,
         docker_source=options.site.docker_source,
         docker_url=options.site.docker_url,
@@ -150,7 +150,7 @@ def _certificates(path: str) -> bytes:
     return data
 
 
-def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, ...], Order | None]:
+def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, ...], RunRequest | None]:
     """What the preset needs on the storage, and the run to start; nothing without a preset.
 
     Raises:
@@ -163,7 +163,7 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
         return (), None
     wanted = resolve(options.preset, options.task, options.settings).config
     try:
-        assets = needed(wanted, cluster, options.model_path, options.dataset_path)
+        assets = required_assets(wanted, cluster, options.model_path, options.dataset_path)
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
     if not options.train:
@@ -177,7 +177,7 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
     resolved = resolve(options.preset, options.task, there)
     config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
     own_code = own_files(resolved.config)
-    return assets, Order(cluster, config, resolved.trial_is_named, once=True, own_code=own_code)
+    return assets, RunRequest(cluster, config, resolved.trial_is_named, once=True, own_code=own_code)
 
 
 def bundle_of(options: SetupOptions) -> Bundle | None:

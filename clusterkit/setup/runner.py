@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps.step import Action, Refused, Step, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused, Step
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.model import HostReport, State, StepFailedError
 from clusterkit.ssh.api import HostError, Session
@@ -116,13 +116,13 @@ class HostRunner:
             own = time.monotonic() - began - (self.waited - waited)
             self.report.seconds[step] = self.report.seconds.get(step, 0.0) + own
 
-    async def run_steps(self, steps: Sequence[Step], wish: Wish) -> None:
+    async def run_steps(self, steps: Sequence[Step], wish: DesiredState) -> None:
         """All pure steps in order. Raises StepFailedError."""
         for step in steps:
             async with self.timed(step.name):
                 await self._step(step, wish)
 
-    async def _step(self, step: Step, wish: Wish) -> None:
+    async def _step(self, step: Step, wish: DesiredState) -> None:
         actions = step.plan(self.host, self.facts, wish)
         if not actions:
             self.show(step.name, State.OK)

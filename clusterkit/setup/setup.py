@@ -23,12 +23,12 @@ from clusterkit.provision.facts.probe import Wants, gather
 from clusterkit.provision.ray.model import token_file
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.provision.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
-from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.step import DesiredState
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.milestones import Milestones
 from clusterkit.setup.model import HostReport, Report, State, StepFailedError
 from clusterkit.setup.runner import LOGIN, HostRunner, Watch
-from clusterkit.ssh.api import Session, Trouble
+from clusterkit.ssh.api import ErrorKind, Session
 from clusterkit.ssh.uploads import UPLOADS, Uploads
 from trainer.errors import UserError
 
@@ -57,7 +57,7 @@ class Request:
 
     cluster: Cluster
     hosts: tuple[Host, ...]
-    wish: Wish
+    wish: DesiredState
     needs: Needs
     log_folder: Path
     dry: bool = False
@@ -285,7 +285,7 @@ class Setup:
             if error is None or self.report.stopped or task is None:
                 raise
             task.uncancel()
-            raise StepFailedError(runner.current, str(error), trouble=Trouble.LOST) from None
+            raise StepFailedError(runner.current, str(error), trouble=ErrorKind.LOST) from None
         finally:
             self._guarding.discard(runner.host.name)
 

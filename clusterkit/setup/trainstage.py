@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from clusterkit.backends.ray.submit import Dispatched, Order, dispatch
+from clusterkit.backends.ray.submit import RunRequest, SubmittedRun, dispatch
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.provision.ray.token import read_token
 from clusterkit.setup.model import State, StepFailedError
@@ -20,10 +20,10 @@ from trainer.errors import UserError
 class TrainStage(Stage):
     """train: empty without a preset. ray: the stage before, which knows whether the cluster is ready."""
 
-    order: Order | None
+    order: RunRequest | None
     ray: RayStage
     name: str = "train"
-    dispatched: Dispatched | None = None
+    dispatched: SubmittedRun | None = None
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
         """Only the head starts a training, and only when all are ready: see `finish`."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from clusterkit.hosts.model import Host
 
 
-class Trouble(StrEnum):
+class ErrorKind(StrEnum):
     """Why a host could not be worked with."""
 
     UNREACHABLE = "unreachable"  # no route, refused, name unknown
@@ -27,7 +27,7 @@ class Trouble(StrEnum):
 class HostError(Exception):
     """A host could not be worked with. `message`: what happened; `fix`: what to do next."""
 
-    def __init__(self, host: str, trouble: Trouble, message: str, fix: str = "") -> None:
+    def __init__(self, host: str, trouble: ErrorKind, message: str, fix: str = "") -> None:
         super().__init__(f"{host}: {message}" + (f"\n{fix}" if fix else ""))
         self.host, self.trouble, self.message, self.fix = host, trouble, message, fix
 

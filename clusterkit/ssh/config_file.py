@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from asyncssh.config import ConfigParseError, SSHClientConfig
+
 from clusterkit.hosts.model import Host
 from clusterkit.hosts.names import parse_host
 from clusterkit.ssh.endpoint import Endpoint
-from asyncssh.config import ConfigParseError, SSHClientConfig
 from trainer.errors import UserError
 
 if TYPE_CHECKING:

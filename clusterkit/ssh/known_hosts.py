@@ -18,7 +18,7 @@ from pathlib import Path
 import asyncssh
 
 from clusterkit.hosts.folders import write_private
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.endpoint import Endpoint
 from clusterkit.ssh.keys import fingerprint
 from clusterkit.ssh.options import SshOptions
@@ -78,7 +78,7 @@ def judge(endpoint: Endpoint, options: SshOptions, known: Known, key: asyncssh.S
             return None
         return HostError(
             endpoint.name,
-            Trouble.HOST_KEY,
+            ErrorKind.HOST_KEY,
             f"the host shows the key {shown}; the inventory wants {endpoint.host_key}",
             "If the host was set up anew, compare the fingerprint on its console (ssh-keygen -lf "
             "/etc/ssh/ssh_host_ed25519_key.pub) and correct host_key in the inventory. If not, somebody may be in "
@@ -89,7 +89,7 @@ def judge(endpoint: Endpoint, options: SshOptions, known: Known, key: asyncssh.S
     if options.host_key_policy == "strict":
         return HostError(
             endpoint.name,
-            Trouble.HOST_KEY,
+            ErrorKind.HOST_KEY,
             f"the host is not known; it shows the key {shown}",
             f"Compare the fingerprint on its console, then: {_scan(endpoint)} >> {_quoted(options.known_hosts)}\n"
             "or let first keys be accepted: --host-key-policy accept-new",
@@ -127,7 +127,7 @@ def _changed(endpoint: Endpoint, known: Known, shown: str) -> HostError:
     )
     return HostError(
         endpoint.name,
-        Trouble.HOST_KEY,
+        ErrorKind.HOST_KEY,
         f"the host key has changed: it is now {shown}; known is {', '.join(was)}",
         "Either the host was set up anew, or somebody is in between. Compare the fingerprint on its console "
         "(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); if it is right, forget the old key:\n"
@@ -172,7 +172,7 @@ def _parse(path: Path, *_version: int) -> asyncssh.SSHKnownHosts:
 def _unwritable(endpoint: Endpoint, options: SshOptions, error: OSError) -> HostError:
     return HostError(
         endpoint.name,
-        Trouble.HOST_KEY,
+        ErrorKind.HOST_KEY,
         f"{options.known_hosts} cannot be used: {error.strerror}",
         "Host keys are kept there. Make it writable for you, or set CLUSTERKIT_CONFIG to another folder, on a disk "
         "with file locks.",

@@ -15,7 +15,7 @@ from asyncssh.encryption import get_default_encryption_algs
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from clusterkit.ssh import known_hosts
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.bastions import Bastion, Link
 from clusterkit.ssh.client import Client
 from clusterkit.ssh.config_file import resolve_bastion
@@ -158,13 +158,13 @@ def _no_answer(endpoint: Endpoint, options: SshOptions, client: Client) -> HostE
     where, seconds = f"{endpoint.address} port {endpoint.port}", f"{options.connect_timeout:g} s"
     if client.met:
         message = f"the login did not end within {seconds}"
-        return HostError(endpoint.name, Trouble.SILENT, message, f"The host may be overloaded. {_try_it(endpoint)}")
+        return HostError(endpoint.name, ErrorKind.SILENT, message, f"The host may be overloaded. {_try_it(endpoint)}")
     if client.reached:
         message = f"{where} takes connections, but no SSH server answered within {seconds}"
         fix = f"The host may hang, or something else listens on this port. {_try_it(endpoint)}"
-        return HostError(endpoint.name, Trouble.SILENT, message, fix)
+        return HostError(endpoint.name, ErrorKind.SILENT, message, fix)
     message = f"no answer from {where} within {seconds}"
-    return HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port))
+    return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, _UP.format(port=endpoint.port))
 
 
 def _no_way_on(endpoint: Endpoint, error: asyncssh.ChannelOpenError) -> HostError:
@@ -172,14 +172,14 @@ def _no_way_on(endpoint: Endpoint, error: asyncssh.ChannelOpenError) -> HostErro
     if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
         message = f"the bastion {bastion} does not hand connections on to {where}"
         fix = "Allow it there: AllowTcpForwarding yes in its sshd_config"
-        return HostError(endpoint.name, Trouble.UNREACHABLE, message, fix)
+        return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, fix)
     message = f"the bastion {bastion} cannot reach {where}: {error.reason}"
-    return HostError(endpoint.name, Trouble.UNREACHABLE, message, _UP.format(port=endpoint.port))
+    return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, _UP.format(port=endpoint.port))
 
 
 def _bad_host_key(endpoint: Endpoint, reason: str) -> HostError:
     fix = f"Look at its entries in the known_hosts files: ssh-keygen -F {shlex.quote(endpoint.known_as)}"
-    return HostError(endpoint.name, Trouble.HOST_KEY, reason, fix)
+    return HostError(endpoint.name, ErrorKind.HOST_KEY, reason, fix)
 
 
 def _refused_login(endpoint: Endpoint, client: Client, offers: Offers, reason: str = "") -> HostError:
@@ -192,7 +192,7 @@ def _refused_login(endpoint: Endpoint, client: Client, offers: Offers, reason: s
     fix = f"Name the key that the host knows (--private-key-file) and the user (--username). {_try_it(endpoint)}"
     if {"password", "keyboard-interactive"} & set(client.offered):
         fix += "\nWith a password: --ask-password"
-    return HostError(endpoint.name, Trouble.LOGIN, message, fix)
+    return HostError(endpoint.name, ErrorKind.LOGIN, message, fix)
 
 
 def _failed(
@@ -202,20 +202,20 @@ def _failed(
     if isinstance(error, socket.gaierror):
         message = f"the name {endpoint.address} is not known ({error.strerror})"
         fix = "Correct the name, give its address in the inventory, or add an alias to ~/.ssh/config"
-        return HostError(endpoint.name, Trouble.UNREACHABLE, message, fix)
+        return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, fix)
     if "oo many authentication failures" in str(error):
         reason = "after too many keys the host"
         return _refused_login(endpoint, client, offers, reason)
     if isinstance(error, asyncssh.KeyExchangeFailed | asyncssh.ProtocolNotSupported):
         message = f"{where} speaks no SSH that we know: {error.reason}"
-        return HostError(endpoint.name, Trouble.UNREACHABLE, message, _try_it(endpoint))
+        return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, _try_it(endpoint))
     if client.met:
         message = f"the host ended the connection during the login: {error}"
-        return HostError(endpoint.name, Trouble.LOST, message, _try_it(endpoint))
+        return HostError(endpoint.name, ErrorKind.LOST, message, _try_it(endpoint))
     if client.reached:
         message = f"{where} closed the connection before the login: {error}"
         fix = f"Its SSH server may be overloaded or refuse our address (MaxStartups, fail2ban). {_try_it(endpoint)}"
-        return _Dropped(HostError(endpoint.name, Trouble.UNREACHABLE, message, fix))
+        return _Dropped(HostError(endpoint.name, ErrorKind.UNREACHABLE, message, fix))
     # asyncio words them "Connect call failed (address)".
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-    return HostError(endpoint.name, Trouble.UNREACHABLE, f"{where}: {reason}", _UP.format(port=endpoint.port))
+    return HostError(endpoint.name, ErrorKind.UNREACHABLE, f"{where}: {reason}", _UP.format(port=endpoint.port))

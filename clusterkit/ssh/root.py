@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from enum import Enum
 
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.command import Command, Ended
 from clusterkit.ssh.secrets import SUDO_PASSWORD
 
@@ -81,7 +81,7 @@ class SudoDialogue:
         reason = f": {' '.join(said)}" if said else ""
         return HostError(
             self._host,
-            Trouble.SUDO,
+            ErrorKind.SUDO,
             f"sudo {what} of {self._username}{reason}" if "password" in what else f"sudo {what}{reason}",
             f"Try it there: sudo -k -v. Give the right password with --ask-sudo-password or {SUDO_PASSWORD}, "
             "or let the user use sudo without one.",
@@ -92,7 +92,7 @@ def no_sudo(host: str, username: str) -> HostError:
     """`sudo` is not installed."""
     return HostError(
         host,
-        Trouble.SUDO,
+        ErrorKind.SUDO,
         f"{username} is not root there, and there is no sudo",
         "Log in as root (--username root), or install sudo and allow it to the user.",
     )
@@ -102,7 +102,7 @@ def no_password(host: str, username: str, said: str = "") -> HostError:
     """`sudo` wants a password and we have none."""
     return HostError(
         host,
-        Trouble.SUDO,
+        ErrorKind.SUDO,
         f"sudo wants a password of {username}" + (f" ({said})" if said else ""),
         f"Give it with --ask-sudo-password or {SUDO_PASSWORD}, or let the user use sudo without one.",
     )

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import asyncssh
 
 from clusterkit.hosts.model import Host
-from clusterkit.ssh.api import HostError, Result, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result
 from clusterkit.ssh.bastions import Link
 from clusterkit.ssh.command import Command, Ended
 from clusterkit.ssh.endpoint import Endpoint
@@ -108,7 +108,7 @@ class SshSession:
         if self._exit_code(command):
             raise HostError(
                 self.host.name,
-                Trouble.WRITE,
+                ErrorKind.WRITE,
                 f"{target} could not be written: {output.last_lines() or 'no reason given'}",
                 f"Is there space on the disk, and may {'root' if root else self._endpoint.username} write there?",
             )
@@ -151,7 +151,7 @@ class SshSession:
         except (OSError, asyncssh.Error) as error:
             where = f"{remote_host}:{remote_port}"
             message = f"port {local_port or 'any'} of this machine cannot be forwarded to {where}: {error}"
-            raise HostError(self.host.name, Trouble.LOST, message) from None
+            raise HostError(self.host.name, ErrorKind.LOST, message) from None
         port = int(listener.get_port())
         if not local_port:
             self._forwards[remote_host, remote_port] = port
@@ -175,7 +175,7 @@ class SshSession:
             last = output.last_lines()
             raise HostError(
                 self.host.name,
-                Trouble.TIMEOUT,
+                ErrorKind.TIMEOUT,
                 f"{too_late} and was ended" + (f"; its last lines:\n{last}" if last else ""),
                 "The host may be overloaded, or something that the command waits for may hang.",
             ) from None
@@ -261,14 +261,14 @@ class SshSession:
                 raise no_password(self.host.name, self._endpoint.username, said)
             raise HostError(
                 self.host.name,
-                Trouble.LOGIN,
+                ErrorKind.LOGIN,
                 f"{self._endpoint.username} may log in but not run commands: {said or f'exit {command.exit_code}'}",
                 "Give the user a shell (sudo chsh -s /bin/sh USER) or log in as another one (--username).",
             )
         return command.exit_code
 
     def _lost(self, message: str) -> HostError:
-        return HostError(self.host.name, Trouble.LOST, message, _AGAIN)
+        return HostError(self.host.name, ErrorKind.LOST, message, _AGAIN)
 
 
 def _now() -> float:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.command import Command, Ended
 from clusterkit.ssh.output import Output
 
@@ -57,7 +57,7 @@ class Stream:
         except Ended:
             code = await self.wait()
             message = f"a command ended (exit code {code}) before its input did: {self.errors.last_lines()}"
-            raise HostError(self._host, Trouble.WRITE, message) from None
+            raise HostError(self._host, ErrorKind.WRITE, message) from None
 
     async def write_eof(self) -> None:
         """End stdin."""

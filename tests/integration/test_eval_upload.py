@@ -20,7 +20,7 @@ from sshd import Ssh, Sshd
 
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.train import have_assets, order_of
-from clusterkit.evaluate.remote import Wanted, request_there
+from clusterkit.evaluate.remote import EvalArguments, remote_request
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision import cluster_lock
 from clusterkit.provision.images.lock import Lock
@@ -61,14 +61,14 @@ def ask(make_ask: Callable[..., Ask]) -> Ask:
 def asking(ssh: Ssh, server: Sshd, storage: Path, tmp_path: Path) -> Ask:
     def make(names: str = "", *, change: bool = True, said: list[str] | None = None, **more: Any) -> EvalConfig:
         values = {"model_path": None, "output_path": "out", "data_path": "", "preset": None, "fileroot": str(tmp_path)}
-        typed = Wanted(
+        typed = EvalArguments(
             data_names=tuple(filter(None, names.split(","))), compare=(), settings=(), values={}, **{**values, **more}
         )
 
         async def work(session: SshSession) -> EvalConfig:
             cluster = Cluster(name="c", hosts=(session.host,), storage=str(storage))
             told = [] if said is None else said
-            made = await request_there(Head(session, cluster, "token"), typed, told.append, change=change)
+            made = await remote_request(Head(session, cluster, "token"), typed, told.append, change=change)
             assert isinstance(made, EvalConfig)
             return made
 
@@ -314,7 +314,7 @@ def test_train_brings_what_the_storage_lacks(
         ]
         ssh.with_session(server, lambda session: work(session, settings))
         assert len(said) == 2  # all is there
-        with cluster_lock.claimed("c", "setup"), pytest.raises(UserError, match="clusterkit setup"):
+        with cluster_lock.local_lock("c", "setup"), pytest.raises(UserError, match="clusterkit setup"):
             ssh.with_session(server, lambda session: work(session, ["model.path=org/other", *settings[1:]]))
     assert (storage / "models" / "name" / "model.safetensors").read_bytes() == files["model.safetensors"]
     assert (storage / "datasets" / "problems" / "train.jsonl").read_text() == (data / "train.jsonl").read_text()

@@ -16,9 +16,9 @@ from clusterkit.provision.assets.hub import Hub
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.assets.provide import compare, provide
 from clusterkit.provision.assets.upload import upload
-from clusterkit.provision.assets.view import look, wrong
+from clusterkit.provision.assets.view import asset_problem, look
 from clusterkit.provision.steps.step import Refused
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.session import SshSession
 
 pytest_plugins = ["sshd_fixture"]
@@ -97,7 +97,7 @@ def test_copy_that_loses_its_connection_goes_on_where_it_stopped(ssh: Ssh, asset
 
     with pytest.raises(HostError) as caught:
         ssh.with_session(server, cut)
-    assert caught.value.trouble in {Trouble.LOST, Trouble.TIMEOUT}
+    assert caught.value.trouble in {ErrorKind.LOST, ErrorKind.TIMEOUT}
     assert not Path(asset.folder).exists()
     told: list[tuple[int, int]] = []
     assert send(ssh, asset, told, server)
@@ -169,7 +169,7 @@ def test_other_host_is_compared_with_the_head(ssh: Ssh, asset: NodeAsset, tmp_pa
 
     async def scenario() -> tuple[str, str]:
         async with ssh.session(ssh.servers()) as head, ssh.session(ssh.servers()) as other:
-            return await compare(head, other, asset), wrong(elsewhere, await look(other, elsewhere))
+            return await compare(head, other, asset), asset_problem(elsewhere, await look(other, elsewhere))
 
     same, missing = asyncio.run(scenario())
     assert same == ""

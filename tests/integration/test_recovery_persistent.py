@@ -16,15 +16,15 @@ from trainer.agents.memagent import MemAgent, RolloutOptions
 from trainer.config import CheckpointConfig, RunConfig
 from trainer.loop import TrainingRun
 from trainer.rewards.boxed import boxed_reward
-from trainer.schedule import LONG_WAIT_S, Course, recover_due, save_due, seconds_to_first_save
+from trainer.schedule import LONG_WAIT_S, Schedule, recover_due, save_due, seconds_to_first_save
 from trainer.tasks import make_source
 from trainer.types import Completion, SamplingParams
 
 HOUR = 3600.0
 
 
-def _course(steps_per_epoch: int = 6, total: int = 12) -> Course:
-    return Course(steps_per_epoch, total, 4 * steps_per_epoch, 4)
+def _course(steps_per_epoch: int = 6, total: int = 12) -> Schedule:
+    return Schedule(steps_per_epoch, total, 4 * steps_per_epoch, 4)
 
 
 def _saves(total: int, steps_per_epoch: int, **settings: float) -> list[int]:

@@ -32,16 +32,16 @@ from clusterkit.provision.cluster_lock import (
     ClaimedError,
     Lease,
     LeaseLostError,
-    claimed,
-    leased,
+    local_lock,
     new_claim,
+    remote_lease,
 )
-from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.step import DesiredState
 from clusterkit.setup import setup as engine
 from clusterkit.setup.model import Report, State
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Request, Setup, Stage
-from clusterkit.ssh.api import HostError, Result, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.connection import connect
 
 pytest_plugins = ["sshd_fixture"]
@@ -77,20 +77,20 @@ def test_the_lock_names_its_holder_and_ends_with_its_process() -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ClaimedError) as caught, claimed("lab", "setup"):
+        with pytest.raises(ClaimedError) as caught, local_lock("lab", "setup"):
             pass
         assert f"`clusterkit down` of {os.environ.get('USER', 'root')}@" in str(caught.value)
         assert f"(process {holder.pid}), since 20" in str(caught.value)
         assert "Wait until it is done" in str(caught.value)
         assert caught.value.exit_code == 2
-        with claimed("other", "setup"):
+        with local_lock("other", "setup"):
             pass
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    with claimed("lab", "setup") as first:
+    with local_lock("lab", "setup") as first:
         pass
-    with claimed("lab", "setup") as second:
+    with local_lock("lab", "setup") as second:
         assert second.identity != first.identity, "what stands in a file that others may share makes nobody the same"
 
 
@@ -224,7 +224,7 @@ def test_the_loss_ends_the_work_in_the_middle(places: Path, monkeypatch: pytest.
     reached: list[str] = []
 
     async def scenario() -> None:
-        async with leased(HERE, [LocalSession()]) as refused:
+        async with remote_lease(HERE, [LocalSession()]) as refused:
             assert refused == {}
             lease_file(places).write_bytes(THERE.content())
             reached.append("work")
@@ -240,7 +240,7 @@ class Lost(LocalSession):
     """A connection that is lost whenever it is used."""
 
     async def run(self, script: str, **options: object) -> Result:  # type: ignore[override]
-        raise HostError("head", Trouble.LOST, "the connection was lost")
+        raise HostError("head", ErrorKind.LOST, "the connection was lost")
 
 
 def test_what_cannot_be_leased_is_refused(places: Path, tmp_path: Path) -> None:
@@ -259,9 +259,9 @@ def test_what_cannot_be_leased_is_refused(places: Path, tmp_path: Path) -> None:
         command.chmod(0o755)
         return LocalSession(environment={"PATH": f"{command.parent}:{os.environ['PATH']}"})
 
-    assert refusal(Lost()).trouble is Trouble.LOST
+    assert refusal(Lost()).trouble is ErrorKind.LOST
     error = refusal(with_flock("echo 'flock: 9: No locks available' >&2; exit 69"))
-    assert error.trouble is Trouble.WRITE
+    assert error.trouble is ErrorKind.WRITE
     assert "the lease in " in error.message
     assert "it cannot be locked" in error.message
     assert "flock of util-linux" in error.fix
@@ -271,7 +271,7 @@ def test_what_cannot_be_leased_is_refused(places: Path, tmp_path: Path) -> None:
     assert "cannot be taken: mkdir: " in refusal(LocalSession()).message
 
     async def scenario() -> None:
-        async with leased(HERE, [Lost("head"), LocalSession("worker")]) as refused:
+        async with remote_lease(HERE, [Lost("head"), LocalSession("worker")]) as refused:
             assert list(refused) == ["head", "worker"], "each by itself"
 
     asyncio.run(scenario())
@@ -326,10 +326,10 @@ if flock:  # the kernel answers flock(2) with this errno; 0: "done", as a mount 
     assert libc.prctl(22, 2, ctypes.byref(Program(4, rules)), 0, 0) == 0, "PR_SET_SECCOMP"
 
 async def main():
-    with claim.claimed("lab", "setup") as ours:
+    with claim.local_lock("lab", "setup") as ours:
         host = Host(name="head", address="127.0.0.1", port=int(port), username="root")
         session = await connect(host, SshOptions(private_key_files=(key,)))
-        async with claim.leased(ours, [session]) as refused:
+        async with claim.remote_lease(ours, [session]) as refused:
             print("held", dict(refused), flush=True)
             await asyncio.to_thread(sys.stdin.read)
         await session.close()
@@ -427,7 +427,7 @@ class Reached(Stage):
 @contextlib.asynccontextmanager
 async def somebody_else(held: bool) -> AsyncIterator[None]:
     if held:
-        async with leased(THERE, [LocalSession()]):
+        async with remote_lease(THERE, [LocalSession()]):
             yield
     else:
         yield
@@ -450,7 +450,9 @@ def set_up(
         monkeypatch.setattr(engine, judge, lambda *_: ())
     cluster = Cluster(name="lab", hosts=tuple(hosts))
     (tmp_path / "logs").mkdir(exist_ok=True)
-    request = Request(cluster, cluster.hosts[only], Wish(cluster), Needs(), tmp_path / "logs", dry=dry, stages=(stage,))
+    request = Request(
+        cluster, cluster.hosts[only], DesiredState(cluster), Needs(), tmp_path / "logs", dry=dry, stages=(stage,)
+    )
 
     async def connected(host: Host) -> Session:
         return await connect(host, ssh.options(connect_timeout=2.0, username="root"))

@@ -20,7 +20,7 @@ from clusterkit.provision import cluster_lock as claims
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.cluster_lock import Claim, Lease
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps.step import Action, Step, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Step
 from clusterkit.setup import setup as module
 from clusterkit.setup.model import HostReport, Report, State
 from clusterkit.setup.runner import HostRunner
@@ -90,7 +90,7 @@ def set_up(
     """Set up `head`, `one` and `two`; connected: awaited ahead of every connection."""
     cluster = Cluster(name="lab", hosts=tuple(ssh.servers().host(name) for name in ("head", "one", "two")))
     (tmp_path / "logs").mkdir(exist_ok=True)
-    request = Request(cluster, cluster.hosts, Wish(cluster), Needs(), tmp_path / "logs", stages=(stage,))
+    request = Request(cluster, cluster.hosts, DesiredState(cluster), Needs(), tmp_path / "logs", stages=(stage,))
 
     async def opened(host: Host) -> Session:
         if connected is not None:
@@ -178,7 +178,7 @@ class Install(Step):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         if (self.folder / host.name).exists():
             return ()
         wait = f"while [ ! -e {self.folder}/go ]; do sleep 0.05; done"

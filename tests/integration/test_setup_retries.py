@@ -16,7 +16,7 @@ from sshd import Ssh, free_port, tarpit
 from clusterkit.cli import main as cli
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.needs import Needs
-from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.step import DesiredState
 from clusterkit.setup import setup as module
 from clusterkit.setup.command import nothing_failed, only_failed
 from clusterkit.setup.failed import failed_hosts, keep_failed, path_of
@@ -24,7 +24,7 @@ from clusterkit.setup.model import HostReport, Report, State, StepFailedError
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Request, Setup, Stage
 from clusterkit.setup.view import summary
-from clusterkit.ssh.api import Session, Trouble
+from clusterkit.ssh.api import ErrorKind, Session
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
@@ -68,7 +68,7 @@ def run(ssh: Ssh, hosts: list[Host], stage: Stage, tmp_path: Path, *, retries: i
     logs = tmp_path / "logs"
     logs.mkdir(exist_ok=True)
     request = Request(
-        cluster, cluster.hosts, Wish(cluster), Needs(), logs, stages=(stage,), retries=retries, retry_wait=wait
+        cluster, cluster.hosts, DesiredState(cluster), Needs(), logs, stages=(stage,), retries=retries, retry_wait=wait
     )
 
     async def connected(host: Host) -> Session:
@@ -119,7 +119,7 @@ def test_a_host_that_is_lost_in_the_middle_goes_through_again(ssh: Ssh, tmp_path
     assert report.exit_code == 3
     failure = report.hosts["frail"].failure
     assert failure is not None
-    assert (failure.step, failure.trouble, failure.transient) == ("touch", Trouble.LOST, True)
+    assert (failure.step, failure.trouble, failure.transient) == ("touch", ErrorKind.LOST, True)
 
 
 def test_what_stays_away_fails_after_the_last_try_and_another_reason_at_once(ssh: Ssh, tmp_path: Path) -> None:

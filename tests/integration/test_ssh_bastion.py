@@ -8,7 +8,7 @@ import pytest
 from sshd import Ssh, Sshd, free_port, make_key, wait_until
 
 from clusterkit.hosts.model import Host
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.connection import connect
 from trainer.errors import UserError
 
@@ -61,13 +61,13 @@ def test_proxy_jump_of_the_ssh_configuration(ssh: Ssh) -> None:
 def test_host_keys_of_the_bastion_are_checked_too(ssh: Ssh) -> None:
     bastion, server = ssh.servers(), ssh.servers()
     host = server.host(proxy_jump=jump(bastion))
-    assert ssh.failure(host, ssh.options(host_key_policy="strict")).trouble is Trouble.HOST_KEY
+    assert ssh.failure(host, ssh.options(host_key_policy="strict")).trouble is ErrorKind.HOST_KEY
     ssh.with_session(host, where_from)
     bastion.stop()
     bastion.host_key = make_key(ssh.folder / "swapped")
     bastion.start()
     error = ssh.failure(host)
-    assert error.trouble is Trouble.HOST_KEY
+    assert error.trouble is ErrorKind.HOST_KEY
     assert error.host == host.name
     assert "bastion" in error.message
     assert f"[127.0.0.1]:{bastion.port}" in error.fix
@@ -84,15 +84,15 @@ def test_bastion_that_is_down_fails_every_host_behind_it(ssh: Ssh) -> None:
 
     errors = asyncio.run(scenario())
     assert [(error.host, error.trouble) for error in errors] == [
-        ("a", Trouble.UNREACHABLE),
-        ("b", Trouble.UNREACHABLE),
+        ("a", ErrorKind.UNREACHABLE),
+        ("b", ErrorKind.UNREACHABLE),
     ]
 
 
 def test_host_that_the_bastion_cannot_reach(ssh: Ssh) -> None:
     host = Host(name="a", address="127.0.0.1", port=free_port(), proxy_jump=jump(ssh.servers()))
     error = ssh.failure(host)
-    assert error.trouble is Trouble.UNREACHABLE
+    assert error.trouble is ErrorKind.UNREACHABLE
     assert "bastion" in error.message
     assert "refused" in error.message.lower()
 
@@ -100,14 +100,14 @@ def test_host_that_the_bastion_cannot_reach(ssh: Ssh) -> None:
 def test_bastion_that_forbids_forwarding(ssh: Ssh) -> None:
     bastion = ssh.servers("AllowTcpForwarding no")
     error = ssh.failure(ssh.servers().host(proxy_jump=jump(bastion)))
-    assert error.trouble is Trouble.UNREACHABLE
+    assert error.trouble is ErrorKind.UNREACHABLE
     assert "AllowTcpForwarding" in error.fix
 
 
 def test_bastion_that_dies_takes_its_hosts_and_is_opened_anew(ssh: Ssh) -> None:
     bastion, server = ssh.servers(), ssh.servers()
 
-    async def scenario() -> Trouble:
+    async def scenario() -> ErrorKind:
         options = ssh.options(proxy_jump=jump(bastion))
         session = await connect(server.host(), options)
         bastion.kill_connections()
@@ -119,7 +119,7 @@ def test_bastion_that_dies_takes_its_hosts_and_is_opened_anew(ssh: Ssh) -> None:
         await session.close()
         return caught.value.trouble
 
-    assert asyncio.run(scenario()) is Trouble.LOST
+    assert asyncio.run(scenario()) is ErrorKind.LOST
 
 
 def test_bastions_that_lead_in_a_circle(ssh: Ssh) -> None:

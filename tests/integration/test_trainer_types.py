@@ -13,7 +13,7 @@ from runs import Forks, NewTrial, Trial, command
 
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import closing_lines, read_summary
-from clusterkit.runs.trials import Course, choose_trial
+from clusterkit.runs.trials import TrialState, choose_trial
 
 NAMES, THINGS = ("ada", "bo", "cleo"), ("lamp", "chair", "table", "spoon")
 COUNT = 12 * 3
@@ -179,7 +179,7 @@ def test_trajectories_without_learning(forks: Forks, new_trial: NewTrial) -> Non
     assert not list(trial.paths.recover.iterdir())
     shown = closing_lines(read_summary(run_directory(trial)) or {})
     assert shown[0].startswith("18 tasks, 36 trajectories")
-    assert choose_trial(trial.config, named_by_user=True).course is Course.COMPLETE
+    assert choose_trial(trial.config, named_by_user=True).course is TrialState.COMPLETE
 
 
 def test_rollouts_that_were_stopped_go_on_with_the_tasks_that_are_left(forks: Forks, new_trial: NewTrial) -> None:

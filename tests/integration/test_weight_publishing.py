@@ -26,7 +26,7 @@ from trainer.engines.http import Server
 from trainer.errors import RunError, UserError
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.rollout.server_sampler import Served, ServedSampler
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet
 from trainer.train.distributed import join_world, leave_world, single_world
@@ -246,7 +246,7 @@ def test_rollouts_go_on_when_their_only_server_is_replaced(rig: Servers, tmp_pat
     register(rig.start())
     controller = RolloutController(parts.agent, rig.engine, seed=1)
     served = Served(rig.engine, Fleet(rig.engine, folder, parts.config), controller, rig.loop)
-    course = Course.of(parts.config, parts.config.task.train_size)
+    course = Schedule.of(parts.config, parts.config.task.train_size)
     sampler = ServedSampler(parts.config, parts.source, course, single_world(), lambda: False, served, one.nccl)
     sampler.publish(1)
     assert not rig.engine.has_folder

@@ -21,7 +21,7 @@ from clusterkit.provision.bundle.build import Contents, build
 from clusterkit.provision.bundle.folder import Bundle, Manifest, load, send
 from clusterkit.provision.bundle.packages import Sources
 from clusterkit.provision.steps import apt, dnf, shell
-from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.step import DesiredState
 from clusterkit.provision.steps.systems import SYSTEMS
 from tests.localsession import LocalSession
 from tests.realparts import require
@@ -173,7 +173,7 @@ class TestReading:
 class TestOnTheHost:
     def install(self, bundle: Path, tmp_path: Path, names: str) -> subprocess.CompletedProcess[str]:
         """What the step's script does, with folders of its own, nothing installed, and no way to a network."""
-        wish = Wish(cluster=Cluster(hosts=(Host(name="a"),)), bundle=str(bundle))
+        wish = DesiredState(cluster=Cluster(hosts=(Host(name="a"),)), bundle=str(bundle))
         prelude = apt.prelude(DEBIAN, wish).replace(shell.STATE, str(tmp_path / "state"))
         (tmp_path / "archives" / "partial").mkdir(parents=True)
         (tmp_path / "status").write_text("")
@@ -308,7 +308,7 @@ class TestRpm:
         rhel = next(system for system in SYSTEMS if system.name == "rhel-9")
         build(tmp_path / "out", Contents(("rhel-9",), sources=Sources(rpm_mirror=mirror), sets={"base": ("tool",)}))
         shutil.rmtree(tmp_path / "mirror")
-        wish = Wish(cluster=Cluster(hosts=(Host(name="a"),)), bundle=str(tmp_path / "out"))
+        wish = DesiredState(cluster=Cluster(hosts=(Host(name="a"),)), bundle=str(tmp_path / "out"))
         own = f"--installroot={tmp_path}/root --releasever=9 --setopt=cachedir={tmp_path}/cache --setopt=reposdir=/none"
         script = f'set -eu\n{dnf.prelude(rhel, wish)}dnf_install {own} $(cat "$bundle/base.names")\n'
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=300, check=False)

@@ -14,7 +14,7 @@ from realparts import require
 
 from clusterkit.common.finding import Level, worst
 from clusterkit.provision.checks.storage import StorageReport, storage_shared
-from clusterkit.ssh.api import HostError, Result, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result
 
 HOSTS = ("h1", "h2", "h3")
 
@@ -148,7 +148,7 @@ def test_a_host_that_is_lost_on_the_way_leaves_the_others_checked(tmp_path: Path
 
         async def run(self, script: str, **options: object) -> Result:
             if self.scripts:
-                raise HostError("h2", Trouble.LOST, "the connection is gone", "Look at it.")
+                raise HostError("h2", ErrorKind.LOST, "the connection is gone", "Look at it.")
             return await super().run(script, **options)  # type: ignore[arg-type]
 
     report = probe(tmp_path, sessions=[LocalSession("h1"), Lost("h2"), LocalSession("h3")])

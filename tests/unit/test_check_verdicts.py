@@ -17,7 +17,7 @@ from clusterkit.provision.checks.needs import GIB, Needs, image_cuda
 from clusterkit.provision.checks.verdicts import judge
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.images.versions import versions
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from trainer.errors import UserError
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "check").glob("*.json"))
@@ -104,7 +104,7 @@ def two_hosts() -> Cluster:
 def answer_of(name: str, changes: dict[str, Any]) -> Facts | HostError:
     if "error" in changes:
         trouble, message, fix = changes["error"]
-        return HostError(name, Trouble(trouble), message, fix)
+        return HostError(name, ErrorKind(trouble), message, fix)
     return Facts.model_validate(merged({**HEALTHY, "hostname": name, "machine_id": f"id of {name}"}, changes))
 
 

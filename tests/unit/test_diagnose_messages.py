@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from run_writer import RunWriter
 
-from clusterkit.runs.diagnose.model import Finding
+from clusterkit.runs.diagnose.model import Cause
 from clusterkit.runs.diagnose.run import diagnose_log, diagnose_run
 from clusterkit.runs.diagnose.view import diagnosis_lines
 
@@ -80,7 +80,7 @@ def _messages() -> tuple[Message, ...]:
     return tuple(found)
 
 
-def _told(message: Message, findings: tuple[Finding, ...], shown: str) -> str:
+def _told(message: Message, findings: tuple[Cause, ...], shown: str) -> str:
     """What is wrong with what was told of a message, or ""."""
     if not findings:
         return "nothing is found"

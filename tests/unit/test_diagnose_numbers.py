@@ -19,7 +19,7 @@ import pytest
 import yaml
 from run_writer import RunWriter
 
-from clusterkit.runs.diagnose.model import Finding
+from clusterkit.runs.diagnose.model import Cause
 from clusterkit.runs.diagnose.run import diagnose_run
 from clusterkit.runs.diagnose.stall import process_state
 from clusterkit.runs.directory import hold_lock
@@ -41,11 +41,11 @@ def _steps(writer: RunWriter, count: int, stats: Stats, seconds: float = 4.0) ->
     return writer
 
 
-def _findings(writer: RunWriter) -> dict[str, Finding]:
+def _findings(writer: RunWriter) -> dict[str, Cause]:
     return {finding.id: finding for finding in diagnose_run(writer.run).findings}
 
 
-def _only(writer: RunWriter, identity: str) -> Finding:
+def _only(writer: RunWriter, identity: str) -> Cause:
     findings = _findings(writer.finish("interrupted", 1))
     assert list(findings) == [identity]
     return findings[identity]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterkit.backends.ray.jobs import Job
-from clusterkit.backends.ray.stop import chosen, of_others
-from clusterkit.backends.ray.submit import Order, on_cluster
+from clusterkit.backends.ray.jobs import RayJob
+from clusterkit.backends.ray.stop import matching_jobs, of_others
+from clusterkit.backends.ray.submit import RunRequest, on_cluster
 from clusterkit.config.resolve import resolve
 from clusterkit.hosts.model import Cluster, Host
 from trainer.config import RunConfig
@@ -54,9 +54,9 @@ def test_a_place_of_the_users_must_be_shared() -> None:
 
 def test_fingerprint_is_that_of_the_command_not_of_the_trial_it_led_to() -> None:
     first, second = RunConfig(trial_name="run1"), RunConfig(trial_name="run2")
-    assert Order(CLUSTER, first).fingerprint == Order(CLUSTER, second).fingerprint
-    assert Order(CLUSTER, first, named=True).fingerprint != Order(CLUSTER, second, named=True).fingerprint
-    assert Order(CLUSTER, first).fingerprint != Order(CLUSTER, RunConfig(seed=2)).fingerprint
+    assert RunRequest(CLUSTER, first).fingerprint == RunRequest(CLUSTER, second).fingerprint
+    assert RunRequest(CLUSTER, first, named=True).fingerprint != RunRequest(CLUSTER, second, named=True).fingerprint
+    assert RunRequest(CLUSTER, first).fingerprint != RunRequest(CLUSTER, RunConfig(seed=2)).fingerprint
 
 
 def test_job_keeps_the_trainers_words_and_exit_code(tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ def test_job_refuses_what_it_was_not_submitted_with(tmp_path: Path, change: str)
 
 
 def test_only_runs_of_the_user_are_chosen() -> None:
-    def one(user: str, trial: str, status: str = "RUNNING", kind: str = "clusterkit-train") -> Job:
+    def one(user: str, trial: str, status: str = "RUNNING", kind: str = "clusterkit-train") -> RayJob:
         data = {"kind": kind, "user": user, "experiment": "e", "trial": trial}
-        return Job(f"{user}-{trial}", status, metadata={key: value for key, value in data.items() if value})
+        return RayJob(f"{user}-{trial}", status, metadata={key: value for key, value in data.items() if value})
 
     known = [one("alice", "run1"), one("bob", "run1"), one("bob", "run2", "STOPPED"), one("", "x", kind="")]
-    assert [job.user for job in chosen(known, "bob", None, None)] == ["bob"]
-    assert [job.user for job in chosen(known, "alice", "e", "run1")] == ["alice"]
-    assert chosen(known, "carol", None, None) == []
+    assert [job.user for job in matching_jobs(known, "bob", None, None)] == ["bob"]
+    assert [job.user for job in matching_jobs(known, "alice", "e", "run1")] == ["alice"]
+    assert matching_jobs(known, "carol", None, None) == []
     assert [job.user for job in of_others(known, "bob")] == ["alice", ""]
 
 

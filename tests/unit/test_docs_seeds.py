@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.cli.main import HOST_COMMANDS, app
-from clusterkit.config.aliases import ALIASES, Refused, Renamed
+from clusterkit.config.aliases import ALIASES, RefusedSetting, Renamed
 from clusterkit.config.fields import fields
 from clusterkit.config.overrides import known_field, parse_overrides, parse_value
 from clusterkit.config.resolve import resolve
@@ -157,10 +157,10 @@ def test_a_mark_says_what_becomes_of_the_old_spelling(line: Line) -> None:
         if line.mark == "✗":
             with pytest.raises(UserError):
                 parse_overrides([old if "=" in old else f"{old}=x"])
-            assert isinstance(alias, Refused) or "=" in old
+            assert isinstance(alias, RefusedSetting) or "=" in old
             continue
         assert alias is not None or key in fields(), old
-        assert not isinstance(alias, Refused)
+        assert not isinstance(alias, RefusedSetting)
         if isinstance(alias, Renamed):
             targets = {*alias.keys, *alias.beside}
             named = {word.partition("=")[0] for word in line.here if not word.startswith("clusterkit")}
@@ -241,7 +241,7 @@ def test_the_verl_script_is_our_preset(seeds: dict[str, str]) -> None:
     body = re.sub(r"\$\{?([A-Z_]+)\}?", lambda found: variables[found[1]], body)
     typed = [word for word in shlex.split(body.replace("\\", " ")) if "=" in word]
     assert len(typed) == 61
-    refused = [word for word in typed if isinstance(ALIASES[word.lstrip("+").partition("=")[0]], Refused)]
+    refused = [word for word in typed if isinstance(ALIASES[word.lstrip("+").partition("=")[0]], RefusedSetting)]
     with pytest.raises(UserError) as caught:
         resolve("0.5B", None, typed)
     assert len(str(caught.value).splitlines()) == len(refused) == 5

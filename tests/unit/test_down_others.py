@@ -74,7 +74,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setattr("clusterkit.cli.work.down.leftovers", hosts.leftovers)
     monkeypatch.setattr("clusterkit.cli.work.down.remove", hosts.remove)
     monkeypatch.setattr("clusterkit.cli.work.down.ask_ray", hosts.ask_ray)
-    monkeypatch.setattr("clusterkit.cli.work.down.leased", leased)
+    monkeypatch.setattr("clusterkit.cli.work.down.remote_lease", leased)
     return hosts
 
 

@@ -17,7 +17,7 @@ from realparts import require
 
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.facts.probe import Wants, gather, probe_script
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
 SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"
@@ -223,7 +223,7 @@ def test_a_shell_that_prints_before_and_fails(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         asyncio.run(gather(session, Wants()))
 
-    assert caught.value.trouble is Trouble.LOST
+    assert caught.value.trouble is ErrorKind.LOST
     assert "no shell for you" in caught.value.message
 
 

@@ -25,7 +25,7 @@ from clusterkit.provision.images.identity import parse, repository
 from clusterkit.provision.images.lock import parse as parse_lock
 from clusterkit.provision.images.meter import counter, readable
 from clusterkit.provision.images.pull import _manifest_digest, _Meter, _reason
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.errors import UserError
 
 DIGEST = "sha256:" + "ab" * 32
@@ -237,7 +237,7 @@ def test_holders_double_every_round() -> None:
 async def lose(holders: Holders, host: str) -> None:
     """A transfer in which a host is lost."""
     async with holders.one():
-        raise HostError(host, Trouble.LOST, "gone")
+        raise HostError(host, ErrorKind.LOST, "gone")
 
 
 def test_a_lost_holder_serves_nobody_any_more_and_the_last_one_lost_ends_the_wait() -> None:

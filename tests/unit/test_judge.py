@@ -14,7 +14,7 @@ from httpstub import Answer, Drop, Hang, HttpStub
 
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache
-from trainer.judge.client import ChatClient, Patience, verify_model
+from trainer.judge.client import ChatClient, Timeouts, verify_model
 from trainer.judge.priority_limiter import ORDER, Turns
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.judge.registry import judges_folder
@@ -50,7 +50,7 @@ class Judge(HttpStub):
 
 
 def client(*servers: HttpStub, wait: float = 20.0, cache: AnswerCache | None = None, answer: float = 5.0) -> ChatClient:
-    return ChatClient(lambda: [s.url for s in servers], "judge", 8, Patience(answer, wait, 2.0), cache)
+    return ChatClient(lambda: [s.url for s in servers], "judge", 8, Timeouts(answer, wait, 2.0), cache)
 
 
 def reader(*servers: HttpStub, **changes: Any) -> ServedReader:
@@ -94,7 +94,7 @@ def test_another_server_answers_for_one_that_is_gone() -> None:
 def test_a_run_waits_for_a_judge_that_is_gone_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def ask() -> None:
         servers: list[HttpStub] = []
-        one = ChatClient(lambda: [s.url for s in servers], "judge", 8, Patience(5.0, 60.0, 2.0))
+        one = ChatClient(lambda: [s.url for s in servers], "judge", 8, Timeouts(5.0, 60.0, 2.0))
         waiting = asyncio.ensure_future(one.chat([{"role": "user", "content": "?"}]))
         while "the run waits" not in caplog.text:
             await asyncio.sleep(0.01)
@@ -209,7 +209,7 @@ def test_connections_end_with_their_event_loop_and_the_next_one_has_its_own(capl
             assert await one.chat([{"role": "user", "content": said}]) == said
 
     urls: list[str] = []
-    one = ChatClient(lambda: urls, "judge", 8, Patience(5.0, 5.0, 2.0))
+    one = ChatClient(lambda: urls, "judge", 8, Timeouts(5.0, 5.0, 2.0))
     asyncio.run(ask(one, urls, "here"))
     asyncio.run(ask(one, urls, "there"))
     del one
@@ -248,7 +248,7 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
             return says("x")
 
         async with HttpStub(slow) as server:
-            one = ChatClient(lambda: [server.url], "judge", 3, Patience(5.0, 5.0, 2.0))
+            one = ChatClient(lambda: [server.url], "judge", 3, Timeouts(5.0, 5.0, 2.0))
             await asyncio.gather(*(one.chat([{"role": "user", "content": str(i)}]) for i in range(20)))
         assert most == 3
 
@@ -277,7 +277,7 @@ def test_a_judge_that_is_too_slow_is_asked_fewer_at_a_time_and_all_is_answered(
             return says("yes")
 
         async with HttpStub(slow) as server:
-            one = ChatClient(lambda: [server.url], "judge", 48, Patience(0.7, 60.0, 2.0))
+            one = ChatClient(lambda: [server.url], "judge", 48, Timeouts(0.7, 60.0, 2.0))
             questions = ([{"role": "user", "content": str(number)}] for number in range(96))
             answers = await asyncio.gather(*map(one.chat, questions))
             return list(answers), sum(path == CHAT for _, path, _ in server.seen)
@@ -296,7 +296,7 @@ def test_a_request_that_alone_takes_too_long_is_its_own_failure() -> None:
             return Hang() if "endless" in body["messages"][0]["content"] else says('{"VALID": true}')
 
         async with HttpStub(endless) as server:
-            one = ServedReader(ChatClient(lambda: [server.url], "judge", 8, Patience(0.3, 60.0, 2.0)), 20, 64, 0.7, 64)
+            one = ServedReader(ChatClient(lambda: [server.url], "judge", 8, Timeouts(0.3, 60.0, 2.0)), 20, 64, 0.7, 64)
             waiting = asyncio.ensure_future(one.worth_keeping("semantic", "endless", ""))
             number = 0
             while not waiting.done():
@@ -349,7 +349,7 @@ def test_requests_of_older_groups_go_first_and_one_given_up_keeps_no_slot() -> N
             await one.chat([{"role": "user", "content": str(order)}])
 
         async with HttpStub(slow) as server:
-            one = ChatClient(lambda: [server.url], "judge", 1, Patience(5.0, 5.0, 2.0))
+            one = ChatClient(lambda: [server.url], "judge", 1, Timeouts(5.0, 5.0, 2.0))
             jobs = {order: asyncio.create_task(of_group(one, order)) for order in (9, 7, 8, 6)}
             while not sent:
                 await asyncio.sleep(0.01)

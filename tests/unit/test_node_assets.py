@@ -26,8 +26,8 @@ from clusterkit.data.assets.manifest import MANIFEST, differences, read_manifest
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets import hub_fetch
 from clusterkit.provision.assets.hub import Hub, fetch_action
-from clusterkit.provision.assets.model import NodeAsset, Origin, needed
-from clusterkit.provision.assets.view import View, parse_view, require_usable, unseen, wrong
+from clusterkit.provision.assets.model import NodeAsset, Origin, required_assets
+from clusterkit.provision.assets.view import View, asset_problem, parse_view, require_usable, unseen
 from clusterkit.provision.steps.step import Refused
 
 CLUSTER = Cluster(name="lab", hosts=(Host(name="node1"),))
@@ -48,7 +48,7 @@ KEPT = {"config.json", "tokenizer.json", "model.safetensors"}
 
 
 def needs(preset: str, *overrides: str, **paths: str) -> tuple[NodeAsset, ...]:
-    return needed(resolve(preset, None, overrides).config, CLUSTER, **paths)
+    return required_assets(resolve(preset, None, overrides).config, CLUSTER, **paths)
 
 
 def test_presets_say_what_they_need() -> None:
@@ -240,7 +240,7 @@ def test_download_keeps_one_format_and_writes_a_manifest(hub: FakeHub, tmp_path:
     assert manifest is not None
     assert manifest["files"]["model.safetensors"]["sha256"] == hashlib.sha256(WEIGHTS).hexdigest()
     assert differences(folder, manifest) == ""
-    assert wrong(ASSET, view_of(folder)) == ""
+    assert asset_problem(ASSET, view_of(folder)) == ""
     sent = dict(hub.sent)
     assert outcome(fetch(hub, folder))["fetched"] == 0
     assert {name: hub.sent[name] for name in KEPT} == {name: sent[name] for name in KEPT}
@@ -295,7 +295,7 @@ def test_git_lfs_pointers_are_replaced_and_files_of_the_user_kept(hub: FakeHub, 
     assert "mine" in (folder / "config.json").read_text()
     assert (folder / "notes.txt").read_text() == "mine"
     assert "config.json differs" in done.stdout
-    assert wrong(ASSET, view_of(folder)) == ""
+    assert asset_problem(ASSET, view_of(folder)) == ""
     assert outcome(fetch(hub, folder))["fetched"] == 0
 
 
@@ -303,7 +303,7 @@ def test_damaged_file_of_ours_is_fetched_again(hub: FakeHub, tmp_path: Path) -> 
     folder = tmp_path / "name"
     outcome(fetch(hub, folder))
     (folder / "model.safetensors").write_bytes(WEIGHTS[:-10])
-    assert "model.safetensors" in wrong(ASSET, view_of(folder))
+    assert "model.safetensors" in asset_problem(ASSET, view_of(folder))
     assert outcome(fetch(hub, folder))["fetched"] == 1
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -378,11 +378,11 @@ def test_view_is_read_and_judged() -> None:
     text = f"{manifest}\n@@sizes\n5\ta b\n9\tclusterkit-asset.json\n@@pointers\n"
     view = parse_view(text)
     assert view.sizes == {"a b": 5}
-    assert wrong(ASSET, view) == ""
-    assert "is not there" in wrong(ASSET, View(False))
-    assert "no manifest" in wrong(ASSET, parse_view("null\n@@sizes\n5\ta\n@@pointers\n"))
-    assert "Git LFS pointers" in wrong(ASSET, parse_view("null\n@@sizes\n130\ta\n@@pointers\n./a\n"))
-    assert wrong(ASSET, seen(a=5, b=6)) == "b in /storage/models/name: missing or of another size"
+    assert asset_problem(ASSET, view) == ""
+    assert "is not there" in asset_problem(ASSET, View(False))
+    assert "no manifest" in asset_problem(ASSET, parse_view("null\n@@sizes\n5\ta\n@@pointers\n"))
+    assert "Git LFS pointers" in asset_problem(ASSET, parse_view("null\n@@sizes\n130\ta\n@@pointers\n./a\n"))
+    assert asset_problem(ASSET, seen(a=5, b=6)) == "b in /storage/models/name: missing or of another size"
 
 
 def test_host_that_sees_another_storage_is_told_apart() -> None:

@@ -16,7 +16,7 @@ from clusterkit.config.resolve import resolve
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.runs import train_size
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 
 PAIRS = [(name, task) for name in presets.size_names() for task in presets.load_size(name).tasks]
 ROWS = {"math": 5 * 512 + 10, "memalpha": 562, "memagent": 300, "hotpotqa": 140, "sft": 400}
@@ -63,17 +63,17 @@ def hotpotqa(folder: Path, rows: int) -> str:
 WRITERS = {"math": math, "memalpha": memalpha, "hotpotqa": hotpotqa, "memagent": hotpotqa, "sft": sft}
 
 
-def planned_and_run(folder: Path, preset: str, task: str, *more: str) -> tuple[Course, Course]:
+def planned_and_run(folder: Path, preset: str, task: str, *more: str) -> tuple[Schedule, Schedule]:
     """The schedule that a plan without the data is made with, and that of the run."""
     if task not in WRITERS:
         config = resolve(preset, task, more).config
-        return timing.course(config), Course.of(config, train_size(config))
+        return timing.course(config), Schedule.of(config, train_size(config))
     rows = ROWS[task]
     here = WRITERS[task](folder, rows).split()
     settings = [f"task.train_size={rows}", *more]
     config = resolve(preset, task, [*settings, *here]).config
     planned = config if task == "sft" else resolve(preset, task, settings).config  # which has no data but one's own
-    return timing.course(planned), Course.of(config, train_size(config))
+    return timing.course(planned), Schedule.of(config, train_size(config))
 
 
 @pytest.mark.parametrize(("preset", "task"), PAIRS)
@@ -99,7 +99,7 @@ def test_a_part_that_is_held_out_when_asked_is_not_planned_with(tmp_path: Path) 
     config = resolve("135M_cpu", "math", settings).config
     far = resolve("7B_n4", "math", ["task.eval_fraction=0.2"]).config
 
-    assert timing.course(config) == Course.of(config, train_size(config))
+    assert timing.course(config) == Schedule.of(config, train_size(config))
     assert train_size(config) < 1000
     assert timing.course(far).train_size == 84_800
 

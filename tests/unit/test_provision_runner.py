@@ -12,7 +12,7 @@ from localsession import LocalSession
 
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps.step import Action, Refused, Step, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused, Step
 from clusterkit.setup import runner as runner_module
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.milestones import Milestones
@@ -22,7 +22,7 @@ from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session
 
 HOST = Host(name="one")
-WISH = Wish(Cluster(hosts=(HOST,)))
+WISH = DesiredState(Cluster(hosts=(HOST,)))
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Line:
     retries: int = 0
     timeout: float = 20.0
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         if facts.files.get(str(self.file)) == self.text:
             return ()
         script = self.script or f"cat > {self.file}"
@@ -47,7 +47,7 @@ class Line:
 class Refusing:
     name = "refusing"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         raise Refused("this cannot be", "do that")
 
 

@@ -13,7 +13,7 @@ from clusterkit.provision.ray.observe import ContainerState, RayAnswer, RayNode,
 from clusterkit.provision.ray.start import NotReadyError
 from clusterkit.provision.ray.state import ClusterState, assess
 from clusterkit.provision.ray.status_text import parse_status
-from clusterkit.ssh.api import HostError, Result, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result
 from trainer.errors import UserError
 
 CASES = Path(__file__).parents[1] / "cases" / "raycluster"
@@ -115,7 +115,7 @@ def test_of_two_nodes_with_one_name_the_one_in_the_container_counts() -> None:
 
 
 def test_host_that_cannot_be_asked_is_named() -> None:
-    silent = {"n2": HostError("n2", Trouble.UNREACHABLE, "no route to host")}
+    silent = {"n2": HostError("n2", ErrorKind.UNREACHABLE, "no route to host")}
     state = state_of({"n1": HEALTHY["n1"]}, BOTH, silent)
     assert state.wrong == ("n2: no route to host",)
     assert state.hopeless

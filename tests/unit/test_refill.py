@@ -9,7 +9,7 @@ from builders import small_config, small_parts
 
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.rollout.sampler import EmbeddedSampler
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.train.distributed import single_world
 from trainer.types import Completion, Group, Task, Trajectory, Turn, TurnRewards
 
@@ -23,7 +23,7 @@ class Scored(EmbeddedSampler):
         config = small_config("rollout.batch_size=2", "rollout.group_size=2", "train.total_steps=2", *settings)
         engine = PARTS.engine()
         controller = RolloutController(PARTS.agent, engine, config.seed)
-        course = Course.of(config, PARTS.source.train_size)
+        course = Schedule.of(config, PARTS.source.train_size)
         super().__init__(config, PARTS.source, course, engine, controller, single_world(), PARTS.lm, Any)
         self.rewards, self.turns = rewards, turns
         self.asked: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.rewards.sources import judged, lcs, scorer
+from trainer.rewards.sources import lcs, needs_judge, scorer
 
 CASES = [
     ("pubmed-rct", r"The label is \boxed{3}", ["3"], 1.0),
@@ -39,9 +39,9 @@ def test_score_of_an_answer(source: str, answer: str, golds: list[str], score: f
 
 
 def test_only_conversations_are_judged_by_a_model() -> None:
-    assert judged("lme_train")
-    assert judged("longmemeval_s*")
-    assert not judged("squad")
+    assert needs_judge("lme_train")
+    assert needs_judge("longmemeval_s*")
+    assert not needs_judge("squad")
 
 
 def test_longest_common_subsequence_against_the_textbook_table() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from trainer.config import CheckpointConfig
 from trainer.errors import UserError
-from trainer.schedule import Course, recover_due, save_due, seconds_to_first_save
+from trainer.schedule import Schedule, recover_due, save_due, seconds_to_first_save
 from trainer.train.learner import learning_rate
 
 
-def course(train_size: int, *overrides: str) -> Course:
-    return Course.of(small_config("train.total_steps=0", *overrides), train_size)
+def course(train_size: int, *overrides: str) -> Schedule:
+    return Schedule.of(small_config("train.total_steps=0", *overrides), train_size)
 
 
 def test_incomplete_batches_are_left_out_of_an_epoch() -> None:
@@ -86,7 +86,7 @@ def test_recover_checkpoints_by_steps_come_beside_those_by_time() -> None:
 
 def saves(*, seconds: float = 0, **settings: float) -> list[int]:
     c = CheckpointConfig.model_validate({"save_freq_epochs": 0, **settings})
-    found = Course(steps_per_epoch=3, total_steps=10, train_size=12, batch_size=4)
+    found = Schedule(steps_per_epoch=3, total_steps=10, train_size=12, batch_size=4)
     return [step for step in range(1, 11) if save_due(c, found, step, seconds)]
 
 
@@ -111,7 +111,7 @@ def test_persistent_checkpoints_by_steps_epochs_and_seconds() -> None:
     ],
 )
 def test_the_first_persistent_checkpoint_is_foretold(settings: dict[str, float], seconds: float) -> None:
-    found = Course(steps_per_epoch=3, total_steps=10, train_size=12, batch_size=4)
+    found = Schedule(steps_per_epoch=3, total_steps=10, train_size=12, batch_size=4)
 
     assert seconds_to_first_save(CheckpointConfig.model_validate(settings), found, 100) == seconds
 

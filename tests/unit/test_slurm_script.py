@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.backends.slurm.script import APPTAINER, PYXIS, Container, Wishes, sbatch_options, script
+from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, Wishes, sbatch_options, script
 from clusterkit.runs.directory import RunDirectory
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -34,8 +34,8 @@ def step(written: str) -> str:
 ALL = [
     Wishes(),
     Wishes("gpu", "lab", "1-00:00:00", ("--mem=0", "--constraint=a b"), requeue=True, python="/shared/my venv/python"),
-    Wishes(container=Container("docker://runtime:1", PYXIS, ("/data:/mnt",))),
-    Wishes(container=Container("/shared/runtime.sif", APPTAINER), requeue=True),
+    Wishes(container=SlurmContainer("docker://runtime:1", PYXIS, ("/data:/mnt",))),
+    Wishes(container=SlurmContainer("/shared/runtime.sif", APPTAINER), requeue=True),
 ]
 
 
@@ -57,7 +57,7 @@ def test_without_gpus_none_are_asked_for() -> None:
 
 
 def test_a_container_sees_the_storage_through_pyxis() -> None:
-    line = step(text(Wishes(container=Container("registry#runtime:1", PYXIS, ("/data:/mnt",)))))
+    line = step(text(Wishes(container=SlurmContainer("registry#runtime:1", PYXIS, ("/data:/mnt",)))))
     assert "'--container-image=registry#runtime:1'" in line
     assert "--container-mounts=/shared:/shared,/cache:/cache,/data:/mnt python3 -m trainer.launch.slurm" in line
 
@@ -67,7 +67,7 @@ def test_a_container_sees_the_storage_through_pyxis() -> None:
     [("/shared/runtime.sif", "/shared/runtime.sif"), ("runtime:1", "docker://runtime:1"), ("oras://x/y", "oras://x/y")],
 )
 def test_a_container_through_apptainer(image: str, told: str) -> None:
-    wishes = Wishes(container=Container(image, APPTAINER, ("/data",)))
+    wishes = Wishes(container=SlurmContainer(image, APPTAINER, ("/data",)))
     assert f"apptainer exec --bind /shared,/cache,/data {told} python3 -m" in step(text(wishes))
     assert f"apptainer exec --nv --bind /shared,/cache,/data {told}" in step(text(wishes, n_gpus_per_node=8))
 

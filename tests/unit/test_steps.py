@@ -20,7 +20,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
 from clusterkit.provision.steps.shell import sha
-from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import SYSTEMS
 
 FOLDER = Path(__file__).parents[1] / "cases" / "steps"
@@ -68,15 +68,15 @@ def checksum(path: str, value: str, planned: Sequence[tuple[str, Action]]) -> st
     return sha(value.removeprefix("text:").encode()) if value.startswith("text:") else value
 
 
-def wish_of(case: Mapping[str, Any]) -> Wish:
+def wish_of(case: Mapping[str, Any]) -> DesiredState:
     given = dict(case.get("wish", {}))
     if "ca_bundle" in given:
         given["ca_bundle"] = given["ca_bundle"].encode()
     cluster = Cluster(hosts=CLUSTER.hosts, storage=given.pop("storage", "/storage"))
-    return Wish(cluster=cluster, **given)
+    return DesiredState(cluster=cluster, **given)
 
 
-def plan(facts: Facts, wish: Wish) -> list[tuple[str, Action]]:
+def plan(facts: Facts, wish: DesiredState) -> list[tuple[str, Action]]:
     return [(step.name, action) for step in STEPS for action in step.plan(wish.cluster.hosts[0], facts, wish)]
 
 
@@ -139,7 +139,7 @@ def test_the_plan_of_every_system_is_complete_and_steps_ask_only_for_known_facts
     assert {system.name for system in SYSTEMS} == SYSTEM_FACTS.keys() - {"centos-7", "fedora", "none", "arm"}
     for system in SYSTEMS:
         case = {"system": system.name, "facts": {"commands": {}, "packages": {}, "disks": {}}}
-        planned = plan(facts_of(case), Wish(cluster=CLUSTER))
+        planned = plan(facts_of(case), DesiredState(cluster=CLUSTER))
         assert [name for name, _ in planned].count("docker") == 4, system.name
         assert planned[-1][0] == "storage"
     for path in CASES:
@@ -157,4 +157,4 @@ def test_a_host_in_order_needs_nothing() -> None:
             "docker": {"client": "29.1", "server": "29.1"},
         },
     }
-    assert plan(facts_of(case), Wish(cluster=CLUSTER)) == []
+    assert plan(facts_of(case), DesiredState(cluster=CLUSTER)) == []

@@ -20,7 +20,7 @@ MOST_CHARACTERS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What a call did. ok: it was carried out. store: core, semantic or episodic, "" where that was not clear.
     memory_id, content: of the entry that was written; message: the answer to the call.
     """
@@ -65,18 +65,18 @@ class Memory:
     stores: dict[str, dict[str, str]] = field(default_factory=lambda: {name: {} for name in STORES})
     made: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STORES, 0))
 
-    def apply(self, call: ToolCall) -> Outcome:
+    def apply(self, call: ToolCall) -> CallOutcome:
         """Carry a call out, or answer why not. Changes nothing where it is refused."""
         if call.problem:
-            return Outcome("", False, call.problem)
+            return CallOutcome("", False, call.problem)
         tool = {INSERT: self._insert, UPDATE: self._update, DELETE: self._delete}.get(call.name)
         if tool is None:
             name = call.name[:80]
-            return Outcome(name, False, f"there is no tool {name}: use {INSERT}, {UPDATE} or {DELETE}")
+            return CallOutcome(name, False, f"there is no tool {name}: use {INSERT}, {UPDATE} or {DELETE}")
         try:
             return tool(call.arguments)
         except _RefusedError as refused:
-            return Outcome(call.name, False, str(refused))
+            return CallOutcome(call.name, False, str(refused))
 
     def texts(self) -> list[str]:
         """Everything that the memory holds: the core text where there is one, then all entries."""
@@ -87,7 +87,7 @@ class Memory:
         """For the record and the reward."""
         return {"core": self.core, **{name: dict(entries) for name, entries in self.stores.items()}}
 
-    def _insert(self, arguments: dict[str, Any]) -> Outcome:
+    def _insert(self, arguments: dict[str, Any]) -> CallOutcome:
         store = _store(arguments, core=False)
         content = _text(arguments, "content")
         entries = self.stores[store]
@@ -97,9 +97,9 @@ class Memory:
         self.made[store] += 1
         memory_id = f"{STORES[store]}_{self.made[store]:04d}"
         entries[memory_id] = content
-        return Outcome(INSERT, True, f"kept as {memory_id}", store, memory_id, content)
+        return CallOutcome(INSERT, True, f"kept as {memory_id}", store, memory_id, content)
 
-    def _update(self, arguments: dict[str, Any]) -> Outcome:
+    def _update(self, arguments: dict[str, Any]) -> CallOutcome:
         store = _store(arguments, core=True)
         content = _text(arguments, "new_content")
         if store == "core":
@@ -107,24 +107,24 @@ class Memory:
                 raise _RefusedError("core says exactly that already")
             self.core = self.cut(content)
             cut = "" if self.core == content else f"; cut to {len(self.core)} of {len(content)} characters"
-            return Outcome(UPDATE, True, f"core is replaced{cut}", "core", "", self.core)
+            return CallOutcome(UPDATE, True, f"core is replaced{cut}", "core", "", self.core)
         memory_id = self._known(store, arguments)
         entries = self.stores[store]
         if content in entries.values():
             raise _RefusedError(f"an entry of {store} says exactly that already")
         entries[memory_id] = content
-        return Outcome(UPDATE, True, f"{memory_id} is replaced", store, memory_id, content)
+        return CallOutcome(UPDATE, True, f"{memory_id} is replaced", store, memory_id, content)
 
-    def _delete(self, arguments: dict[str, Any]) -> Outcome:
+    def _delete(self, arguments: dict[str, Any]) -> CallOutcome:
         store = _store(arguments, core=True)
         if store == "core":
             if not self.core:
                 raise _RefusedError("core is empty already")
             self.core = ""
-            return Outcome(DELETE, True, "core is emptied", "core")
+            return CallOutcome(DELETE, True, "core is emptied", "core")
         memory_id = self._known(store, arguments)
         del self.stores[store][memory_id]
-        return Outcome(DELETE, True, f"{memory_id} is removed", store, memory_id)
+        return CallOutcome(DELETE, True, f"{memory_id} is removed", store, memory_id)
 
     def _known(self, store: str, arguments: dict[str, Any]) -> str:
         memory_id = arguments.get("memory_id")

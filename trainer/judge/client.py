@@ -43,7 +43,7 @@ SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """Seconds: connect for a connection, answer for one answer, wait for servers that are gone."""
 
     answer: float = 120.0
@@ -63,7 +63,7 @@ class ChatClient:
     urls: Callable[[], Sequence[str]]
     model: str
     concurrency: int = 128
-    patience: Patience = field(default_factory=Patience)
+    patience: Timeouts = field(default_factory=Timeouts)
     cache: AnswerCache | None = None
     counters: Counter[str] = field(default_factory=Counter)
     _loop: asyncio.AbstractEventLoop | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config import JudgeConfig, RunConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
-from trainer.judge.client import ChatClient, Patience, UnreachableError, verify_chat, verify_model
+from trainer.judge.client import ChatClient, Timeouts, UnreachableError, verify_chat, verify_model
 from trainer.judge.reader import TooLate, Unanswered
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.judge.retrieval import ranking_of
@@ -238,5 +238,5 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     if len(set(names)) > 1:
         raise UserError(f"the judges serve different models ({', '.join(names)}): let all of them serve one")
     kept = AnswerCache(cache / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None
-    client = ChatClient(again, names[0], judge.concurrency, Patience(judge.timeout_s, judge.wait_s), kept)
+    client = ChatClient(again, names[0], judge.concurrency, Timeouts(judge.timeout_s, judge.wait_s), kept)
     return ServedReader(client, judge.top_k, judge.answer_tokens, judge.answer_temperature, judge.verdict_tokens)

@@ -22,7 +22,7 @@ from typing import Any
 from trainer.agents.memory import DELETE
 from trainer.config import RewardConfig
 from trainer.judge.reader import Reader, Unanswered
-from trainer.rewards.sources import judged, scorer
+from trainer.rewards.sources import needs_judge, scorer
 from trainer.types import Question, Task, Trajectory, TurnRewards
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class MemAlphaReward:
         told: dict[str, Any] = {"question": one.question, "answers": list(one.answers), "answer": "", "score": None}
         try:
             told["answer"] = await self.reader.answer(one.question, memory)
-            if judged(source):
+            if needs_judge(source):
                 right = await self.reader.agrees(one.question, " ; ".join(one.answers), told["answer"])
                 told["score"] = float(right)
             else:

@@ -31,7 +31,7 @@ _ITEM_MARK = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):])?\s*(.*?)\s*$")
 _TOKEN = re.compile(r"[a-z0-9]+")
 
 
-def judged(source: str) -> bool:
+def needs_judge(source: str) -> bool:
     """Whether a model has to say if an answer of this source is right."""
     name = source.lower()
     return name.startswith(("lme", "longmemeval"))

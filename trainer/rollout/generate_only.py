@@ -39,7 +39,7 @@ from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.serving.sampling import served_sampler
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource
@@ -132,7 +132,7 @@ class RolloutRun:
             agent.check_window(window)
         stop_here = stop if world.size == 1 else lambda: False
         leave_out_misfits(self.source, agent)
-        course = Course(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used
+        course = Schedule(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used
         ids = stop_token_ids(lm, self.tokenizer)
         parts = SamplerParts(config, world, self.source, course, agent, make_reward(config), ids, stop_here, window)
         self.sampler: Sampler

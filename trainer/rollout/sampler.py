@@ -17,7 +17,7 @@ from trainer.engines.embedded import EmbeddedEngine
 from trainer.rollout.buffer import Cursor
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.rollout.turn_advantages import has_signal
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
@@ -33,7 +33,7 @@ class Sampler(ABC):
 
     """
 
-    def __init__(self, config: RunConfig, source: TaskSource, course: Course) -> None:
+    def __init__(self, config: RunConfig, source: TaskSource, course: Schedule) -> None:
         self.config, self.source, self.course = config, source, course
         self.cursor = Cursor(0, (), course.has_task)
         self._dropped = 0
@@ -92,7 +92,7 @@ class EmbeddedSampler(Sampler):
         self,
         config: RunConfig,
         source: TaskSource,
-        course: Course,
+        course: Schedule,
         engine: EmbeddedEngine,
         controller: RolloutController,
         world: World,

@@ -12,7 +12,7 @@ from trainer.engines.embedded import EmbeddedEngine
 from trainer.rewards import Reward
 from trainer.rollout.controller import RolloutController
 from trainer.rollout.sampler import EmbeddedSampler
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
@@ -29,7 +29,7 @@ class SamplerParts:
     config: RunConfig
     world: World
     source: TaskSource
-    course: Course
+    course: Schedule
     agent: AnyAgent
     reward: Reward
     stop_ids: set[int]

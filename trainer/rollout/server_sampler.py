@@ -26,7 +26,7 @@ from trainer.rollout.controller import RolloutController, RolloutInterruptedErro
 from trainer.rollout.roofline import DecodeRoofline
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.turn_advantages import has_signal
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.serving.fleet import Fleet
 from trainer.serving.server_placement import gpus_per_server
 from trainer.tasks.base import TaskSource
@@ -76,7 +76,7 @@ class ServedSampler(Sampler):
         self,
         config: RunConfig,
         source: TaskSource,
-        course: Course,
+        course: Schedule,
         world: World,
         stop: Callable[[], bool],
         served: Served | None,

@@ -19,7 +19,7 @@ from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.metrics import Monitor
 from trainer.rollout.batch import set_weights
-from trainer.schedule import Course
+from trainer.schedule import Schedule
 from trainer.sft.encoding import Encoder
 from trainer.sft.examples import Example, load_examples
 from trainer.sft.learner import SftLearner
@@ -53,7 +53,7 @@ class SftRun(SteppedRun):
         self.encoder = Encoder(config, self.tokenizer)
         origin = Origin(model_folder, config, world)
         self.longest = min(context_window(origin.lm, config.model), config.train.max_tokens_per_mb)
-        self.course = Course.of(config, len(self.examples.train))
+        self.course = Schedule.of(config, len(self.examples.train))
         steps = self.course.total_steps * config.train.minibatches
         self.learner = SftLearner(origin.lm, config, world, steps, origin.weights)
         self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))

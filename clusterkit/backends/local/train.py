@@ -29,7 +29,7 @@ SHOWN_CONSOLE_LINES = 10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a followed run ended: completed, interrupted, failed or killed. `message`: what to tell on stderr."""
 
     status: str
@@ -95,7 +95,7 @@ def follow(
     progress: Progress,
     again: str,
     restarts: Restarts = Restarts(),
-) -> Outcome:
+) -> RunOutcome:
     """Run the trainer to its end while showing what it records, and start it again where it crashed.
 
     Args:
@@ -137,7 +137,7 @@ def follow(
         _record_warning(run, attempt, told)
         if wait_or_signal(verdict.wait):
             kept = f"interrupted while waiting to start the trainer again: {_recover_text(run, history)}"
-            return Outcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
+            return RunOutcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
         attempt = new_attempt(run)
     reasons = explain_failure(run, killed=ending.returncode == -signal.SIGKILL)
     if len(ends) > 1:
@@ -166,24 +166,24 @@ def _record_warning(run: RunDirectory, attempt: int, message: str) -> None:
             file.write(f"{line}\n")
 
 
-def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, again: str) -> Outcome:
+def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, again: str) -> RunOutcome:
     code, console, step = ending.returncode, run.console(attempt), history.global_step
     on = f"To go on: {again}"
     if code == 0:
-        return Outcome("completed", 0, "", read_summary(run), step)
+        return RunOutcome("completed", 0, "", read_summary(run), step)
     told = failure_message(console)
     if code == 130 or (ending.interrupts and code < 0):
         kept = told.removeprefix("error: ") if told and code == 130 else f"interrupted: {_recover_text(run, history)}"
-        return Outcome("interrupted", 130, f"{kept}\n{on}", None, step)
+        return RunOutcome("interrupted", 130, f"{kept}\n{on}", None, step)
     if code < 0:
         name = _signal_name(-code)
         often = " (often the kernel, out of memory, or kill -9)" if -code == signal.SIGKILL else ""
         text = f"the trainer was ended by signal {-code}, {name}{often}; {_recover_text(run, history)}"
-        return Outcome("killed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
+        return RunOutcome("killed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
     if told is None:
         text = f"the trainer ended with code {code} and no message; {_recover_text(run, history)}"
-        return Outcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
-    return Outcome("failed", code if code in (1, 2) else 1, told, None, step)
+        return RunOutcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
+    return RunOutcome("failed", code if code in (1, 2) else 1, told, None, step)
 
 
 def again_command(arguments: Sequence[str]) -> str:

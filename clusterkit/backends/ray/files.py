@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.storage import RECORDS, read_from
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.ssh.api import HostError, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError
 from evaluation.steps import SCORES
 
 LOOK_SECONDS = 60.0
@@ -39,7 +39,7 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
         f"[ ! -d {recover} ] || find {recover} -ignore_readdir_race -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n'\n"
     )
     facts: Facts = {}
-    for line in (await said(head, script)).splitlines():
+    for line in (await run_checked(head, script)).splitlines():
         size, moment, name = line.split(" ", 2)
         if name and ".." not in Path(name).parts:
             facts[name] = (int(size), float(moment))
@@ -69,7 +69,7 @@ async def fetch_logs(head: Head, there: RunDirectory, here: RunDirectory, facts:
         seen[name] = fact
 
 
-async def said(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
+async def run_checked(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
     """What a script prints that looks at runs.
 
     Raises:
@@ -79,11 +79,11 @@ async def said(head: Head, script: str, stdin: bytes = b"", seconds: float = LOO
     result = await head.session.run(script, root=True, stdin=stdin, timeout=seconds)
     if not result.ok:
         reason = " ".join(result.stderr.split()[-20:]) or f"exit code {result.exit_code}"
-        raise HostError(head.session.host.name, Trouble.WRITE, f"the runs cannot be looked at: {reason}")
+        raise HostError(head.session.host.name, ErrorKind.WRITE, f"the runs cannot be looked at: {reason}")
     return result.stdout
 
 
-def told(value: T, folder: Path, fileroot: str, cluster: str) -> T:
+def localise_paths(value: T, folder: Path, fileroot: str, cluster: str) -> T:
     """Text, or what holds text, with the cluster's places and commands instead of those of the copy in `folder`."""
 
     def one(item: Any) -> Any:

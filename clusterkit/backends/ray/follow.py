@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterkit.backends.local.train import Outcome
-from clusterkit.backends.ray.head import Head, Patience, head_of
-from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.local.train import RunOutcome
+from clusterkit.backends.ray.head import Backoff, Head, head_of
+from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.storage import fetch_records, read_from
-from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
@@ -64,13 +64,16 @@ class Copy:
 
 
 async def watch_job(
-    selection: Selection, submission_id: str, look: Callable[[Head, Job], Awaitable[None]], say: Callable[[str], None]
-) -> Job:
+    selection: Selection,
+    submission_id: str,
+    look: Callable[[Head, RayJob], Awaitable[None]],
+    say: Callable[[str], None],
+) -> RayJob:
     """Look at a job every few seconds until it has ended; a lost connection is made again. Returns how it is then.
 
     look: called each time, the last time with the ended job. say: told when the cluster cannot be seen.
     """
-    patience = Patience()
+    patience = Backoff()
     while True:
         try:
             async with head_of(selection) as head, head.jobs() as jobs:
@@ -87,7 +90,7 @@ async def watch_job(
             await patience.wait()
 
 
-async def follow(selection: Selection, dispatched: Dispatched, progress: Progress, again: str) -> Outcome:
+async def follow(selection: Selection, dispatched: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
     """Show the run until its job ends, and say how that was.
 
     Args:
@@ -99,7 +102,7 @@ async def follow(selection: Selection, dispatched: Dispatched, progress: Progres
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
         copy = Copy(dispatched.run, Path(folder))
 
-        async def look(head: Head, job: Job) -> None:
+        async def look(head: Head, job: RayJob) -> None:
             nonlocal known
             news = await copy.refresh(head)
             progress.show(copy.history, [] if known else news)
@@ -111,15 +114,15 @@ async def follow(selection: Selection, dispatched: Dispatched, progress: Progres
         return _outcome(copy, job, again)
 
 
-def _outcome(copy: Copy, job: Job, again: str) -> Outcome:
+def _outcome(copy: Copy, job: RayJob, again: str) -> RunOutcome:
     """How it ended: by the run's own last record, where Ray's word on the job does not contradict it."""
     finish = copy.history.finish or {}
     status = str(finish.get("status") or "killed")
     step, on = copy.history.global_step, f"To go on: {again}"
     if job.status == "SUCCEEDED" and status == "completed":
-        return Outcome("completed", 0, "", read_summary(copy.local), step)
+        return RunOutcome("completed", 0, "", read_summary(copy.local), step)
     if status == "interrupted":
-        return Outcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
+        return RunOutcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
     said = str(finish.get("message") or "") if status == "failed" else ""
     why = said or f"job {job.submission_id} ended ({job.status}): {' '.join(job.message.split())[-400:]}"
-    return Outcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)
+    return RunOutcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)

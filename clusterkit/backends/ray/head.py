@@ -64,7 +64,7 @@ async def head_of(selection: Selection) -> AsyncIterator[Head]:
         await session.close()
 
 
-class Patience:
+class Backoff:
     """Growing waits between attempts to reach a host again; `reset` after a success."""
 
     def __init__(self) -> None:

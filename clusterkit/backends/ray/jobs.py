@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RayJob:
     """A submitted job. metadata: what it was submitted with. message: Ray's words on its state. Times in seconds."""
 
     submission_id: str
@@ -123,12 +123,12 @@ class RayJobs:
     def __init__(self, client: httpx.AsyncClient, head: str) -> None:
         self._client, self._head = client, head
 
-    async def all(self) -> list[Job]:
+    async def all(self) -> list[RayJob]:
         """Every job that was submitted to this Ray since it was started, the oldest first."""
         found = [_job(entry) for entry in await self._ask("GET", "/api/jobs/") if entry.get("submission_id")]
         return sorted(found, key=lambda job: job.started)
 
-    async def get(self, submission_id: str) -> Job:
+    async def get(self, submission_id: str) -> RayJob:
         """One job."""
         return _job(await self._ask("GET", _path(submission_id)))
 
@@ -208,8 +208,8 @@ class RayJobs:
         return answer.json()
 
 
-def _job(entry: dict[str, Any]) -> Job:
-    return Job(
+def _job(entry: dict[str, Any]) -> RayJob:
+    return RayJob(
         submission_id=str(entry["submission_id"]),
         status=str(entry["status"]),
         message=str(entry.get("message") or ""),

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, said
+from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.status import job_of, still_open
 from clusterkit.backends.ray.storage import METRICS, fetch_records
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
 from trainer.checkpoint import slots
@@ -83,7 +83,7 @@ class Copies:
             "\\( -name metrics.jsonl -o -name config.yaml \\) -printf '%T@ %P\\n'\n"
         )
         newest: dict[tuple[str, str], float] = {}
-        for line in (await self._through(lambda head: said(head, script))).splitlines():
+        for line in (await self._through(lambda head: run_checked(head, script))).splitlines():
             written, _, path = line.partition(" ")
             parts = path.split("/")
             if len(parts) == 3 and ".." not in parts:
@@ -133,7 +133,7 @@ class Copies:
             f"exec python3 - {folder}\n"
         )
         source = Path(slots.__file__).read_bytes()
-        text = await self._through(lambda head: said(head, script, source, HASH_SECONDS))
+        text = await self._through(lambda head: run_checked(head, script, source, HASH_SECONDS))
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -170,7 +170,7 @@ class Copies:
 
     async def _holder(self, head: Head, there: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
-        jobs: list[Job] | None = None
+        jobs: list[RayJob] | None = None
         if head.session.host.name == self.selection.cluster.head_host.name and head.token:
             with contextlib.suppress(HostError, RunError):
                 async with head.jobs() as api:
@@ -201,7 +201,7 @@ class Copies:
                 try:
                     return await work(Head(await self._session(host, kept), cluster, read_token(cluster.name)))
                 except HostError as error:
-                    if error.trouble is Trouble.WRITE:
+                    if error.trouble is ErrorKind.WRITE:
                         raise RunError(str(error)) from error
                     await self._lose(host)
                     if not kept:
@@ -215,7 +215,7 @@ class Copies:
             async with asyncio.timeout(LOOK_SECONDS):
                 self._sessions[host.name] = await connect(host, self.selection.ssh)
         except TimeoutError:
-            raise HostError(host.name, Trouble.SILENT, f"does not answer within {LOOK_SECONDS:.0f} s") from None
+            raise HostError(host.name, ErrorKind.SILENT, f"does not answer within {LOOK_SECONDS:.0f} s") from None
         finally:
             self._silent[host.name] = 0.0 if host.name in self._sessions else time.monotonic() + SILENT_SECONDS
         return self._sessions[host.name]

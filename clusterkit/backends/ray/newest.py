@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.provision.ray.token import read_token
@@ -78,7 +78,7 @@ cd {shlex.quote(folder)} 2>/dev/null || exit 0
 find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
   \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n'
 """
-    now, *lines = (await said(head, script)).splitlines()
+    now, *lines = (await run_checked(head, script)).splitlines()
     written: dict[tuple[str, str], float] = {}
     started: dict[tuple[str, str], float] = {}
     for line in lines:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from clusterkit.backends.ray.files import said
+from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.hub import Hub
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.assets.provide import provide
 from clusterkit.provision.assets.upload import local_files
-from clusterkit.provision.assets.view import look, wrong
+from clusterkit.provision.assets.view import asset_problem, look
 from clusterkit.provision.images import lock
 from clusterkit.provision.site import HF_TOKEN, Site, proxies_of, with_kept
 from clusterkit.provision.steps.step import Action, Refused
@@ -37,7 +37,7 @@ _ENDS = ("", ".gz")
 
 
 @dataclass
-class Bringer:
+class InputStager:
     """Has on the storage what an evaluation needs of it.
 
     output: folder of the answers there. data: --data-path as typed. change: off for a look at what would be done. own:
@@ -65,7 +65,7 @@ class Bringer:
         """
         if asset.origin is Origin.UPLOAD:
             return await self._upload(asset)
-        problem = wrong(asset, await look(self.head.session, asset))
+        problem = asset_problem(asset, await look(self.head.session, asset))
         if not problem:
             return asset.folder
         if asset.origin is Origin.HOST:
@@ -191,7 +191,7 @@ class Bringer:
         """Whether one of the paths exists on the cluster."""
         listed = " ".join(shlex.quote(path) for path in paths)
         script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
-        return bool((await said(self.head, script)).strip())
+        return bool((await run_checked(self.head, script)).strip())
 
     async def _have(self, name: str, here: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
         """Take the files of this machine, unless the cluster has its own and no folder here was named.
@@ -248,7 +248,7 @@ class Bringer:
             target = f"{folder}/{name}"
             if self.change and not await self.any_there([target]):
                 self.say(f"copying {source} to {target}")
-                await said(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
+                await run_checked(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
                 await self.head.session.put(source, target, root=True)
 
 

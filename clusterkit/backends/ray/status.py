@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import Facts, fetch_logs, listing, told
+from clusterkit.backends.ray.files import Facts, fetch_logs, listing, localise_paths
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.storage import fetch_records, newest_run
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
@@ -26,7 +26,7 @@ from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.status import Status, iso_time
 from clusterkit.runs.status import observe as observe_run
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from trainer.errors import RunError
 
@@ -60,7 +60,7 @@ class ClusterStatus:
     observed_at: float
     nodes: ClusterState
     disk: Disk | None
-    job: Job | None
+    job: RayJob | None
     run: Status | None
     run_dir: str = ""
     unseen: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class ClusterStatus:
         """Text, or what holds text, with the places and commands of the cluster instead of those of the copy here."""
         if self.run is None:
             return value
-        return told(value, self.run.run.fileroot, str(Path(self.run_dir).parents[3]), self.cluster)
+        return localise_paths(value, self.run.run.fileroot, str(Path(self.run_dir).parents[3]), self.cluster)
 
     def as_dict(self) -> dict[str, Any]:
         """For --json: the shape of a run's status, with the cluster around it."""
@@ -165,7 +165,7 @@ class Watch:
                 self._silent[host.name] = error
             except TimeoutError:
                 message = f"no connection within {LOOK_SECONDS:g} s"
-                self._silent[host.name] = HostError(host.name, Trouble.SILENT, message, "Is the host overloaded?")
+                self._silent[host.name] = HostError(host.name, ErrorKind.SILENT, message, "Is the host overloaded?")
 
         missing = [host for host in self.selection.cluster.hosts if host.name not in self.sessions]
         await asyncio.gather(*(one(host) for host in missing))
@@ -193,7 +193,7 @@ class Watch:
         session = next((self.sessions[name] for name in names if name in self.sessions), None)
         return None if session is None else Head(session, cluster, read_token(cluster.name))
 
-    async def _jobs(self) -> tuple[list[Job], str]:
+    async def _jobs(self) -> tuple[list[RayJob], str]:
         """All jobs, and why they could not be seen."""
         cluster = self.selection.cluster
         session, token = self.sessions.get(cluster.head_host.name), read_token(cluster.name)
@@ -220,7 +220,7 @@ class Watch:
             return None
         return await newest_run(reader.session, reader.fileroot, self.user, self.experiment, self.trial)
 
-    async def _run(self, found: RunDirectory, job: Job | None, *, known: bool) -> Status:
+    async def _run(self, found: RunDirectory, job: RayJob | None, *, known: bool) -> Status:
         reader = self._reader
         assert reader is not None
         if self._copy is None or self._copy.remote != found:
@@ -247,7 +247,7 @@ class Watch:
         return status
 
 
-def job_of(run: RunDirectory, jobs: list[Job]) -> Job | None:
+def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
     """The run's newest job."""
     mine = [job for job in jobs if job.metadata.get("kind") == _KIND and job.metadata.get("run_dir") == str(run.logs)]
     return mine[-1] if mine else None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import Job, RayJobs
+from clusterkit.backends.ray.jobs import RayJob, RayJobs
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
 from clusterkit.runs.directory import RunDirectory, goes_on
@@ -22,7 +22,7 @@ TRAINS = "clusterkit-train"
 """Kind of a job that trains."""
 
 
-def chosen(jobs: list[Job], user: str, experiment: str | None, trial: str | None) -> list[Job]:
+def matching_jobs(jobs: list[RayJob], user: str, experiment: str | None, trial: str | None) -> list[RayJob]:
     """Living runs of that user with that name, or all of theirs."""
     return [
         job
@@ -35,12 +35,14 @@ def chosen(jobs: list[Job], user: str, experiment: str | None, trial: str | None
     ]
 
 
-def of_others(jobs: list[Job], user: str) -> list[Job]:
+def of_others(jobs: list[RayJob], user: str) -> list[RayJob]:
     """Living jobs that are not that user's, whatever they do."""
     return [job for job in jobs if job.alive and job.user != user]
 
 
-async def stop(head: Head, jobs: RayJobs, job: Job, *, deadline: float, force: bool, say: Callable[[str], None]) -> str:
+async def stop(
+    head: Head, jobs: RayJobs, job: RayJob, *, deadline: float, force: bool, say: Callable[[str], None]
+) -> str:
     """End the job; how that went, as a sentence.
 
     Args:
@@ -69,7 +71,7 @@ async def stop(head: Head, jobs: RayJobs, job: Job, *, deadline: float, force: b
     return f"{name} was ended by force; {await _goes_on(head, job)}"
 
 
-async def _goes_on(head: Head, job: Job) -> str:
+async def _goes_on(head: Head, job: RayJob) -> str:
     """What the same train command does now. Raises HostError: the head is lost."""
     logs = Path(job.metadata["run_dir"])
     run = RunDirectory(logs.parents[3], *logs.parts[-3:])

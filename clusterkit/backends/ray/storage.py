@@ -18,7 +18,7 @@ from clusterkit.common.node_code import archive, content_of, node_files
 from clusterkit.hosts.model import Cluster
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.tail import Tail
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
 from clusterkit.ssh.stream import Stream
 from evaluation.steps import SCORES
@@ -200,7 +200,7 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
                 packed.write(data)
             if code := await stream.wait():
                 said = stream.errors.last_lines() or f"exit code {code}"
-                raise HostError(head.host.name, Trouble.WRITE, f"{root} cannot be read: {said}")
+                raise HostError(head.host.name, ErrorKind.WRITE, f"{root} cannot be read: {said}")
         packed.seek(0)
         with tarfile.open(fileobj=packed, mode="r:*") as tar:
             tar.extractall(into, filter="data")
@@ -253,15 +253,15 @@ async def _read(head: Session, script: str, what: str) -> bytes:
             parts.append(data)
             size += len(data)
             if size > _MOST_RECORDS:
-                raise HostError(head.host.name, Trouble.LOST, f"{what} holds more records than fit here")
+                raise HostError(head.host.name, ErrorKind.LOST, f"{what} holds more records than fit here")
         code = await stream.wait()
         said = stream.errors.last_lines()
         if code:
-            raise HostError(head.host.name, Trouble.WRITE, f"{what} cannot be read: {said or f'exit code {code}'}")
+            raise HostError(head.host.name, ErrorKind.WRITE, f"{what} cannot be read: {said or f'exit code {code}'}")
     return b"".join(parts)
 
 
 def _cannot_write(head: Session, where: str, said: str) -> HostError:
     reason = " ".join(said.split()[-30:]) or "no reason given"
     fix = f"is there space, and may root write there? df -h {shlex.quote(where)}; clusterkit check"
-    return HostError(head.host.name, Trouble.WRITE, f"{where} cannot be written: {reason}", fix)
+    return HostError(head.host.name, ErrorKind.WRITE, f"{where} cannot be written: {reason}", fix)

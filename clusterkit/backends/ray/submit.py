@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterkit.backends.ray.jobs import DuplicateJobError, Job, RayJobs, jobs_of, origin, submit_or_attach
+from clusterkit.backends.ray.jobs import DuplicateJobError, RayJob, RayJobs, jobs_of, origin, submit_or_attach
 from clusterkit.backends.ray.storage import cache_of, drop_config, fetch_records, fileroot_of, put_code, put_config
 from clusterkit.common.node_code import content_of
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.runs.diagnose.applied import with_applied
 from clusterkit.runs.directory import RunDirectory, user_name
-from clusterkit.runs.trials import Course, choose_trial, completed_trial
+from clusterkit.runs.trials import TrialState, choose_trial, completed_trial
 from clusterkit.ssh.api import Session
 from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
@@ -31,7 +31,7 @@ _KIND = "clusterkit-train"
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """What to run where.
 
     config: resolved, with the paths of the cluster. named: the user chose the trial's name. once: do not start a new
@@ -52,7 +52,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Dispatched:
+class SubmittedRun:
     """What came of it. state: started, attached (it runs already) or complete (nothing is left to train)."""
 
     state: str
@@ -105,8 +105,13 @@ def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) 
 
 
 async def dispatch(
-    head: Session, order: Order, token: str, *, ports: Ports | None = None, say: Callable[[str], None] = lambda _: None
-) -> Dispatched:
+    head: Session,
+    order: RunRequest,
+    token: str,
+    *,
+    ports: Ports | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> SubmittedRun:
     """Start the run on the cluster; where the same run is alive, attach to it instead.
 
     Args:
@@ -125,24 +130,24 @@ async def dispatch(
         )
 
 
-async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[str], None]) -> Dispatched:
+async def _dispatch(head: Session, order: RunRequest, jobs: RayJobs, say: Callable[[str], None]) -> SubmittedRun:
     config, user = order.config, user_name()
     known = [job for job in await jobs.all() if _belongs(job, user, config.experiment_name)]
     alive = [job for job in known if job.alive]
     for job in alive:
         if job.metadata.get("fingerprint") == order.fingerprint:
-            return Dispatched("attached", _run_of(config, user, job.metadata["trial"]), job.submission_id)
+            return SubmittedRun("attached", _run_of(config, user, job.metadata["trial"]), job.submission_id)
     _refuse_busy(order, alive)
     say("looking at earlier runs")
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
         await fetch_records(head, config.fileroot, user, config.experiment_name, Path(folder))
         here = config.model_copy(update={"fileroot": folder})
         if order.once and not order.named and (done := completed_trial(here)) is not None:
-            return Dispatched("complete", _run_of(config, user, done.trial))
+            return SubmittedRun("complete", _run_of(config, user, done.trial))
         try:
             trial = choose_trial(here, order.named)
-            if trial.course is Course.COMPLETE:
-                return Dispatched("complete", _run_of(config, user, trial.run.trial))
+            if trial.course is TrialState.COMPLETE:
+                return SubmittedRun("complete", _run_of(config, user, trial.run.trial))
             config, notes = with_applied(config, trial.run)
             resume_step = trial.resume_step  # as long as the copy is there to look at
         except UserError as error:
@@ -184,15 +189,15 @@ async def _dispatch(head: Session, order: Order, jobs: RayJobs, say: Callable[[s
         raise
     say("waiting for the trainer to begin")
     await _begun(head, jobs, submission_id, run, submitted)
-    return Dispatched("started", run, submission_id, resume_step)
+    return SubmittedRun("started", run, submission_id, resume_step)
 
 
-def _belongs(job: Job, user: str, experiment: str) -> bool:
+def _belongs(job: RayJob, user: str, experiment: str) -> bool:
     data = job.metadata
     return (data.get("kind"), data.get("user"), data.get("experiment")) == (_KIND, user, experiment)
 
 
-def _refuse_busy(order: Order, alive: list[Job]) -> None:
+def _refuse_busy(order: RunRequest, alive: list[RayJob]) -> None:
     """Another run of the same experiment with other settings: beside it only under a name of its own."""
     for job in alive:
         trial = job.metadata.get("trial", "")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import told
+from clusterkit.backends.ray.files import localise_paths
 from clusterkit.backends.ray.mirror import Copies
 from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.runs.choose import choose_runs
@@ -85,7 +85,7 @@ class Mirror:
 
     def told(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the cluster instead of those of the copy."""
-        return told(value, self.folder, self.fileroot, self.cluster.name)
+        return localise_paths(value, self.folder, self.fileroot, self.cluster.name)
 
     def close(self) -> None:
         """Close the connections and remove the copy."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from clusterkit.backends.own_code import own_files
 from clusterkit.backends.ray.head import Head, head_of
-from clusterkit.backends.ray.stage_inputs import Bringer
-from clusterkit.backends.ray.submit import Dispatched, Order, dispatch, on_cluster
+from clusterkit.backends.ray.stage_inputs import InputStager
+from clusterkit.backends.ray.submit import RunRequest, SubmittedRun, dispatch, on_cluster
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts.model import Cluster
-from clusterkit.provision.assets.model import JUDGE, NodeAsset, Origin, needed
-from clusterkit.provision.assets.view import look, wrong
-from clusterkit.provision.cluster_lock import claimed, leased
+from clusterkit.provision.assets.model import JUDGE, NodeAsset, Origin, required_assets
+from clusterkit.provision.assets.view import asset_problem, look
+from clusterkit.provision.cluster_lock import local_lock, remote_lease
 from clusterkit.provision.steps.step import Refused
 from trainer.errors import UserError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def order_of(
     cluster: Cluster, preset: str | None, task: str | None, overrides: Sequence[str]
-) -> tuple[Order, tuple[NodeAsset, ...], Resolved]:
+) -> tuple[RunRequest, tuple[NodeAsset, ...], Resolved]:
     """The run that a command means on this cluster, what it needs there, and the configuration as typed.
 
     Raises:
@@ -32,7 +32,7 @@ def order_of(
     """
     wanted = resolve(preset, task, overrides)
     try:
-        assets = needed(wanted.config, cluster)
+        assets = required_assets(wanted.config, cluster)
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
     resolved = resolve(preset, task, [*overrides, *(asset.override for asset in assets)])
@@ -42,12 +42,12 @@ def order_of(
             f"preset {preset} takes {config.n_nodes} hosts, and cluster {cluster.name} has {len(cluster.hosts)}: "
             f"clusterkit presets plan {preset} --nodes {len(cluster.hosts)} says how it would fit"
         )
-    return Order(cluster, config, resolved.trial_is_named, own_code=own_files(resolved.config)), assets, wanted
+    return RunRequest(cluster, config, resolved.trial_is_named, own_code=own_files(resolved.config)), assets, wanted
 
 
 async def train(
-    selection: Selection, order: Order, assets: Sequence[NodeAsset], say: Callable[[str], None]
-) -> Dispatched:
+    selection: Selection, order: RunRequest, assets: Sequence[NodeAsset], say: Callable[[str], None]
+) -> SubmittedRun:
     """Start the run, or attach to it; a model or data set that is not on the storage is brought there first.
 
     Raises:
@@ -72,16 +72,16 @@ async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[st
     for asset in assets:
         if asset.setting == JUDGE:  # whoever serves it needs it; that may be another machine
             continue
-        if said := wrong(asset, await look(head.session, asset)):
+        if said := asset_problem(asset, await look(head.session, asset)):
             if asset.origin is Origin.HOST:
                 raise UserError(f"{asset.kind} {asset.name} is not on the cluster: {said}")
             missing.append(asset)
     if not missing:
         return
     # A download ends the one that is under way: one command at a time, as with a set-up, which downloads the same.
-    with claimed(head.cluster.name, "train") as claim:
-        async with leased(claim, [head.session]) as refused:
+    with local_lock(head.cluster.name, "train") as claim:
+        async with remote_lease(claim, [head.session]) as refused:
             for error in refused.values():
                 raise error
             for asset in missing:
-                await Bringer(head, say, "").provide(asset)
+                await InputStager(head, say, "").provide(asset)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from clusterkit.backends.local.train import Outcome
-from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.backends.local.train import RunOutcome
+from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.slurm.commands import SlurmError
-from clusterkit.runs.slurm.queue import FOLDER, Job, look
+from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, look
 from clusterkit.runs.slurm.queue_state import before_training, waiting_text
 from clusterkit.ui.progress import Progress
 
@@ -18,7 +18,7 @@ LOOK_SECONDS = 5.0
 """Between questions to the controller."""
 
 
-def follow(dispatched: Dispatched, progress: Progress, again: str) -> Outcome:
+def follow(dispatched: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
     """Show the run until its job ends, and say how that was.
 
     Args:
@@ -27,7 +27,7 @@ def follow(dispatched: Dispatched, progress: Progress, again: str) -> Outcome:
     """
     run, number = dispatched.run, dispatched.submission_id
     tail, history, told, asked = MetricsTail(run.metrics), History(), "", 0.0
-    job: Job | None = None
+    job: SlurmJob | None = None
     known = dispatched.state == "attached" or dispatched.resume_step > 0  # what was written before is no news
     while True:
         alive = True
@@ -52,19 +52,19 @@ def follow(dispatched: Dispatched, progress: Progress, again: str) -> Outcome:
         time.sleep(POLL_SECONDS)
 
 
-def _outcome(dispatched: Dispatched, history: History, job: Job | None, again: str) -> Outcome:
+def _outcome(dispatched: SubmittedRun, history: History, job: SlurmJob | None, again: str) -> RunOutcome:
     """How it ended: by the run's own last record, where Slurm's word on the job does not contradict it."""
     run, number = dispatched.run, dispatched.submission_id
     finish = history.finish or {}
     status, step, on = str(finish.get("status") or "killed"), history.global_step, f"To go on: {again}"
     ended = "forgotten by Slurm" if job is None else job.state
     if status == "completed" and (job is None or job.state == "COMPLETED"):
-        return Outcome("completed", 0, "", read_summary(run), step)
+        return RunOutcome("completed", 0, "", read_summary(run), step)
     if status == "interrupted":
-        return Outcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
+        return RunOutcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
     said = str(finish.get("message") or "") if status == "failed" else ""
     log = run.logs / FOLDER / f"job_{number}.log"
     why = said or f"job {number} ended ({ended}); what it printed is in {log}"
     if not run.attempt_numbers() and log.exists():
         why = f"{before_training(log)}\nSlurm's word: {ended}"
-    return Outcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)
+    return RunOutcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)

@@ -22,7 +22,7 @@ _OURS_SHORT = ("J", "D", "o", "e", "N", "a", "n")
 
 
 @dataclass(frozen=True)
-class Container:
+class SlurmContainer:
     """What the nodes' processes run in. runtime: PYXIS or the name of the apptainer command. mounts: SRC[:DST]."""
 
     image: str
@@ -43,7 +43,7 @@ class Wishes:
     options: tuple[str, ...] = ()
     requeue: bool = False
     python: str = "python3"
-    container: Container | None = None
+    container: SlurmContainer | None = None
 
     def __post_init__(self) -> None:
         for option in self.options:

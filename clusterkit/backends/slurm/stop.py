@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.slurm.commands import SlurmError, slurm
-from clusterkit.runs.slurm.queue import Job, look
+from clusterkit.runs.slurm.queue import SlurmJob, look
 from trainer.errors import RunError
 
 POLL_SECONDS = 2.0
 KILL_SECONDS = 120.0
 
 
-def stop_job(run: RunDirectory, job: Job, *, deadline: float, force: bool, say: Callable[[str], None]) -> str:
+def stop_job(run: RunDirectory, job: SlurmJob, *, deadline: float, force: bool, say: Callable[[str], None]) -> str:
     """End the job; how that went, as a sentence.
 
     Args:

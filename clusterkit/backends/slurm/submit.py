@@ -15,16 +15,16 @@ from pathlib import Path
 
 from clusterkit.backends.local.launch import require_trainer, require_writable, write_config
 from clusterkit.backends.own_code import own_files
-from clusterkit.backends.ray.submit import Dispatched, fingerprint_of
-from clusterkit.backends.slurm.script import APPTAINER, PYXIS, Container, Wishes, sbatch_options, script
+from clusterkit.backends.ray.submit import SubmittedRun, fingerprint_of
+from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, Wishes, sbatch_options, script
 from clusterkit.common.node_code import content_of, node_files
 from clusterkit.config.resolve import Resolved
 from clusterkit.hosts.folders import write_private
 from clusterkit.provision.images.versions import versions
 from clusterkit.runs.directory import RunDirectory, disk_errors, hold_lock, user_name
 from clusterkit.runs.slurm.commands import SlurmError, slurm
-from clusterkit.runs.slurm.queue import FOLDER, Job, our_jobs
-from clusterkit.runs.trials import Course, Trial, choose_trial, require_free, require_unchanged
+from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, our_jobs
+from clusterkit.runs.trials import Trial, TrialState, choose_trial, require_free, require_unchanged
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.files import write_atomic
@@ -52,7 +52,7 @@ def for_slurm(resolved: Resolved) -> Resolved:
     return replace(resolved, config=resolved.config.model_copy(update=changed))
 
 
-def container(image: str, mounts: tuple[str, ...]) -> Container:
+def container(image: str, mounts: tuple[str, ...]) -> SlurmContainer:
     """How an image is run here: pyxis where srun has it, else apptainer.
 
     Raises:
@@ -63,10 +63,10 @@ def container(image: str, mounts: tuple[str, ...]) -> Container:
         if "," in mount or not mount.startswith("/"):
             raise UserError(f"--container-mount={mount}: write it as /SRC or /SRC:/DST")
     if "--container-image" in slurm(["srun", "--help"]):
-        return Container(image, PYXIS, mounts)
+        return SlurmContainer(image, PYXIS, mounts)
     for runtime in (APPTAINER, "singularity"):
         if shutil.which(runtime):
-            return Container(image, runtime, mounts)
+            return SlurmContainer(image, runtime, mounts)
     raise UserError(
         "--container-image needs pyxis (srun here knows no --container-image) or apptainer, and neither is installed: "
         "leave it out and run clusterkit from a Python on the shared file system that has clusterkit[train] and Ray"
@@ -122,7 +122,7 @@ def planned(resolved: Resolved, wishes: Wishes) -> Submission:
     return Submission(config, trial, tuple(options), text, code, files)
 
 
-def attached(resolved: Resolved) -> Dispatched | None:
+def attached(resolved: Resolved) -> SubmittedRun | None:
     """The same run where it waits or runs already.
 
     Raises:
@@ -133,7 +133,7 @@ def attached(resolved: Resolved) -> Dispatched | None:
     mine = [job for job in our_jobs() if Path(job.run_dir).parent == _experiment(config)]
     for job in mine:
         if job.fingerprint == wanted:
-            return Dispatched("attached", _run_of(config, job), job.number)
+            return SubmittedRun("attached", _run_of(config, job), job.number)
     for job in mine:
         if not resolved.trial_is_named or job.trial == config.trial_name:
             raise UserError(
@@ -149,7 +149,7 @@ def submit(
     wishes: Wishes,
     apply: Callable[[RunConfig, RunDirectory], RunConfig],
     say: Callable[[str], None],
-) -> Dispatched:
+) -> SubmittedRun:
     """Submit the run; where the same run is alive, attach to it instead.
 
     Args:
@@ -164,8 +164,8 @@ def submit(
         return found
     order = planned(resolved, wishes)
     run = order.trial.run
-    if order.trial.course is Course.COMPLETE:
-        return Dispatched("complete", run)
+    if order.trial.course is TrialState.COMPLETE:
+        return SubmittedRun("complete", run)
     require_free(run)
     with _taken(run):
         if (found := attached(resolved)) is not None:  # submitted by somebody a moment ago
@@ -181,7 +181,7 @@ def submit(
             write_private(file.with_name("ray_token"), secrets.token_hex(32) + "\n")
             write_atomic(file, order.text)
         number = _sbatch(order.options, file)
-    return Dispatched("started", run, number, order.trial.resume_step)
+    return SubmittedRun("started", run, number, order.trial.resume_step)
 
 
 def _sbatch(options: tuple[str, ...], file: Path) -> str:
@@ -252,5 +252,5 @@ def _experiment(config: RunConfig) -> Path:
     return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, "x").logs.parent
 
 
-def _run_of(config: RunConfig, job: Job) -> RunDirectory:
+def _run_of(config: RunConfig, job: SlurmJob) -> RunDirectory:
     return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, job.trial)

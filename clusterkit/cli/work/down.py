@@ -10,7 +10,7 @@ import typer
 
 from clusterkit.cli.work.target import hosts_of_cluster
 from clusterkit.hosts import inventory
-from clusterkit.provision.cluster_lock import claimed, leased
+from clusterkit.provision.cluster_lock import local_lock, remote_lease
 from clusterkit.provision.ray.current import forget as forget_choice
 from clusterkit.provision.ray.hosts import Connected, connected
 from clusterkit.provision.ray.observe import RayAnswer, ask_ray
@@ -42,7 +42,7 @@ async def _down(selection: Selection, yes: bool, as_json: bool, users: list[str]
     names = {host.name for host in selection.hosts}
     # The head tells whose runs are alive, also where nothing of its own is to be removed.
     reached = selection.hosts if cluster.head_host.name in names else (*selection.hosts, cluster.head_host)
-    with claimed(cluster.name, "down") as claim:
+    with local_lock(cluster.name, "down") as claim:
         async with connected(reached, lambda host: connect(host, selection.ssh)) as hosts:
             sessions = {name: session for name, session in hosts.sessions.items() if name in names}
             found, silent = await leftovers(sessions, cluster.name)
@@ -52,7 +52,7 @@ async def _down(selection: Selection, yes: bool, as_json: bool, users: list[str]
             head = cluster.head_host.name
             ordered = [head, *(name for name in there if name != head)] if there else []
             asked = [hosts.sessions[name] for name in ordered if name in hosts.sessions]
-            async with leased(claim, asked) as refused:
+            async with remote_lease(claim, asked) as refused:
                 found = {name: what for name, what in found.items() if name not in refused}
                 return await _remove(selection, hosts, found, {**silent, **refused}, yes, as_json, users)
 

@@ -55,10 +55,10 @@ def evaluate(
         if watch is not None and model_path is not None:
             raise UserError(_CHOOSES_ITSELF)
         from clusterkit.cli.work import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
-        from clusterkit.evaluate.remote import Wanted  # noqa: PLC0415 (asyncssh, only for a cluster)
+        from clusterkit.evaluate.remote import EvalArguments  # noqa: PLC0415 (asyncssh, only for a cluster)
 
         words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare), tuple(settings), values)
-        wanted = Wanted(*words, fileroot or RUNS, watch or "", once)
+        wanted = EvalArguments(*words, fileroot or RUNS, watch or "", once)
         if dry_run:
             _print_plan(eval_cluster.planned(cluster, wanted), as_json)
             return

@@ -11,10 +11,10 @@ import typer
 
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.cli.work.target import Kind, Typed, checked_user, target, told
-from clusterkit.evaluate.job import Asked, copy_results, follow, newest_results, submit
+from clusterkit.evaluate.job import SubmittedEval, copy_results, follow, newest_results, submit
 from clusterkit.evaluate.job import stop as end_evaluation
 from clusterkit.evaluate.process import Finished
-from clusterkit.evaluate.remote import Wanted, copied_from, output_folder, request_there
+from clusterkit.evaluate.remote import EvalArguments, copied_from, output_folder, remote_request
 from clusterkit.evaluate.remote_watch import follow_watch
 from clusterkit.evaluate.watch import show_scored
 from clusterkit.runs.directory import disk_errors
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 
 
-def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, say: Say) -> Finished | None:
+def evaluate_on(cluster: str, wanted: EvalArguments, *, detach: bool, as_json: bool, say: Say) -> Finished | None:
     """Do what `clusterkit eval --cluster` says; None for an evaluation that was detached from.
 
     Raises:
@@ -40,9 +40,9 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
     selection = select(HostOptions(cluster=cluster))
     source: Path | None = None
 
-    async def begin(head: Head) -> Asked:
+    async def begin(head: Head) -> SubmittedEval:
         nonlocal source
-        request = await request_there(head, wanted, say)
+        request = await remote_request(head, wanted, say)
         source = copied_from(head, wanted, request)
         return await submit(head, request, say)
 
@@ -75,10 +75,10 @@ def evaluate_on(cluster: str, wanted: Wanted, *, detach: bool, as_json: bool, sa
         raise typer.Exit(0) from None
 
 
-def planned(cluster: str, wanted: Wanted) -> EvalConfig | WatchConfig:
+def planned(cluster: str, wanted: EvalArguments) -> EvalConfig | WatchConfig:
     """What would be asked there; nothing is copied or started."""
     return _with_head(
-        select(HostOptions(cluster=cluster)), lambda head: request_there(head, wanted, lambda _: None, change=False)
+        select(HostOptions(cluster=cluster)), lambda head: remote_request(head, wanted, lambda _: None, change=False)
     )
 
 

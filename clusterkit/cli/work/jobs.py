@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from clusterkit.backends.ray.head import head_of
-from clusterkit.backends.ray.jobs import Job
+from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.cli.work.target import checked_user, hosts_of_cluster
 from clusterkit.common.text_plot import duration
 from clusterkit.ssh.host_options import HostOptions
@@ -30,12 +30,12 @@ def jobs(hosts: HostOptions, user: str | None, *, alive: bool, as_json: bool) ->
     output.result("\n".join(_lines(found)) if found else f"no jobs of {whose}")
 
 
-async def _jobs(selection: Selection) -> list[Job]:
+async def _jobs(selection: Selection) -> list[RayJob]:
     async with head_of(selection) as head, head.jobs() as jobs:
         return await jobs.all()
 
 
-def _as_dict(job: Job) -> dict[str, Any]:
+def _as_dict(job: RayJob) -> dict[str, Any]:
     return {
         "submission_id": job.submission_id,
         "status": job.status,
@@ -46,7 +46,7 @@ def _as_dict(job: Job) -> dict[str, Any]:
     }
 
 
-def _lines(found: list[Job]) -> list[str]:
+def _lines(found: list[RayJob]) -> list[str]:
     rows = [["job", "status", "run", "since", "for"]]
     for job in found:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)) if job.started else "-"

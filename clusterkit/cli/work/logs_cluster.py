@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from clusterkit.backends.ray.head import Patience, head_of
+from clusterkit.backends.ray.head import Backoff, head_of
 from clusterkit.backends.ray.storage import newest_attempt, newest_run, read_from, read_last, size_of
 from clusterkit.cli.work.logs import POLL_SECONDS, Which, log_of, write, write_tail
 from clusterkit.ssh.api import HostError
@@ -38,7 +38,7 @@ async def _show(
     lines: int,
     follow: bool,
 ) -> None:
-    path, offset, end, patience = Path(), -1, 0, Patience()
+    path, offset, end, patience = Path(), -1, 0, Backoff()
     while True:
         try:
             async with head_of(selection) as head:

@@ -8,8 +8,16 @@ from clusterkit.backends.ray.head import head_of
 from clusterkit.cli.work.target import Kind, checked_user, folder_of_runs, hosts_of_run, kind_for
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
-from clusterkit.serving.engines import add_here, change_there, run_there, stop_here, table, there, views
-from clusterkit.serving.engines import here as servers_here
+from clusterkit.serving.engines import (
+    add_local,
+    change_remote,
+    newest_remote_run,
+    remote_servers,
+    stop_local,
+    table,
+    views,
+)
+from clusterkit.serving.engines import local_servers as servers_here
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
@@ -58,7 +66,7 @@ def add(
             numbers = tuple(int(number) for number in gpus.split(",") if number.strip())
         except ValueError:
             raise UserError(f"--gpus {gpus}: give numbers with commas, such as 4,5") from None
-        one = add_here(_run(fileroot, experiment, trial, user), numbers, model, output.note)
+        one = add_local(_run(fileroot, experiment, trial, user), numbers, model, output.note)
         output.result(f"{one.name} answers at {one.url}")
         return
     output.result(_on_cluster(select(place), experiment, trial, "add", "", user))
@@ -76,7 +84,7 @@ def stop(
     """End servers of a run; without names all."""
     place = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
     if place is None:
-        ended = stop_here(_run(fileroot, experiment, trial, user), names)
+        ended = stop_local(_run(fileroot, experiment, trial, user), names)
         output.result(f"ended: {', '.join(ended)}" if ended else "the run has no engine servers")
         return
     selection = select(place)
@@ -97,8 +105,8 @@ async def _servers_of(
 ) -> list[Registration]:
     """Engine servers of a run on a cluster."""
     async with head_of(selection) as head:
-        run = await run_there(head, experiment, trial, checked_user(user))
-        return await there(head, folder_of(run.logs))
+        run = await newest_remote_run(head, experiment, trial, checked_user(user))
+        return await remote_servers(head, folder_of(run.logs))
 
 
 def _on_cluster(
@@ -106,6 +114,8 @@ def _on_cluster(
 ) -> str:
     async def do() -> str:
         async with head_of(selection) as head:
-            return await change_there(head, await run_there(head, experiment, trial, checked_user(user)), action, name)
+            return await change_remote(
+                head, await newest_remote_run(head, experiment, trial, checked_user(user)), action, name
+            )
 
     return asyncio.run(do())

@@ -21,7 +21,7 @@ from clusterkit.cli.work.target_of_run import for_training
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views
-from clusterkit.serving.judges import JudgeOrder, judges_there, start_there, stop_there
+from clusterkit.serving.judges import JudgeOrder, remote_judges, start_remote, stop_remote
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
@@ -130,7 +130,7 @@ def _serve_here(order: JudgeOrder, options: Options, wanted: str) -> None:
 def _start_there(selection: Selection, order: JudgeOrder, preset: str, wanted: str) -> None:
     async def do() -> list[Registration]:
         async with head_of(selection) as head:
-            return await start_there(head, order, output.note)
+            return await start_remote(head, order, output.note)
 
     for one in asyncio.run(do()):
         output.result(f"{one.name} on {one.node} answers at {one.url}")
@@ -159,7 +159,7 @@ def _look_here(folder: Path, stop: bool, as_json: bool) -> None:
 def _look_there(selection: Selection, order: JudgeOrder, stop: bool, as_json: bool) -> None:
     async def do() -> str | list[Registration]:
         async with head_of(selection) as head:
-            return await (stop_there(head, order) if stop else judges_there(head, order))
+            return await (stop_remote(head, order) if stop else remote_judges(head, order))
 
     found = asyncio.run(do())
     if isinstance(found, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterkit.backends.stop import stop_here
+from clusterkit.backends.stop import stop_run
 from clusterkit.cli.work.target import folder_of_runs
 from clusterkit.ui import output
 
@@ -12,4 +12,4 @@ def stop(
 ) -> None:
     """End the run that is meant, and say how it ended."""
     root = folder_of_runs(fileroot)
-    output.result(stop_here(root, experiment, trial, deadline=deadline, force=force, say=output.note, user=user))
+    output.result(stop_run(root, experiment, trial, deadline=deadline, force=force, say=output.note, user=user))

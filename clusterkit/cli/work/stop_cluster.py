@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from clusterkit.backends.ray.head import head_of
-from clusterkit.backends.ray.stop import chosen, of_others
+from clusterkit.backends.ray.stop import matching_jobs, of_others
 from clusterkit.backends.ray.stop import stop as stop_job
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select
@@ -25,7 +25,7 @@ async def _stop(
 ) -> str:
     async with head_of(selection) as head, head.jobs() as jobs:
         known = await jobs.all()
-        found = chosen(known, user, experiment, trial)
+        found = matching_jobs(known, user, experiment, trial)
         if not found:
             wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
             others = ", ".join(f"{job.run} (--user {job.user})" for job in of_others(known, user) if job.user)

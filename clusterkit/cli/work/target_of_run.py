@@ -8,7 +8,7 @@ from clusterkit.cli.work.target import Kind, Target, Typed, folder_of_runs, is_o
 from clusterkit.config.resolve import Resolved
 from clusterkit.evaluate.request import run_of
 from clusterkit.runs.directory import runs
-from clusterkit.runs.trials import Course, choose_trial
+from clusterkit.runs.trials import TrialState, choose_trial
 from trainer.errors import UserError
 
 
@@ -66,7 +66,7 @@ def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
         trial = choose_trial(resolved.config, resolved.trial_is_named)
     except UserError:  # an unfinished one with other settings: none that this command would go on with
         return
-    if trial.course is Course.RESUME:
+    if trial.course is TrialState.RESUME:
         raise UserError(
             f"{trial.run.experiment}/{trial.run.trial} is unfinished on this machine ({trial.run.logs}).\n"
             f"To go on with it, add --here; to train on the cluster, add --cluster {cluster}"

@@ -10,8 +10,8 @@ import typer
 import yaml
 
 from clusterkit.backends.local.launch import require_writable, trainer_command
-from clusterkit.backends.local.train import Outcome, Restarts, again_command, follow, further_command, prepared
-from clusterkit.capacity.plan import Plan
+from clusterkit.backends.local.train import Restarts, RunOutcome, again_command, follow, further_command, prepared
+from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.work.target import Typed, told
 from clusterkit.cli.work.target_of_run import for_training
@@ -21,7 +21,7 @@ from clusterkit.runs.diagnose.applied import with_applied
 from clusterkit.runs.final_evaluation import closing_lines, read_summary
 from clusterkit.runs.log.console import last_lines
 from clusterkit.runs.log.metrics import read_history
-from clusterkit.runs.trials import Course, Trial, choose_trial
+from clusterkit.runs.trials import Trial, TrialState, choose_trial
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.errors import UserError
@@ -92,7 +92,7 @@ def train(
         raise refused
     if dry_run:
         return
-    if trial.course is Course.COMPLETE:
+    if trial.course is TrialState.COMPLETE:
         _print_complete(trial, as_json)
         return
     _train(resolved, trial, as_json, show_progress=shown)
@@ -100,7 +100,7 @@ def train(
 
 def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
     """The configuration with what `clusterkit diagnose --apply` left beside the run."""
-    if trial.course is Course.COMPLETE:
+    if trial.course is TrialState.COMPLETE:
         return resolved
     config, notes = with_applied(resolved.config, trial.run)
     for note in notes:
@@ -111,7 +111,7 @@ def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
 def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool) -> None:
     run = trial.run
     config = resolved.config.model_copy(update={"trial_name": run.trial})
-    plan = Plan(config, trial)
+    plan = RunPlan(config, trial)
     beginning = plan.course  # before our own lock makes the run look busy
     with prepared(run, config, trial) as attempt:
         output.note(f"{beginning}. Folder: {run.logs}")
@@ -135,7 +135,7 @@ def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool)
 
 def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
     config = resolved.config.model_copy(update={"trial_name": trial.run.trial})
-    plan = Plan(config, trial)
+    plan = RunPlan(config, trial)
     if as_json:
         output.result_json({"config": shown_values(config), "plan": plan.as_dict()})
         return
@@ -147,7 +147,7 @@ def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
 def _print_complete(trial: Trial, as_json: bool) -> None:
     summary = read_summary(trial.run)
     if as_json:
-        output.result_json(Outcome("completed", 0, "", summary, trial.history.global_step).as_dict(trial.run))
+        output.result_json(RunOutcome("completed", 0, "", summary, trial.history.global_step).as_dict(trial.run))
     output.note(f"{trial.run.experiment}/{trial.run.trial} is complete: nothing is left to train.")
     _print_closing(trial, summary, as_json)
 

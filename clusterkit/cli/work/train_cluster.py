@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import typer
 import yaml
 
-from clusterkit.backends.local.train import Outcome, again_command
+from clusterkit.backends.local.train import RunOutcome, again_command
 from clusterkit.backends.ray.follow import follow
-from clusterkit.backends.ray.submit import Dispatched, Order
+from clusterkit.backends.ray.submit import RunRequest, SubmittedRun
 from clusterkit.backends.ray.train import order_of, train
 from clusterkit.capacity.plan import elsewhere
 from clusterkit.capacity.runnable import require_runnable
@@ -61,7 +61,7 @@ def train_on(
     _follow(selection, dispatched, as_json, shown)
 
 
-def _follow(selection: Selection, dispatched: Dispatched, as_json: bool, shown: bool) -> None:
+def _follow(selection: Selection, dispatched: SubmittedRun, as_json: bool, shown: bool) -> None:
     run = dispatched.run
     with showing(f"{run.experiment}/{run.trial}", shown) as progress:
         try:
@@ -76,7 +76,7 @@ def _follow(selection: Selection, dispatched: Dispatched, as_json: bool, shown: 
         raise typer.Exit(outcome.exit_code)
 
 
-def _print_outcome(outcome: Outcome, dispatched: Dispatched, as_json: bool) -> None:
+def _print_outcome(outcome: RunOutcome, dispatched: SubmittedRun, as_json: bool) -> None:
     if as_json:
         output.result_json({**dispatched.as_dict(), **outcome.as_dict(dispatched.run)})
     if outcome.status == "interrupted":
@@ -85,7 +85,7 @@ def _print_outcome(outcome: Outcome, dispatched: Dispatched, as_json: bool) -> N
         output.error(outcome.message)
 
 
-def _how_to_go_on(cluster: str, dispatched: Dispatched) -> str:
+def _how_to_go_on(cluster: str, dispatched: SubmittedRun) -> str:
     named = f"--cluster {cluster} --experiment {dispatched.run.experiment} --trial {dispatched.run.trial}"
     return "\n".join(
         [
@@ -96,7 +96,7 @@ def _how_to_go_on(cluster: str, dispatched: Dispatched) -> str:
     )
 
 
-def _print_plan(order: Order, as_json: bool) -> None:
+def _print_plan(order: RunRequest, as_json: bool) -> None:
     config, plan = shown_values(order.config), elsewhere(order.config)
     if as_json:
         planned = {"steps": plan.steps, "ranks": order.config.ranks, "gpus": order.config.gpus}

@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from clusterkit.backends.local.train import again_command
-from clusterkit.backends.ray.submit import Dispatched
+from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.backends.slurm.follow import follow
 from clusterkit.backends.slurm.script import Wishes
 from clusterkit.backends.slurm.submit import container, for_slurm, planned, require_python, require_slurm, submit
@@ -72,7 +72,7 @@ def _applied(config: RunConfig, run: RunDirectory) -> RunConfig:
     return config
 
 
-def _follow(dispatched: Dispatched, as_json: bool, shown: bool) -> None:
+def _follow(dispatched: SubmittedRun, as_json: bool, shown: bool) -> None:
     run = dispatched.run
     with showing(f"{run.experiment}/{run.trial}", shown) as progress:
         try:
@@ -92,7 +92,7 @@ def _follow(dispatched: Dispatched, as_json: bool, shown: bool) -> None:
         raise typer.Exit(outcome.exit_code)
 
 
-def _how_to_go_on(dispatched: Dispatched) -> str:
+def _how_to_go_on(dispatched: SubmittedRun) -> str:
     run = dispatched.run
     named = f"--fileroot {run.fileroot} --experiment {run.experiment} --trial {run.trial}"
     return "\n".join(

@@ -40,7 +40,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """kind: what is prepared. inputs: of what. settings: what shapes the rows. outputs: files. notes: for the card."""
 
     kind: str
@@ -57,7 +57,7 @@ class Plan:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def build(plan: Plan, out: Path, say: Say, force: bool = False) -> dict[str, Any]:
+def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str, Any]:
     """Make `out`, or leave it where it is that already; returns its card with `outcome` made or present.
 
     Raises:

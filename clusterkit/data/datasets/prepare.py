@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterkit.data.datasets.build import Output, Plan
+from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.corpora import Chapter, Problem, chapters_of, corpus_of, problems_of
 from clusterkit.data.datasets.inputs import Input, read_input
 from clusterkit.data.datasets.texts import Shape, chapter_text, document_text, question_groups
@@ -24,7 +24,7 @@ KINDS = {
 """What can be prepared, and of which styles of input."""
 
 
-def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float, most: int, seed: int) -> Plan:
+def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float, most: int, seed: int) -> BuildPlan:
     """Read the inputs and plan the files.
 
     test_share: of the questions, books or problems. most: rows of a source in the training file; 0: all.
@@ -48,7 +48,7 @@ def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float,
     return _memalpha(inputs, shape, settings | shaped)
 
 
-def _memagent(inputs: list[Input], most: int) -> Plan:
+def _memagent(inputs: list[Input], most: int) -> BuildPlan:
     """questions.jsonl and documents.jsonl, which the task splits and shuffles item by item (docs/hotpotqa.md)."""
     questions: dict[str, Question] = {}
     documents: dict[str, Document] = {}
@@ -90,10 +90,10 @@ def _memagent(inputs: list[Input], most: int) -> Plan:
         Output(QUESTIONS, len(asked), question_row, "source"),
         Output(DOCUMENTS, len(there), document_row, "kind"),
     ]
-    return Plan("memagent", inputs, {"max_per_source": most}, outputs, left_out, notes)
+    return BuildPlan("memagent", inputs, {"max_per_source": most}, outputs, left_out, notes)
 
 
-def _memalpha(inputs: list[Input], shape: Shape, settings: dict[str, Any]) -> Plan:
+def _memalpha(inputs: list[Input], shape: Shape, settings: dict[str, Any]) -> BuildPlan:
     """train.jsonl and test.jsonl; no document, book or row is in both."""
     makers: dict[str, list[tuple[str, Any]]] = {"train": [], "test": []}
     left_out, seed, share = 0, settings["seed"], settings["test_share"]
@@ -135,7 +135,7 @@ def _memalpha(inputs: list[Input], shape: Shape, settings: dict[str, Any]) -> Pl
         "booksum: keywords are names that summary and chapter share, found by a rule; Mem-alpha asked a model.",
     ]
     outputs = [output("train", limited), output("test", makers["test"])]
-    return Plan("memalpha", inputs, settings, outputs, left_out, notes)
+    return BuildPlan("memalpha", inputs, settings, outputs, left_out, notes)
 
 
 def _by_question(corpus: Corpus, share: float) -> tuple[Side, Side, int]:
@@ -174,7 +174,7 @@ def _limited(rows: list[tuple[str, Any]], most: int, seed: int) -> list[tuple[st
     return [row for i, row in enumerate(rows) if i in kept]
 
 
-def _math(inputs: list[Input], settings: dict[str, Any]) -> Plan:
+def _math(inputs: list[Input], settings: dict[str, Any]) -> BuildPlan:
     """train.jsonl and test.jsonl in AReaL's schema (prompt, query_id, solutions), split by a hash of the problem."""
     problems: dict[str, Problem] = {}
     left_out = 0
@@ -203,4 +203,4 @@ def _math(inputs: list[Input], settings: dict[str, Any]) -> Plan:
         return Output(f"{name}.jsonl", len(sides[name]), make, "task")
 
     notes = ["The same problem in other words is not recognised; equal ones, up to case and spaces, are merged."]
-    return Plan("math", inputs, settings, [output("train"), output("test")], left_out, notes)
+    return BuildPlan("math", inputs, settings, [output("train"), output("test")], left_out, notes)

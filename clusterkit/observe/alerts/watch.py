@@ -17,7 +17,7 @@ from clusterkit.runs.status import observe
 from trainer.errors import UserError
 
 
-class Elsewhere(Protocol):
+class RemoteRun(Protocol):
     """Where the run really is, when its directory here is a copy."""
 
     def fetch(self, run: RunDirectory, *, logs: bool) -> None:
@@ -41,7 +41,7 @@ class Watcher:
         say: Callable[[str], None],
         waits: tuple[float, ...] = WAITS,
         *,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteRun | None = None,
         kept: Path | None = None,
     ) -> None:
         self.run, self.receiver, self.say, self.waits = run, receiver, say, waits

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.common.text_plot import size
-from clusterkit.observe.report.series import Course, bucket_width, course
+from clusterkit.observe.report.series import Series, bucket_width, course
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.log.metrics import Record, number
 
@@ -19,7 +19,7 @@ class Line:
     label: str
     colour: int
     run: int
-    course: Course
+    course: Series
 
 
 @dataclass(frozen=True)

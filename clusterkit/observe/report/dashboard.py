@@ -39,7 +39,7 @@ LOCAL_NAMES = {"127.0.0.1", "localhost", "[::1]"}
 """What a browser on this machine calls us, or one at the other end of an SSH tunnel: the port may be another there."""
 
 
-class Elsewhere(Protocol):
+class RemoteRuns(Protocol):
     """Where the runs really are, when the folder holds a copy of them."""
 
     def index(self) -> None:
@@ -64,7 +64,7 @@ class Views:
         experiment: str | None,
         trial: str | None,
         compare: str | None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteRuns | None = None,
     ) -> None:
         self.fileroot = fileroot
         self._elsewhere = elsewhere

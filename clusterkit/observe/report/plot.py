@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from clusterkit.observe.report.charts import Chart, Line, Mark
 from clusterkit.observe.report.scale import Scale, scale, short
-from clusterkit.observe.report.series import Course
+from clusterkit.observe.report.series import Series
 from clusterkit.ui.markup import Html, tag
 
 UNITS = 1000
@@ -169,7 +169,7 @@ def _value_scale(chart: Chart) -> Scale:
     return scale(low, high)
 
 
-def _middle(course: Course) -> list[float]:
+def _middle(course: Series) -> list[float]:
     return [(first + last) / 2 for first, last in zip(course.first, course.last, strict=True)]
 
 

@@ -13,7 +13,7 @@ MOST_POINTS = 300
 
 
 @dataclass(frozen=True)
-class Course:
+class Series:
     """One number over the steps. Each point stands for the steps `first` to `last`: mean, least and greatest value.
 
     odd: steps whose value was no finite number.
@@ -43,7 +43,7 @@ def bucket_width(steps: Iterable[int]) -> int:
     return -(-(max(known) - min(known) + 1) // MOST_POINTS)
 
 
-def course(records: Sequence[Record], value: Callable[[Record], Any], width: int) -> Course:
+def course(records: Sequence[Record], value: Callable[[Record], Any], width: int) -> Series:
     """The course of `value` over records with a `global_step`, `width` steps a point.
 
     A value that is None is left out; one that is no finite number (JSON has "nan" and "inf" as text) is told in `odd`.
@@ -61,7 +61,7 @@ def course(records: Sequence[Record], value: Callable[[Record], Any], width: int
         buckets.setdefault((step - 1) // width, []).append((step, float(found)))
     parts = [buckets[key] for key in sorted(buckets)]
     values = [[value for _, value in part] for part in parts]
-    return Course(
+    return Series(
         first=tuple(min(step for step, _ in part) for part in parts),
         last=tuple(max(step for step, _ in part) for part in parts),
         mean=tuple(sum(part) / len(part) for part in values),

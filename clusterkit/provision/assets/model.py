@@ -49,7 +49,9 @@ class NodeAsset:
         return f"{self.setting}={self.folder}"
 
 
-def needed(config: RunConfig, cluster: Cluster, model_path: str = "", data_path: str = "") -> tuple[NodeAsset, ...]:
+def required_assets(
+    config: RunConfig, cluster: Cluster, model_path: str = "", data_path: str = ""
+) -> tuple[NodeAsset, ...]:
     """Return what a run needs, from its resolved configuration; the last one may be the model of its judge.
 
     model_path, data_path: in place of the preset's; a folder of this machine, or an absolute path on the hosts.

@@ -11,7 +11,7 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.hub import Hub, fetch_action
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.assets.upload import upload
-from clusterkit.provision.assets.view import look, require_usable, unseen, wrong
+from clusterkit.provision.assets.view import asset_problem, look, require_usable, unseen
 from clusterkit.provision.steps.step import Action, Refused
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
@@ -47,13 +47,13 @@ async def provide(
         require_usable(asset, view)
         return False
     if asset.origin in (Origin.UPLOAD, Origin.CACHE):
-        if asset.origin is Origin.CACHE and not wrong(asset, view):
+        if asset.origin is Origin.CACHE and not asset_problem(asset, view):
             return False  # a name stands for one content, whatever the copy in this machine's cache looks like
         return await upload(session, asset, await _local_folder(asset, say), view, on_bytes, slot)
-    if not wrong(asset, view):
+    if not asset_problem(asset, view):
         return False
     await apply([fetch_action(asset, cluster, hub)])
-    if left := wrong(asset, await look(session, asset)):
+    if left := asset_problem(asset, await look(session, asset)):
         raise Refused(f"after the download, {left}", "run the same command again; if it stays, remove that folder")
     return True
 

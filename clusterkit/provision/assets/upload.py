@@ -10,9 +10,9 @@ from typing import Any
 
 from clusterkit.data.assets.manifest import MANIFEST, origin, read_manifest
 from clusterkit.provision.assets.model import NodeAsset
-from clusterkit.provision.assets.view import View, wrong
+from clusterkit.provision.assets.view import View, asset_problem
 from clusterkit.provision.steps.step import Refused
-from clusterkit.ssh.api import HostError, Result, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
 from trainer.files import sha256
 
@@ -72,7 +72,7 @@ async def upload(
     """
     files = local_files(folder)
     manifest = view.manifest["files"] if view.manifest else None
-    if manifest == files and not wrong(asset, view):
+    if manifest == files and not asset_problem(asset, view):
         return False
     if manifest is not None and manifest != files:
         raise Refused(
@@ -120,7 +120,7 @@ async def _send_all(
         # A block of an earlier, different file: sent again from its start.
         await _remove(session, staging, sorted(bad))
     raise HostError(
-        session.host.name, Trouble.WRITE, f"{', '.join(sorted(bad))}: arrives damaged", "check that host's disk"
+        session.host.name, ErrorKind.WRITE, f"{', '.join(sorted(bad))}: arrives damaged", "check that host's disk"
     )
 
 
@@ -175,7 +175,7 @@ async def _must(session: Session, script: str, stdin: bytes = b"", timeout: floa
         reason = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
         raise HostError(
             session.host.name,
-            Trouble.WRITE,
+            ErrorKind.WRITE,
             f"the shared storage cannot be written: {reason}",
             "check its space and rights",
         )

@@ -11,7 +11,7 @@ from typing import Any
 from clusterkit.data.assets.manifest import MANIFEST
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.steps.step import Refused
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 
 _ABSENT = 3
 LOOK_SECONDS = 60.0
@@ -52,7 +52,7 @@ async def look(session: Session, asset: NodeAsset) -> View:
     if not result.ok:
         said = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
         message = f"{asset.folder} cannot be looked at: {said}"
-        raise HostError(session.host.name, Trouble.LOST, message, "look at the storage's mount and its rights there")
+        raise HostError(session.host.name, ErrorKind.LOST, message, "look at the storage's mount and its rights there")
     return parse_view(result.stdout)
 
 
@@ -69,7 +69,7 @@ def parse_view(text: str) -> View:
     )
 
 
-def wrong(asset: NodeAsset, view: View) -> str:
+def asset_problem(asset: NodeAsset, view: View) -> str:
     """What keeps the folder from being used, as a phrase; empty when it is complete."""
     if not view.exists or not view.sizes:
         return f"{asset.folder} is not there"
@@ -95,7 +95,7 @@ def unseen(head: View, other: View) -> str:
 
 def require_usable(asset: NodeAsset, view: View) -> None:
     """Raise Refused for a folder that is the user's own and is not usable as it is."""
-    reason = wrong(asset, view)
+    reason = asset_problem(asset, view)
     if asset.origin is not Origin.HOST or not reason:
         return
     fix = f"run git lfs pull in {asset.folder}" if view.pointers else "put it there, or name another one"

@@ -23,14 +23,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
 
 MANIFEST = "manifest.json"
 HOST_FOLDER = "/var/lib/clusterkit/bundle"
-"""Where `send` puts a bundle's packages on a host: what `Wish.bundle` is then."""
+"""Where `send` puts a bundle's packages on a host: what `DesiredState.bundle` is then."""
 
 Say = Callable[[str], None]
 
@@ -132,7 +132,7 @@ async def send(
 ) -> int:
     """Put the packages for a host's release into `folder` on the host, but for those that are there. -> bytes sent.
 
-    `Wish.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far. slot: where it
+    `DesiredState.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far. slot: where it
     waits for its turn to send.
 
     Raises:
@@ -143,7 +143,7 @@ async def send(
     files = bundle.packages(system)
     present = await session.run(_present_script(files, folder), root=True, timeout=300.0)
     if not present.ok:
-        raise HostError(session.host.name, Trouble.LOST, f"{folder} cannot be used: {present.stderr.strip()}")
+        raise HostError(session.host.name, ErrorKind.LOST, f"{folder} cannot be used: {present.stderr.strip()}")
     there = set(present.stdout.splitlines())
     missing = {path: file for path, file in files.items() if path not in there}
     sent = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.facts.parse import facts_of
 from clusterkit.provision.facts.sections import is_whole, split
-from clusterkit.ssh.api import HostError, Result, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 
 PATHS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containerd")
 """Paths whose disks are always asked for, beside the engine's own data root and the storage folder."""
@@ -88,7 +88,7 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
         try:
             result = await asked.run(script, root=True)
         except HostError as error:
-            if error.trouble is not Trouble.SUDO:
+            if error.trouble is not ErrorKind.SUDO:
                 raise
             sudo, trouble = "none", {"sudo_error": error.message, "sudo_fix": error.fix}
     elif sudo == "none":
@@ -101,7 +101,7 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
         last = (result.stderr or result.stdout).strip().splitlines()[-3:]
         raise HostError(
             session.host.name,
-            Trouble.LOST,
+            ErrorKind.LOST,
             f"the probe ended early (exit code {result.exit_code}): {' / '.join(last) or 'it printed nothing'}",
             "Log in and run `sh -c 'id; uname -a'`: a shell start-up file that prints or exits gets in its way.",
         )

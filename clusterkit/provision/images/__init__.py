@@ -2,7 +2,7 @@
 
 from clusterkit.provision.images.build import build, built
 from clusterkit.provision.images.context import Recipe
-from clusterkit.provision.images.distribute import Distributed, Distribution, How, Outcome, distribute
+from clusterkit.provision.images.distribute import Distributed, Distribution, How, ImageOutcome, distribute
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image, check_reference, inspect
 from clusterkit.provision.images.lock import Lock
@@ -15,8 +15,8 @@ __all__ = [
     "How",
     "Image",
     "ImageError",
+    "ImageOutcome",
     "Lock",
-    "Outcome",
     "Progress",
     "Recipe",
     "build",

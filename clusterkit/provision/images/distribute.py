@@ -38,7 +38,7 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ImageOutcome:
     """What became of one host. how: what worked. seconds: it took. error: why nothing did."""
 
     host: str
@@ -82,7 +82,7 @@ class Distribution:
 
     # -- the first host ---------------------------------------------------------------------------------------------
 
-    async def seed(self, session: Session) -> Outcome:
+    async def seed(self, session: Session) -> ImageOutcome:
         """Make sure that the first host has the image, and so what the image is; to be awaited before any `join`.
 
         Raises:
@@ -109,7 +109,7 @@ class Distribution:
         if not self._built_here(there):
             self._digest = self._digest or there.repo_digest
         await self._holders.add(session)
-        return Outcome(session.host.name, how, there, time.monotonic() - began)
+        return ImageOutcome(session.host.name, how, there, time.monotonic() - began)
 
     async def _present(self, session: Session) -> Image | None:
         """The image on the first host: by its name, or by the ID that the lock remembers where there is no tag."""
@@ -176,7 +176,7 @@ class Distribution:
 
     # -- every other host -------------------------------------------------------------------------------------------
 
-    async def join(self, session: Session) -> Outcome:
+    async def join(self, session: Session) -> ImageOutcome:
         """Bring a host to the image that the first one has. Any number at once.
 
         Raises:
@@ -188,7 +188,7 @@ class Distribution:
         image = await inspect(session, wanted.run_as)
         if image is not None and image.same_as(wanted):
             await self._holders.add(session)
-            return Outcome(session.host.name, How.PRESENT, image, time.monotonic() - began)
+            return ImageOutcome(session.host.name, How.PRESENT, image, time.monotonic() - began)
         ways = self._ways()
         for position, way in enumerate(ways):
             try:
@@ -202,7 +202,7 @@ class Distribution:
                 self._note(f"{session.host.name}: {way} did not work ({error.message.splitlines()[0]})")
             else:
                 await self._holders.add(session)
-                return Outcome(session.host.name, way, image, time.monotonic() - began)
+                return ImageOutcome(session.host.name, way, image, time.monotonic() - began)
         raise AssertionError("there is always a way to try")
 
     def _ways(self) -> list[How]:
@@ -307,7 +307,7 @@ class Distributed:
     """The image and what became of every host, by name."""
 
     image: Image
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, ImageOutcome]
     notes: tuple[str, ...] = ()
 
     def require_all(self) -> None:
@@ -354,11 +354,11 @@ async def distribute(
     )
     outcomes = {sessions[first].host.name: await wanted.seed(sessions[first])}
 
-    async def one(session: Session) -> Outcome:
+    async def one(session: Session) -> ImageOutcome:
         try:
             return await wanted.join(session)
         except (ImageError, HostError) as error:
-            return Outcome(session.host.name, wanted.how, error=error)
+            return ImageOutcome(session.host.name, wanted.how, error=error)
 
     for outcome in await asyncio.gather(*(one(session) for n, session in enumerate(sessions) if n != first)):
         outcomes[outcome.host] = outcome

@@ -11,7 +11,7 @@ from clusterkit.provision import docker
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image, inspect, is_id, is_tag, repository
 from clusterkit.provision.images.meter import Progress
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
 
 ATTEMPTS = 3
@@ -38,7 +38,7 @@ async def resolve(session: Session, reference: str) -> str:
         command = f"docker manifest inspect --verbose {shlex.quote(reference)}"
         result = await session.run(command, root=True, timeout=60.0)
     except HostError as error:
-        if error.trouble is not Trouble.TIMEOUT:
+        if error.trouble is not ErrorKind.TIMEOUT:
             raise
         return ""
     digest = _manifest_digest(result.stdout) if result.ok else ""

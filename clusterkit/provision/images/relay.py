@@ -9,7 +9,7 @@ from clusterkit.provision import docker
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image
 from clusterkit.provision.images.meter import Progress
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
 from clusterkit.ssh.stream import relay as copy
 
@@ -46,7 +46,7 @@ async def relay(
         try:
             await copy(reading, writing, moved)
         except HostError as error:
-            if error.trouble is not Trouble.WRITE:
+            if error.trouble is not ErrorKind.WRITE:
                 raise
             raise ImageError(host, f"the image cannot be loaded: {error.message}", _ROOM) from None
         for session, stream in ((source, reading), (target, writing)):

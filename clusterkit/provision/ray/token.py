@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterkit.hosts.folders import config_folder, write_private
 from clusterkit.provision.ray.model import token_file
-from clusterkit.ssh.api import HostError, Session, Trouble
+from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.disk import file_failure
 from trainer.errors import UserError
 
@@ -59,7 +59,7 @@ async def cluster_token(head: Session, cluster: str) -> str:
     path_there = token_file(cluster)
     result = await head.run(f"[ ! -e {path_there} ] || cat {path_there}", root=True, timeout=30)
     if not result.ok:
-        raise HostError(head.host.name, Trouble.LOST, f"{path_there} cannot be read: {result.stderr.strip()}", "")
+        raise HostError(head.host.name, ErrorKind.LOST, f"{path_there} cannot be read: {result.stderr.strip()}", "")
     found = result.stdout.strip()
     token = found if _TOKEN.fullmatch(found) else secrets.token_hex(32)
     path = local_file(cluster)

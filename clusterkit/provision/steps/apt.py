@@ -6,7 +6,7 @@ import shlex
 from urllib.parse import quote
 
 from clusterkit.provision.steps.shell import NETWORK, STATE
-from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.step import DesiredState
 from clusterkit.provision.steps.systems import System
 
 MIRROR_FOLDER = "/etc/apt/clusterkit"
@@ -23,7 +23,7 @@ _OPTIONS = (
 )
 
 
-def prelude(system: System, wish: Wish) -> str:
+def prelude(system: System, wish: DesiredState) -> str:
     """Script that defines apt_get, apt_update and apt_install NAME…, and finishes what an interrupted dpkg left."""
     options = list(_OPTIONS)
     prepare = ""
@@ -88,7 +88,7 @@ def source(uri: str, suites: str, components: str, keyring: str) -> str:
     )
 
 
-def _open_bundle(system: System, wish: Wish) -> str:
+def _open_bundle(system: System, wish: DesiredState) -> str:
     folder = f"{wish.bundle.rstrip('/')}/packages/{system.name}"
     return f"""bundle={shlex.quote(folder)}
 if ! [ -e "$bundle/Packages" ]; then

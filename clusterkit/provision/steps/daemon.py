@@ -13,7 +13,7 @@ from clusterkit.provision.facts.model import Container, Facts
 from clusterkit.provision.steps import dockerd_scripts
 from clusterkit.provision.steps.packages import certificates_change, docker_environment, secret_mode
 from clusterkit.provision.steps.shell import STATE, differs, place_file, sha
-from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import has_systemd, system_of
 from clusterkit.provision.steps.toolkit import wants_gpus
 
@@ -34,7 +34,7 @@ class DaemonStep:
 
     name = "daemon"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         """Write what differs, then reload or restart the engine once.
 
         Raises:
@@ -142,7 +142,7 @@ mv -f "$new" "$target"
 """
 
 
-def _settings(facts: Facts, wish: Wish) -> tuple[tuple[Action, ...], str]:
+def _settings(facts: Facts, wish: DesiredState) -> tuple[tuple[Action, ...], str]:
     """Action that writes daemon.json, and what it takes to make the change effective (empty: nothing)."""
     current = read_settings(facts.docker.daemon_json)
     wanted: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def _settings(facts: Facts, wish: Wish) -> tuple[tuple[Action, ...], str]:
     return (Action(title, script, stdin=content, timeout=120.0),), effect
 
 
-def _apply(facts: Facts, wish: Wish, effect: str, settings: tuple[Action, ...]) -> Action:
+def _apply(facts: Facts, wish: DesiredState, effect: str, settings: tuple[Action, ...]) -> Action:
     functions = dockerd_scripts.functions(has_systemd(facts))
     if effect == "reload":
         return Action("reload Docker's settings", f"{functions}reload\nready\nrm -f {PENDING}\n", timeout=180.0)

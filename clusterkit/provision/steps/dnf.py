@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 
 from clusterkit.provision.steps.shell import NETWORK
-from clusterkit.provision.steps.step import Wish
+from clusterkit.provision.steps.step import DesiredState
 from clusterkit.provision.steps.systems import System
 
 
-def prelude(system: System, wish: Wish) -> str:
+def prelude(system: System, wish: DesiredState) -> str:
     """Script that defines dnf_install NAME…. dnf itself waits for its lock and undoes a transaction that fails."""
     options = ["-y", "--setopt=install_weak_deps=False", "--setopt=retries=3", "--setopt=timeout=60"]
     prepare = ""

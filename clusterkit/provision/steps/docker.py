@@ -9,7 +9,7 @@ from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps import apt, aptsources, dnf, dockerd_scripts
 from clusterkit.provision.steps.packages import install_action
 from clusterkit.provision.steps.shell import differs, fetch_key, put_back_mode, write_file
-from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import DEB, System, has_systemd, system_of
 
 DOCKER_URL = "https://download.docker.com"
@@ -50,7 +50,7 @@ class DockerStep:
 
     name = "docker"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         """Nothing, a start, or an installation.
 
         Raises:
@@ -79,7 +79,7 @@ class DockerStep:
         return (*modes, *_install(system, facts, wish), start)
 
 
-def source_of(system: System, facts: Facts, wish: Wish) -> str:
+def source_of(system: System, facts: Facts, wish: DesiredState) -> str:
     """Where Docker is to come from: `docker`, `distribution` or `bundle`.
 
     `auto` is Docker's own repository, but the distribution's package where its containerd or runc is installed already
@@ -116,7 +116,7 @@ def repository(system: System, url: str) -> tuple[str, bytes, str]:
     return REPOSITORIES[system.family], content, f"{base}/gpg"
 
 
-def _install(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _install(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     source = source_of(system, facts, wish)
     if source == "bundle":
         return (install_action(system, wish, (), title="install Docker Engine", bundled="docker"),)
@@ -141,7 +141,7 @@ def _install(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
     return (*_add_repository(system, facts, wish), install_action(system, wish, DOCKER_PACKAGES))
 
 
-def _add_repository(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _add_repository(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     path, content, key_url = repository(system, wish.docker_url)
     key, fingerprint = KEYS[system.family]
     actions = []

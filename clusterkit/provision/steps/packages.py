@@ -10,7 +10,7 @@ from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps import apt, dnf
 from clusterkit.provision.steps.dockerd_scripts import DOCKERD_ENV
 from clusterkit.provision.steps.shell import PROXY_ENV, STATE, differs, place_file
-from clusterkit.provision.steps.step import Action, Wish
+from clusterkit.provision.steps.step import Action, DesiredState
 from clusterkit.provision.steps.systems import DEB, System, has_systemd, system_of
 
 APT_PROXY = "/etc/apt/apt.conf.d/95clusterkit"
@@ -39,7 +39,7 @@ class PackagesStep:
 
     name = "packages"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         """Proxies, certificates, mirror, then the packages that are missing.
 
         Raises:
@@ -55,7 +55,7 @@ class PackagesStep:
         )
 
 
-def proxy_settings(wish: Wish) -> dict[str, str]:
+def proxy_settings(wish: DesiredState) -> dict[str, str]:
     """Environment variables for the wished proxies; empty without one."""
     if not (wish.http_proxy or wish.https_proxy):
         return {}
@@ -68,13 +68,13 @@ def secret_mode(content: bytes) -> int:
     return 0o600 if b"@" in content else 0o644
 
 
-def certificates_change(facts: Facts, wish: Wish) -> bool:
+def certificates_change(facts: Facts, wish: DesiredState) -> bool:
     """Whether the host is about to trust other authorities: a running Docker notices only after a restart."""
     path = CA_FILES[system_of(facts).family]
     return differs(facts, path, wish.ca_bundle or None) or CA_PENDING in facts.files
 
 
-def _proxies(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _proxies(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     settings = proxy_settings(wish)
     env = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items()).encode()
     actions = place_file(facts, "the proxy for downloads", PROXY_ENV, env if settings else None, mode=secret_mode(env))
@@ -87,7 +87,7 @@ def _proxies(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
     )
 
 
-def _apt_conf(wish: Wish) -> str:
+def _apt_conf(wish: DesiredState) -> str:
     lines = []
     direct = [name.strip().lstrip(".") for name in wish.no_proxy.split(",")]
     for scheme, address in (("http", wish.http_proxy), ("https", wish.https_proxy)):
@@ -106,7 +106,7 @@ def _in_quotes(address: str) -> str:
     return address.replace("\\", "%5C").replace('"', "%22").replace("\n", "")
 
 
-def _certificates(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _certificates(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     update = "update-ca-certificates" if system.family == DEB else "update-ca-trust"
     rebuild = f"""if command -v {update} >/dev/null 2>&1; then {update}; fi
 rm -f {CA_PENDING}
@@ -125,7 +125,7 @@ if command -v dockerd >/dev/null 2>&1; then echo restart >{STATE}/pending/docker
     return actions
 
 
-def _mirror(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _mirror(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     if system.family != DEB:
         return ()
     content = apt.mirror_sources(system, wish.apt_mirror) if wish.apt_mirror and not wish.bundle else None
@@ -133,7 +133,7 @@ def _mirror(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
     return place_file(facts, what, apt.MIRROR_FILE, content)
 
 
-def _packages(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _packages(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     missing = [package for command, package in _BY_COMMAND.items() if command not in facts.commands]
     if "gpg" not in facts.commands:
         missing.insert(0, "gnupg" if system.family == DEB else "gnupg2")
@@ -147,7 +147,7 @@ def _packages(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
 
 
 def install_action(
-    system: System, wish: Wish, packages: tuple[str, ...], *, title: str = "", bundled: str = ""
+    system: System, wish: DesiredState, packages: tuple[str, ...], *, title: str = "", bundled: str = ""
 ) -> Action:
     """Install packages from whatever the wish names: the host's sources, a mirror, a bundle.
 
@@ -166,12 +166,12 @@ def install_action(
     )
 
 
-def _installing(system: System, wish: Wish, command: str) -> str:
+def _installing(system: System, wish: DesiredState, command: str) -> str:
     prelude = apt.prelude(system, wish) if system.family == DEB else dnf.prelude(system, wish)
     return f"mkdir -p {STATE}/pending\n: >{INSTALL_PENDING}\n{prelude}{command}rm -f {INSTALL_PENDING}\n"
 
 
-def docker_environment(facts: Facts, wish: Wish) -> tuple[str, bytes | None]:
+def docker_environment(facts: Facts, wish: DesiredState) -> tuple[str, bytes | None]:
     """File that gives dockerd its proxies, and its content (None: no such file)."""
     settings = {name: value for name, value in proxy_settings(wish).items() if name.isupper()}
     if has_systemd(facts):

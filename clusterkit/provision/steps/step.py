@@ -33,7 +33,7 @@ class Refused(Exception):  # noqa: N818 (it reads as what it is)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredState:
     """What `clusterkit setup` was asked for, the same for all hosts."""
 
     cluster: Cluster
@@ -60,7 +60,7 @@ class Step(Protocol):
 
     name: str
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         """Actions that take the host to the wished state, in order.
 
         Raises:

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused
 
 FOLDERS = ("models", "datasets", "codes", "ray", "images")
 
@@ -17,7 +17,7 @@ class StorageStep:
 
     name = "storage"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         """Make the folders that are missing.
 
         Raises:

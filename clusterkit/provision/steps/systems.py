@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts, Os
-from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused
 
 DEB, RPM = "deb", "rpm"
 
@@ -70,7 +70,7 @@ class SystemStep:
 
     name = "system"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         """Nothing to do.
 
         Raises:

@@ -9,7 +9,7 @@ from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps import apt, aptsources, dnf
 from clusterkit.provision.steps.packages import install_action
 from clusterkit.provision.steps.shell import differs, fetch_key, put_back_mode, write_file
-from clusterkit.provision.steps.step import Action, Refused, Wish
+from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import DEB, DEB_ARCHITECTURE, System, has_systemd, system_of
 
 VERSION = "1.20.0"
@@ -34,7 +34,7 @@ class ToolkitStep:
 
     name = "toolkit"
 
-    def plan(self, host: Host, facts: Facts, wish: Wish) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         """Nothing on a host without GPUs.
 
         Raises:
@@ -55,7 +55,7 @@ class ToolkitStep:
         return actions
 
 
-def wants_gpus(facts: Facts, wish: Wish) -> bool:
+def wants_gpus(facts: Facts, wish: DesiredState) -> bool:
     """Whether containers of this host are to use GPUs."""
     return wish.gpus if wish.gpus is not None else bool(facts.gpus or facts.nvidia_pci)
 
@@ -84,7 +84,7 @@ def _installed(facts: Facts) -> bool:
     return _numbers(facts.toolkit) >= _numbers(VERSION) and len(known) in {0, len(TOOLKIT_PACKAGES)}
 
 
-def _install(system: System, facts: Facts, wish: Wish) -> tuple[Action, ...]:
+def _install(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
     install = install_action(system, wish, pinned(system), title=f"install NVIDIA Container Toolkit {VERSION}")
     if wish.bundle:
         return (install,)

@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterkit.common.text_plot import duration
 from clusterkit.runs.diagnose.changes import Context, propose
-from clusterkit.runs.diagnose.model import Evidence, Finding, Rule
+from clusterkit.runs.diagnose.model import Cause, Evidence, Rule
 from clusterkit.runs.log.metrics import History, number
 
 SOURCE = "metrics.jsonl"
@@ -50,22 +50,22 @@ LOWER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr"
 HIGHER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=3.0, why="larger steps")
 FEWER_STEPS = Rule("halve", key="train.minibatches", areal="ppo.ppo_n_minibatches", least=1, why="nearer to on-policy")
 
-Check = Callable[[History, Context], Finding | None]
+Check = Callable[[History, Context], Cause | None]
 
 
-def check_numbers(history: History, context: Context) -> list[Finding]:
+def check_numbers(history: History, context: Context) -> list[Cause]:
     """Every check that has something to say, the worst first."""
     findings = (check(history, context) for check in CHECKS)
     return [finding for finding in findings if finding is not None]
 
 
-def check_speed(history: History, context: Context) -> list[Finding]:
+def check_speed(history: History, context: Context) -> list[Cause]:
     """What makes a run slower than it need be; no reason why one ended."""
     finding = judge_wait(history, context)
     return [] if finding is None else [finding]
 
 
-def nan_loss(history: History, context: Context) -> Finding | None:
+def nan_loss(history: History, context: Context) -> Cause | None:
     """Loss, gradient or reward is not a number, or optimizer steps were skipped for it."""
     for step in history.steps[-RECENT:]:
         stats = step.get("stats") or {}
@@ -73,7 +73,7 @@ def nan_loss(history: History, context: Context) -> Finding | None:
         skipped = number(stats, "skipped_steps") or 0
         if rewards:
             # Advantages, loss and gradient follow from it: no setting of the optimizer is at fault.
-            return Finding(
+            return Cause(
                 "nan-loss",
                 "A reward is not a number",
                 "The reward function or the verifier gave NaN or an infinite number, and the loss follows from it. "
@@ -91,7 +91,7 @@ def nan_loss(history: History, context: Context) -> Finding | None:
                 Rule("to", key="model.dtype", areal="actor.dtype", to="float32", why="range and precision"),
                 Rule("to", key="algorithm.dual_clip", to=3.0, why="bounds single tokens with a huge ratio"),
             )
-            return Finding(
+            return Cause(
                 "nan-loss",
                 "The loss or its gradient is not a number",
                 "The learning rate is too high, half precision overflowed, or a checkpoint is damaged. Weights after "
@@ -103,7 +103,7 @@ def nan_loss(history: History, context: Context) -> Finding | None:
     return None
 
 
-def reward_lowest(history: History, context: Context) -> Finding | None:
+def reward_lowest(history: History, context: Context) -> Cause | None:
     """Every answer is wrong: the reward stays at its lowest value."""
     rewards = _course(history, "task_reward")[-LOWEST_STEPS:]
     if len(rewards) < LOWEST_STEPS or len(set(rewards)) > 1 or rewards[0] > 0:
@@ -121,7 +121,7 @@ def reward_lowest(history: History, context: Context) -> Finding | None:
             Rule("double", key="agent.max_final_tokens", areal="ppo.gen.max_new_tokens", why="room for the answer"),
             Rule("double", key="agent.max_memory_tokens", why="room for the memory"),
         )
-    return Finding(
+    return Cause(
         "reward-lowest",
         f"The reward is {rewards[-1]:g} in every one of the last {len(rewards)} steps",
         cause,
@@ -131,7 +131,7 @@ def reward_lowest(history: History, context: Context) -> Finding | None:
     )
 
 
-def reward_flat(history: History, context: Context) -> Finding | None:
+def reward_flat(history: History, context: Context) -> Cause | None:
     """The reward does not rise over many steps, though it could."""
     rewards = _course(history, "task_reward")
     if len(rewards) < FLAT_STEPS:
@@ -163,7 +163,7 @@ def reward_flat(history: History, context: Context) -> Finding | None:
             HIGHER_RATE,
             Rule("double", key="rollout.batch_size", areal="dataset.train_bs_n_seqs", why="less noise"),
         )
-    return Finding(
+    return Cause(
         "reward-flat",
         f"The reward has not risen in {len(rewards)} steps",
         cause,
@@ -177,7 +177,7 @@ def reward_flat(history: History, context: Context) -> Finding | None:
     )
 
 
-def entropy_collapse(history: History, context: Context) -> Finding | None:
+def entropy_collapse(history: History, context: Context) -> Cause | None:
     """The policy says the same whatever it is asked, before it has learned the task."""
     entropies, rewards = _course(history, "entropy"), _course(history, "task_reward")
     if len(entropies) < 3 * RECENT or len(rewards) < 3 * RECENT:
@@ -192,7 +192,7 @@ def entropy_collapse(history: History, context: Context) -> Finding | None:
         LOWER_RATE,
         Rule("to", key="algorithm.kl_coef", areal="ppo.kl_ctl", to=0.001, why="holds it near to where it began"),
     )
-    return Finding(
+    return Cause(
         "entropy-collapse",
         "The policy's entropy collapsed",
         "It has narrowed to few answers before the task was learned; samples of a group no longer differ, so "
@@ -205,7 +205,7 @@ def entropy_collapse(history: History, context: Context) -> Finding | None:
     )
 
 
-def ratio_drift(history: History, context: Context) -> Finding | None:
+def ratio_drift(history: History, context: Context) -> Cause | None:
     """Policy and behaviour policy are too far from one another."""
     clipped = _course(history, "actor_clip_ratio")[-RECENT:]
     ratios = _course(history, "importance_weight")[-RECENT:]
@@ -217,7 +217,7 @@ def ratio_drift(history: History, context: Context) -> Finding | None:
         f"importance_weight {fmean(ratios):.3g}" if ratios else "",
         f"actor_clip_ratio {fmean(clipped):.2f}" if clipped else "",
     ]
-    return Finding(
+    return Cause(
         "ratio-drift",
         "Updates are far off the policy that sampled",
         "Too many optimizer steps per batch, too high a learning rate, or log-probs of another temperature or of "
@@ -227,7 +227,7 @@ def ratio_drift(history: History, context: Context) -> Finding | None:
     )
 
 
-def mismatch(history: History, context: Context) -> Finding | None:
+def mismatch(history: History, context: Context) -> Cause | None:
     """The engine's log-probs are not the trainer's."""
     values = _course(history, "mismatch_kl")[-RECENT:]
     if not values or fmean(values) <= MOST_MISMATCH_KL:
@@ -242,7 +242,7 @@ def mismatch(history: History, context: Context) -> Finding | None:
         ),
         Rule("to", key="algorithm.sequence_mask", to="geometric", why="leaves out turns that are far off"),
     )
-    return Finding(
+    return Cause(
         "mismatch",
         "The engine's log-probs differ from the trainer's",
         "Precision or kernels differ, the engine serves old weights, or its prefix cache is older than the weights.",
@@ -251,13 +251,13 @@ def mismatch(history: History, context: Context) -> Finding | None:
     )
 
 
-def failed_trajectories(history: History, context: Context) -> Finding | None:
+def failed_trajectories(history: History, context: Context) -> Cause | None:
     """Many trajectories end in an error."""
     failed = _course(history, "failed_trajectories")[-RECENT:]
     total = context.config.rollout.batch_size * context.config.rollout.group_size if context.config else 0
     if not failed or not total or fmean(failed) / total <= MOST_FAILED:
         return None
-    return Finding(
+    return Cause(
         "failed-trajectories",
         f"{fmean(failed) / total:.0%} of the trajectories fail",
         "An engine or a verifier answers with errors; failed trajectories count as wrong.",
@@ -266,7 +266,7 @@ def failed_trajectories(history: History, context: Context) -> Finding | None:
     )
 
 
-def stale_recover(history: History, context: Context) -> Finding | None:
+def stale_recover(history: History, context: Context) -> Cause | None:
     """Steps go on, but recover checkpoints do not."""
     last_step = number(history.steps[-1], "time") if history.steps else None
     if last_step is None or len(history.steps) < 3:
@@ -286,7 +286,7 @@ def stale_recover(history: History, context: Context) -> Finding | None:
         )
     else:
         cause = "They were due and did not come: the disk of the recover folder is full or slow, or saving hangs."
-    return Finding(
+    return Cause(
         "stale-recover",
         f"The last recover checkpoint is {duration(age)} older than the last step",
         cause,
@@ -296,7 +296,7 @@ def stale_recover(history: History, context: Context) -> Finding | None:
     )
 
 
-def restart_loop(history: History, context: Context) -> Finding | None:  # noqa: ARG001
+def restart_loop(history: History, context: Context) -> Cause | None:  # noqa: ARG001
     """Attempt after attempt dies before a step is done."""
     attempts = history.attempts[-LOOPING_ATTEMPTS:]
     if len(attempts) < LOOPING_ATTEMPTS or len({number(attempt, "resume_step") for attempt in attempts}) > 1:
@@ -304,7 +304,7 @@ def restart_loop(history: History, context: Context) -> Finding | None:  # noqa:
     began = number(attempts[0], "time") or 0.0
     if any((number(step, "time") or 0.0) > began for step in history.steps):
         return None
-    return Finding(
+    return Cause(
         "restart-loop",
         f"{len(attempts)} attempts in a row made no step",
         "The same cause ends every attempt: starting it once more does not help before that is changed.",
@@ -313,7 +313,7 @@ def restart_loop(history: History, context: Context) -> Finding | None:  # noqa:
     )
 
 
-def judge_wait(history: History, context: Context) -> Finding | None:
+def judge_wait(history: History, context: Context) -> Cause | None:
     """The trainer waits for nothing but scores."""
     shares = _course(history, "judge_share")[-RECENT:]
     if len(shares) < RECENT or fmean(shares) <= MOST_JUDGE_SHARE:
@@ -323,7 +323,7 @@ def judge_wait(history: History, context: Context) -> Finding | None:
         now = context.config.rollout.max_staleness
         more = [Rule("to", key="rollout.max_staleness", to=to, why=why) for to, why in AHEAD.items() if to > now]
         rules = more[:1] + rules
-    return Finding(
+    return Cause(
         "judge-wait",
         f"The trainer waits for the judge, and for nothing else, in {fmean(shares):.0%} of its time",
         "The judge answers more slowly than the policy is sampled and trained, or nothing goes on beside its answers.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from clusterkit.runs.diagnose.model import Finding
+from clusterkit.runs.diagnose.model import Cause
 
 _GIB = {"bytes": 2.0**-30, "KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0, "TiB": 1024.0}
 _AMOUNT = r"([\d.]+) (bytes|[KMGT]iB)"
@@ -18,7 +18,7 @@ _TRAJECTORIES = re.compile(r"/rollouts/|trajectories")
 OTHERS_SHARE, IDLE_SHARE = 0.05, 0.1
 
 
-def memory_details(finding: Finding, text: str) -> Finding:
+def memory_details(finding: Cause, text: str) -> Cause:
     """Add to the finding of a GPU out of memory what its message says of other processes and of fragments."""
     wanted, total, free = _amount(_WANTED, text), _amount(_TOTAL, text), _amount(_FREE, text)
     if wanted is None or total is None:
@@ -49,7 +49,7 @@ def memory_details(finding: Finding, text: str) -> Finding:
     return finding
 
 
-def disk_details(finding: Finding, text: str) -> Finding:
+def disk_details(finding: Cause, text: str) -> Cause:
     """Only where a message names trajectories, no longer writing them is proposed: what filled a disk is not told."""
     kept = tuple(change for change in finding.changes if _TRAJECTORIES.search(text))
     return replace(finding, changes=kept)

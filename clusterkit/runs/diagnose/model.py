@@ -128,7 +128,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Cause:
     """Something that was recognised.
 
     changes: the first one is meant, the others are for when it is not enough; together: all of them at once.

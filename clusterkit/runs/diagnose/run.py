@@ -21,7 +21,7 @@ from clusterkit.runs.diagnose.applied import read_applied
 from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.checks import check_numbers, check_speed
 from clusterkit.runs.diagnose.details import disk_details, memory_details
-from clusterkit.runs.diagnose.model import BAD, Change, Evidence, Finding, Hit
+from clusterkit.runs.diagnose.model import BAD, Cause, Change, Evidence, Hit
 from clusterkit.runs.diagnose.present import Present
 from clusterkit.runs.diagnose.scan import SHOWN_CHARACTERS, Scan, known, moved, scan_bytes, scan_file
 from clusterkit.runs.diagnose.signatures import SIGNATURES
@@ -51,7 +51,7 @@ class Diagnosis:
     Of a log by itself: notes on reading it, kind (who wrote it, "" where that is not known), and whether it is empty.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Cause, ...]
     state: str = ""
     message: str = ""
     run: RunDirectory | None = None
@@ -257,21 +257,21 @@ def _present(scans: list[Scan]) -> Present:
     return present
 
 
-def _findings(hits: list[Hit], context: Context) -> list[Finding]:
+def _findings(hits: list[Hit], context: Context) -> list[Cause]:
     by_id: dict[str, list[Hit]] = {}
     for hit in hits:
         by_id.setdefault(hit.signature.id, []).append(hit)
     return [_finding(group, context) for group in by_id.values() if not set(group[0].signature.unless) & by_id.keys()]
 
 
-def _finding(hits: list[Hit], context: Context) -> Finding:
+def _finding(hits: list[Hit], context: Context) -> Cause:
     signature = hits[0].signature
     # What the frames of a traceback say is surer than what was logged before it.
     phases = [hit.phase for hit in hits if hit.traced] or [hit.phase for hit in hits if hit.phase]
     phase = phases[-1] if phases else ""
     case = signature.case(phase)
     ends = hits[:1] if hits[0].evidence.text == hits[-1].evidence.text else [hits[0], hits[-1]]
-    finding = Finding(
+    finding = Cause(
         signature.id,
         signature.title,
         case.cause,
@@ -314,26 +314,26 @@ def _full_disks(run: RunDirectory) -> list[Hit]:
     return hits
 
 
-def _own_message(said: Evidence | None) -> list[Finding]:
+def _own_message(said: Evidence | None) -> list[Cause]:
     """The message with which a run, or a command, ended: ours say what is wrong and what to do."""
     if said is None or not said.text.strip() or any(next(known(line), None) for line in said.text.splitlines()):
         return []
     first, *rest = said.text.strip().splitlines()
     if _EXCEPTION.match(first):
         title, cause = "An error that is not known here ended it", f"{first}. Its traceback, if any, is in main.log."
-        return [Finding("unknown-error", title, cause, evidence=(said,), advice=("main.log of the run's folder",))]
+        return [Cause("unknown-error", title, cause, evidence=(said,), advice=("main.log of the run's folder",))]
     cause = "\n           ".join([first, *rest])
-    return [Finding("own-message", "It ended with a message that says why", cause, evidence=(replace(said, text=""),))]
+    return [Cause("own-message", "It ended with a message that says why", cause, evidence=(replace(said, text=""),))]
 
 
-def _unknown_error(scans: list[Scan]) -> list[Finding]:
+def _unknown_error(scans: list[Scan]) -> list[Cause]:
     """The traceback with which a log ends, else the last one in it, where nothing else explains the end of a run."""
     with_error = sorted((scan for scan in scans if scan.error), key=lambda scan: not scan.fatal)
     scan = with_error[0] if with_error else None
     if scan is None or scan.error is None or any(next(known(line), None) for line in scan.error.text.splitlines()):
         return []
     return [
-        Finding(
+        Cause(
             "unknown-error",
             f"An error that is not known here {'ended it' if scan.fatal else 'was printed on the way'}",
             f"{scan.error.text.splitlines()[-1].strip()}. The code that its traceback names says what that means.",
@@ -343,7 +343,7 @@ def _unknown_error(scans: list[Scan]) -> list[Finding]:
     ]
 
 
-def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+def _in_order(findings: list[Cause]) -> tuple[Cause, ...]:
     """Causes before consequences. What usually follows from something else stands by itself where it is alone."""
     order = {signature.id: place for place, signature in enumerate(SIGNATURES)}
     causes = [finding for finding in findings if not finding.follows]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from clusterkit.common.text_plot import duration
-from clusterkit.runs.diagnose.model import PHASE_NAMES, Evidence, Finding
+from clusterkit.runs.diagnose.model import PHASE_NAMES, Cause, Evidence
 
 _PID = re.compile(r"process (\d+)")
 _STATES = {
@@ -18,7 +18,7 @@ _STATES = {
 
 def stall(
     holder: str | None, silence: float | None, usual: float | None, phase: str, last_line: Evidence | None
-) -> Finding:
+) -> Cause:
     """Tell of a stall. usual: seconds of a step."""
     pid = _PID.search(holder or "")
     known = _STATES.get(process_state(int(pid[1]))) if pid else None
@@ -37,7 +37,7 @@ def stall(
             "a stop keeps the last recover checkpoint; the same command then goes on",
         )
     normal = f", a step takes {duration(usual)}" if usual is not None else ""
-    return Finding(
+    return Cause(
         "stall",
         f"Nothing was recorded for {duration(silence)}{normal}",
         cause,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterkit.runs.diagnose.model import BAD, PHASE_NAMES, Change, Evidence, Finding
+from clusterkit.runs.diagnose.model import BAD, PHASE_NAMES, Cause, Change, Evidence
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.console import failure_message
@@ -42,7 +42,7 @@ def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
     number = next(iter(reversed(run.attempt_numbers())), 0)
     told = (failure_message(run.console(number)) or diagnosis.message).removeprefix("error: ").strip().splitlines()[:1]
 
-    def repeats(finding: Finding) -> bool:
+    def repeats(finding: Cause) -> bool:
         """Whether it knows no more than the message that is told already, which says what to do itself."""
         return not finding.changes and bool(told) and all(told[0] in item.text for item in finding.evidence)
 
@@ -85,7 +85,7 @@ def change_text(change: Change) -> str:
     return f"{text} ({'; '.join(tags)})" if tags else text
 
 
-def _finding_lines(finding: Finding, number: int) -> list[str]:
+def _finding_lines(finding: Cause, number: int) -> list[str]:
     when = f" {PHASE_NAMES[finding.phase]}" if finding.phase else ""
     follows = " [follows from what is above]" if finding.follows else ""
     lines = [f"{number}. {finding.title}{when}{follows}", f"   why     {finding.cause}"]
@@ -124,7 +124,7 @@ def _next_lines(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _short_lines(diagnosis: Diagnosis, findings: list[Finding]) -> list[str]:
+def _short_lines(diagnosis: Diagnosis, findings: list[Cause]) -> list[str]:
     lines = []
     for finding in [finding for finding in findings if not finding.follows][:2]:
         when = f" {PHASE_NAMES[finding.phase]}" if finding.phase else ""

@@ -29,7 +29,7 @@ _ENDED += ("REVOKED", "TIMEOUT")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """A job of ours. state: Slurm's word, such as PENDING. reason: why it is in that state, in Slurm's words.
 
     run_dir: log folder of its run. code: exit code of its script, where it has ended.
@@ -63,10 +63,10 @@ def job_name(run: RunDirectory, fingerprint: str) -> str:
     return f"{PREFIX}:{run.experiment}:{run.trial}:{fingerprint}"
 
 
-_seen: tuple[float, list[Job]] = (0.0, [])
+_seen: tuple[float, list[SlurmJob]] = (0.0, [])
 
 
-def our_jobs(*, fresh: bool = True) -> list[Job]:
+def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
     """Living jobs that this user has submitted with clusterkit. fresh: not those seen a moment ago.
 
     Raises:
@@ -82,13 +82,13 @@ def our_jobs(*, fresh: bool = True) -> list[Job]:
         number, state, reason, name, folder = line.split("|", 4)
         parts = name.split(":")
         if parts[0] == PREFIX and len(parts) == 4:
-            jobs.append(Job(number.strip(), state, reason, parts[3], folder))
+            jobs.append(SlurmJob(number.strip(), state, reason, parts[3], folder))
     jobs = [job for job in jobs if job.alive]
     _seen = (time.monotonic(), jobs)
     return jobs
 
 
-def job_of(run: RunDirectory, *, fresh: bool = True) -> Job | None:
+def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
     """The living job that works on a run, or is to.
 
     Raises:
@@ -116,7 +116,7 @@ def holder_of(run: RunDirectory) -> str | None:
     return "a Slurm job (there is no squeue here to ask about it)" if not has_slurm() and not _has_ended(run) else None
 
 
-def look(number: str) -> Job | None:
+def look(number: str) -> SlurmJob | None:
     """A job by its number, for some minutes after its end as well; None where Slurm has forgotten it.
 
     Raises:
@@ -132,7 +132,7 @@ def look(number: str) -> Job | None:
     fields = dict(word.split("=", 1) for word in said.split() if "=" in word)
     name = fields.get("JobName", "").split(":")
     code, _, number_of_signal = fields.get("ExitCode", "0:0").partition(":")
-    return Job(
+    return SlurmJob(
         number,
         fields.get("JobState", ""),
         fields.get("Reason", ""),

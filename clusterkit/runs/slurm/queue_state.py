@@ -7,12 +7,12 @@ from pathlib import Path
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.console import last_lines
 from clusterkit.runs.slurm.commands import SlurmError, has_slurm
-from clusterkit.runs.slurm.queue import FOLDER, Job, is_slurms, job_of
+from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, is_slurms, job_of
 
 SHOWN_LINES = 8
 
 
-def judged(run: RunDirectory, state: str, message: str) -> tuple[str, str]:
+def with_queue_state(run: RunDirectory, state: str, message: str) -> tuple[str, str]:
     """A run's state and why, as its records tell, with Slurm's word where that says more."""
     if not is_slurms(run):
         return state, message
@@ -27,7 +27,7 @@ def judged(run: RunDirectory, state: str, message: str) -> tuple[str, str]:
     return state, message
 
 
-def waiting_text(job: Job) -> str:
+def waiting_text(job: SlurmJob) -> str:
     """Why a job has no nodes yet."""
     return f"Slurm job {job.number} waits for nodes: {job.reason} (squeue --start --job {job.number} estimates when)"
 
