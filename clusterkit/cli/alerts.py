@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,4 +33,4 @@ def alerts(
     the configuration folder of this machine): a second watcher does not repeat it. Without a name it goes to the
     run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    work.alerts.alerts(experiment, trial, fileroot, cluster, here, webhook, command, every=every, once=once)
+    actions.alerts.alerts(experiment, trial, fileroot, cluster, here, webhook, command, every=every, once=once)

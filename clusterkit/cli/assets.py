@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 
 app = typer.Typer(
     help="Fetch models and data into the local cache.",
@@ -22,7 +22,7 @@ def list_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the assets and say which of them the cache has."""
-    work.assets.list_all(cache_dir, as_json)
+    actions.assets.list_all(cache_dir, as_json)
 
 
 @app.command("get")
@@ -40,4 +40,4 @@ def get_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Fetch one asset; a good copy that is there already is kept."""
-    work.assets.get(name, source, cache_dir, force, as_json)
+    actions.assets.get(name, source, cache_dir, force, as_json)

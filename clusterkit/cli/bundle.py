@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 
 app = typer.Typer(
     help="Collect packages and images for hosts without a network.",
@@ -46,7 +46,7 @@ def bundle(
 
     Run it on a machine with a network, again after an interruption, and copy OUT to where `setup` runs.
     """
-    work.bundle.bundle(
+    actions.bundle.bundle(
         out,
         os,
         image,

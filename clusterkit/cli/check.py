@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.ssh.host_options import HostOptions
 
@@ -32,4 +32,4 @@ def check(
     Looks at every host at once and changes nothing; the probes' own small files are removed again. Exit code: 0 all
     fine, 1 a check failed, 3 some hosts could not be reached, 2 bad usage.
     """
-    work.check.check(hosts, preset, probes=probes, bandwidth=bandwidth, nccl=nccl, as_json=as_json)
+    actions.check.check(hosts, preset, probes=probes, bandwidth=bandwidth, nccl=nccl, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,4 +29,4 @@ def dashboard(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    work.dashboard.dashboard(experiment, trial, compare, port, fileroot, cluster, here)
+    actions.dashboard.dashboard(experiment, trial, compare, port, fileroot, cluster, here)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 
 app = typer.Typer(
     help="Make training and evaluation files.",
@@ -55,4 +55,4 @@ def prepare(
     The same inputs and settings give the same bytes. An interrupted build goes on where it was.
     """
     shape = (questions, documents, chunk_words)
-    work.data.prepare(kind, sources, out, shape, test_share, most, seed, force=force, as_json=as_json)
+    actions.data.prepare(kind, sources, out, shape, test_share, most, seed, force=force, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,4 +30,4 @@ def diagnose(
     Changes nothing unless --apply is given. Without a name it goes to the run that was started last, on this machine or
     on the current cluster; --here and --cluster NAME say which.
     """
-    work.diagnose.diagnose(experiment, trial, fileroot, cluster, here, log, as_json=as_json, apply=apply)
+    actions.diagnose.diagnose(experiment, trial, fileroot, cluster, here, log, as_json=as_json, apply=apply)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.ssh.host_options import HostOptions
 
@@ -34,4 +34,4 @@ def down(
     could not be reached or kept something. It goes to the current cluster (clusterkit use); with -y and several
     clusters it has to be named. Where jobs of other users are alive it is refused, unless --user names them.
     """
-    work.down.down(hosts, yes=yes, users=user or [], as_json=as_json)
+    actions.down.down(hosts, yes=yes, users=user or [], as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.eval_show import show, stop
 from clusterkit.cli.options import FILEROOT_OPTION
 
@@ -138,7 +138,7 @@ def evaluate(
             "tensor_parallel": tensor_parallel,
         },
     }
-    work.eval.evaluate(
+    actions.eval.evaluate(
         values,
         names,
         model_path=model_path,

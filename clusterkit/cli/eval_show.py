@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import USER_OPTION
 
 
@@ -19,7 +19,7 @@ def show(
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Print a question with its prompt, answers, what was extracted, and the verdicts with their reasons."""
-    work.eval_show.show(folder, question, dataset, sample, cluster, as_json)
+    actions.eval_show.show(folder, question, dataset, sample, cluster, as_json)
 
 
 def stop(
@@ -35,4 +35,4 @@ def stop(
 
     One of this machine: Ctrl-C.
     """
-    work.eval_cluster.stop(cluster, output_path, user)
+    actions.eval_cluster.stop(cluster, output_path, user)

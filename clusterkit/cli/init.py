@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.ssh.host_options import HostOptions
 
 _NAMES = typer.Argument(..., metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases.")
@@ -40,4 +40,4 @@ def init(
         head=head,
         storage=storage,
     )
-    work.init.init(hosts, cluster, force=force, as_json=as_json)
+    actions.init.init(hosts, cluster, force=force, as_json=as_json)

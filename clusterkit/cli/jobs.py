@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.options import USER_OPTION
 from clusterkit.ssh.host_options import HostOptions
@@ -26,4 +26,4 @@ def jobs(
     Ray forgets them when its head is started anew; the runs themselves stay on the storage. It goes to the current
     cluster (clusterkit use); --cluster NAME names another.
     """
-    work.jobs.jobs(hosts, user, alive=alive, as_json=as_json)
+    actions.jobs.jobs(hosts, user, alive=alive, as_json=as_json)

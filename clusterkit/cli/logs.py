@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION, USER_OPTION
 from clusterkit.ssh.host_options import HostOptions
@@ -36,10 +36,10 @@ def logs(
     --cluster NAME say which. Only your own runs, unless --user names somebody else.
     """
     which = (console, rank, engine)
-    target = work.target
+    target = actions.target
     whose, kind = target.checked_user(user), target.kind_for(user, target.Kind.NEWEST_RUN)
     there = target.hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind)
     if there is None:
-        work.logs.show(experiment, trial, fileroot, user, which, lines=lines, follow=follow)
+        actions.logs.show(experiment, trial, fileroot, user, which, lines=lines, follow=follow)
     else:
-        work.logs_cluster.show(there, experiment, trial, whose, which, lines=lines, follow=follow)
+        actions.logs_cluster.show(there, experiment, trial, whose, which, lines=lines, follow=follow)

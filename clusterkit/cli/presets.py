@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 
 app = typer.Typer(
     help="List, show, explain, compare and plan presets.",
@@ -25,19 +25,19 @@ _OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Settings that diffe
 @app.callback(invoke_without_command=True)
 def _presets(ctx: typer.Context, as_json: bool = _JSON) -> None:
     if ctx.invoked_subcommand is None:
-        work.presets.list_all(as_json)
+        actions.presets.list_all(as_json)
 
 
 @app.command("list")
 def list_presets(as_json: bool = _JSON) -> None:
     """List the presets, what each is for and what it needs."""
-    work.presets.list_all(as_json)
+    actions.presets.list_all(as_json)
 
 
 @app.command("show")
 def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> None:
     """Print the whole configuration that a preset resolves to, as YAML."""
-    work.presets.show(name, task, as_json)
+    actions.presets.show(name, task, as_json)
 
 
 @app.command("explain")
@@ -49,7 +49,7 @@ def explain(
     as_json: bool = _JSON,
 ) -> None:
     """Say what each setting of a preset means, where it comes from and why it has its value."""
-    work.presets.explain(name, key, task, everything=everything, as_json=as_json)
+    actions.presets.explain(name, key, task, everything=everything, as_json=as_json)
 
 
 @app.command("diff")
@@ -60,7 +60,7 @@ def diff(
     as_json: bool = _JSON,
 ) -> None:
     """Show what two presets set differently."""
-    work.presets.diff(first, second, task, as_json)
+    actions.presets.diff(first, second, task, as_json)
 
 
 @app.command("plan")
@@ -79,7 +79,7 @@ def plan(
 
     Exit code: 0 it fits, 1 it does not, 2 bad usage.
     """
-    work.presets_plan.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, as_json=as_json)
+    actions.presets_plan.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, as_json=as_json)
 
 
 @app.command("convert")
@@ -88,4 +88,4 @@ def convert(
     as_json: bool = _JSON,
 ) -> None:
     """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
-    work.presets_plan.convert(allocation_mode, as_json)
+    actions.presets_plan.convert(allocation_mode, as_json)

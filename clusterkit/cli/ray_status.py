@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.ssh.host_options import HostOptions
 
@@ -24,4 +24,4 @@ def ray_status(*, hosts: HostOptions, as_json: bool = typer.Option(False, "--jso
     Asks the hosts and Ray itself, of the current cluster (clusterkit use) or of --cluster NAME. Exit code: 0 every
     expected node and GPU is there, 1 something is missing, 2 bad usage.
     """
-    work.ray_status.ray_status(hosts, as_json)
+    actions.ray_status.ray_status(hosts, as_json)

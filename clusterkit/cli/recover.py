@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION
 
 app = typer.Typer(
@@ -48,4 +48,4 @@ def check(
     from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage. With --preset it goes
     where train would go, else to the run that was started last; --here and --cluster NAME say which.
     """
-    work.recover.check(overrides or [], preset, task, experiment, trial, fileroot, cluster, here, as_json=as_json)
+    actions.recover.check(overrides or [], preset, task, experiment, trial, fileroot, cluster, here, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION, USER_OPTION
 from clusterkit.cli.serve_judge import judge
@@ -39,7 +39,7 @@ def list_servers(
     Of the run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
-    work.serve.list_servers(hosts, experiment, trial, fileroot, here, user, as_json)
+    actions.serve.list_servers(hosts, experiment, trial, fileroot, here, user, as_json)
 
 
 @app.command()
@@ -61,7 +61,7 @@ def add(
     name it goes to the run that was started last, here or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
-    work.serve.add(hosts, experiment, trial, fileroot, here, user, gpus=gpus, model=model)
+    actions.serve.add(hosts, experiment, trial, fileroot, here, user, gpus=gpus, model=model)
 
 
 @app.command()
@@ -81,7 +81,7 @@ def stop(
     Of the run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
-    work.serve.stop(hosts, names or [], experiment, trial, fileroot, here, user)
+    actions.serve.stop(hosts, names or [], experiment, trial, fileroot, here, user)
 
 
 app.command()(takes_hosts(judge))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION, LOOPBACK
 from clusterkit.ssh.host_options import HostOptions
 
@@ -40,7 +40,7 @@ def judge(
     `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the same cluster) finds them,
     checks their model, and waits for them when they are gone for a while.
     """
-    options = work.serve_judge.Options(
+    options = actions.serve_judge.Options(
         model=model,
         preset=preset,
         experiment=experiment,
@@ -54,4 +54,4 @@ def judge(
         fileroot=fileroot,
         cache_dir=cache_dir,
     )
-    work.serve_judge.judge(hosts, options, here=here, list_them=list_them, stop_them=stop_them, as_json=as_json)
+    actions.serve_judge.judge(hosts, options, here=here, list_them=list_them, stop_them=stop_them, as_json=as_json)

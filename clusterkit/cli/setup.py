@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.provision.site import Site
 from clusterkit.setup.typed import SetupOptions
@@ -124,7 +124,7 @@ def setup(
         uploads=uploads,
         retries=retries,
     )
-    work.setup.setup(hosts, options, retry=retry, as_json=as_json)
+    actions.setup.setup(hosts, options, retry=retry, as_json=as_json)
 
 
 def _absolute(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION, USER_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,12 +33,12 @@ def status(
     there is none); on a cluster also 3, something could not be seen or is missing.
     """
     if log is not None:
-        work.status.show_log(log, experiment, trial, as_json=as_json, watch=watch)
+        actions.status.show_log(log, experiment, trial, as_json=as_json, watch=watch)
         return
-    target = work.target
+    target = actions.target
     whose, kind = target.checked_user(user), target.kind_for(user, target.Kind.NEWEST_RUN)
     cluster = target.cluster_of_run(cluster, here, fileroot, experiment, trial, kind=kind)
     if cluster is not None:
-        work.status_cluster.show(cluster, experiment, trial, whose, as_json=as_json, watch=watch)
+        actions.status_cluster.show(cluster, experiment, trial, whose, as_json=as_json, watch=watch)
         return
-    work.status.show(experiment, trial, fileroot, user, as_json=as_json, watch=watch)
+    actions.status.show(experiment, trial, fileroot, user, as_json=as_json, watch=watch)

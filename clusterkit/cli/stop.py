@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
 from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION, USER_OPTION
 from clusterkit.ssh.host_options import HostOptions
@@ -30,10 +30,10 @@ def stop(
     Without a name it goes to the run that is alive, on this machine or on the current cluster; where one is on each,
     --here and --cluster NAME say which. Only your own runs, unless --user names somebody else.
     """
-    target = work.target
+    target = actions.target
     whose, kind = target.checked_user(user), target.kind_for(user, target.Kind.LIVING_RUN)
     there = target.hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind)
     if there is None:
-        work.stop.stop(experiment, trial, fileroot, whose, deadline=deadline, force=force)
+        actions.stop.stop(experiment, trial, fileroot, whose, deadline=deadline, force=force)
     else:
-        work.stop_cluster.stop(there, experiment, trial, whose, deadline=deadline, force=force)
+        actions.stop_cluster.stop(there, experiment, trial, whose, deadline=deadline, force=force)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 from clusterkit.cli.options import FILEROOT_OPTION
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,4 +30,4 @@ def trace(
     For structured memories (agent.name=memalpha): every tool call with its answer, the judge's verdict and how many
     questions it helps to answer. For memagent: the memory as every turn rewrote it. Reads runs of this machine only.
     """
-    work.trace.trace(run, task, step, sample, fileroot, cluster, full=full, as_json=as_json)
+    actions.trace.trace(run, task, step, sample, fileroot, cluster, full=full, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -73,7 +73,7 @@ def train(
     trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
     rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
     """
-    work.train.train(
+    actions.train.train(
         overrides or [],
         preset,
         task,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli import work
+from clusterkit.cli import actions
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -19,4 +19,4 @@ def use(
     The first set-up of a cluster chooses it, too. $CLUSTERKIT_CLUSTER chooses for one shell, --cluster NAME for one
     command; --here means this machine.
     """
-    work.use.use(name, as_json)
+    actions.use.use(name, as_json)

@@ -188,7 +188,7 @@ def test_what_no_command_has_put_into_words_is_put_so_at_the_end(
         with (disk / "ballast").open("ab", buffering=0) as file:
             file.write(b"more")
 
-    monkeypatch.setattr("clusterkit.cli.work.presets.list_all", write)
+    monkeypatch.setattr("clusterkit.cli.actions.presets.list_all", write)
     with pytest.raises(SystemExit) as ended:
         main()
 

@@ -70,11 +70,11 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("CLUSTERKIT_STATE", str(tmp_path / "state"))
     inventory.save(Cluster(name="default", hosts=(Host(name="head"), Host(name="worker"))))
     hosts = Hosts()
-    monkeypatch.setattr("clusterkit.cli.work.down.connect", hosts.connect)
-    monkeypatch.setattr("clusterkit.cli.work.down.leftovers", hosts.leftovers)
-    monkeypatch.setattr("clusterkit.cli.work.down.remove", hosts.remove)
-    monkeypatch.setattr("clusterkit.cli.work.down.ask_ray", hosts.ask_ray)
-    monkeypatch.setattr("clusterkit.cli.work.down.remote_lease", leased)
+    monkeypatch.setattr("clusterkit.cli.actions.down.connect", hosts.connect)
+    monkeypatch.setattr("clusterkit.cli.actions.down.leftovers", hosts.leftovers)
+    monkeypatch.setattr("clusterkit.cli.actions.down.remove", hosts.remove)
+    monkeypatch.setattr("clusterkit.cli.actions.down.ask_ray", hosts.ask_ray)
+    monkeypatch.setattr("clusterkit.cli.actions.down.remote_lease", leased)
     return hosts
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_somebody_starts_while_the_question_is_thought_about(
         hosts.users["bobs"] = "bob"
         return True
 
-    monkeypatch.setattr("clusterkit.cli.work.down._agreed", agreed)
+    monkeypatch.setattr("clusterkit.cli.actions.down._agreed", agreed)
     refused = down()
     assert "running now, and ended by this: mine" in refused.output
     assert "not yours: bobs of bob" in str(refused.exception)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli.work.target import hosts_of_cluster
+from clusterkit.cli.actions.target import hosts_of_cluster
 from clusterkit.config.aliases import notes_of
 from clusterkit.setup.command import nothing_failed, only_failed, run_setup
 from clusterkit.setup.typed import SetupOptions

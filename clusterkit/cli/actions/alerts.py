@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.cli.work.target import RUNS, cluster_of_run, folder_of_runs
+from clusterkit.cli.actions.target import RUNS, cluster_of_run, folder_of_runs
 from clusterkit.hosts.folders import config_folder
 from clusterkit.observe.alerts.delivery import command_from, webhook_from
 from clusterkit.observe.alerts.watch import Watcher

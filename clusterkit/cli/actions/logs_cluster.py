@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterkit.backends.ray.head import Backoff, head_of
 from clusterkit.backends.ray.storage import newest_attempt, newest_run, read_from, read_last, size_of
-from clusterkit.cli.work.logs import POLL_SECONDS, Which, log_of, write, write_tail
+from clusterkit.cli.actions.logs import POLL_SECONDS, Which, log_of, write, write_tail
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select

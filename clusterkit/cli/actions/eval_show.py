@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterkit.cli.work.target import Kind, target, told
+from clusterkit.cli.actions.target import Kind, target, told
 from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
 from clusterkit.ui import output
 from evaluation.results import find_results, read_results
@@ -42,6 +42,6 @@ def _of_current(folder: str) -> Path:
 
 
 def _fetched(cluster: str, folder: str) -> Path:
-    from clusterkit.cli.work import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
+    from clusterkit.cli.actions import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
 
     return eval_cluster.fetch_newest(cluster, folder, eval_cluster.copy_of(cluster, folder))

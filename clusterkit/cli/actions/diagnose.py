@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterkit.cli.work.target import RUNS, cluster_of_run, folder_of_runs
+from clusterkit.cli.actions.target import RUNS, cluster_of_run, folder_of_runs
 from clusterkit.runs.diagnose.applied import apply_changes, overrides_file
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_log, diagnose_run, train_command
 from clusterkit.runs.diagnose.view import diagnosis_lines

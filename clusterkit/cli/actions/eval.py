@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from clusterkit.cli.work.target import RUNS, Typed, folder_of_runs, told
-from clusterkit.cli.work.target_of_run import for_checkpoint
+from clusterkit.cli.actions.target import RUNS, Typed, folder_of_runs, told
+from clusterkit.cli.actions.target_of_run import for_checkpoint
 from clusterkit.evaluate.pages import write_pages
 from clusterkit.evaluate.process import Finished, require_evaluator, run_evaluation
 from clusterkit.evaluate.request import (
@@ -54,7 +54,7 @@ def evaluate(
     if cluster is not None:
         if watch is not None and model_path is not None:
             raise UserError(_CHOOSES_ITSELF)
-        from clusterkit.cli.work import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
+        from clusterkit.cli.actions import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
         from clusterkit.evaluate.remote import EvalArguments  # noqa: PLC0415 (asyncssh, only for a cluster)
 
         words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare), tuple(settings), values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from clusterkit.cli.work.target import RUNS, cluster_of_run, folder_of_runs
+from clusterkit.cli.actions.target import RUNS, cluster_of_run, folder_of_runs
 from clusterkit.observe.report.page import content, document
 from clusterkit.observe.report.source import RunReader
 from clusterkit.runs.choose import choose_runs

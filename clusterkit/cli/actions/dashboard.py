@@ -6,7 +6,7 @@ import os
 import platform
 from contextlib import ExitStack
 
-from clusterkit.cli.work.target import RUNS, cluster_of_run, folder_of_runs
+from clusterkit.cli.actions.target import RUNS, cluster_of_run, folder_of_runs
 from clusterkit.observe.report.dashboard import Dashboard, Views
 from clusterkit.ui import output
 

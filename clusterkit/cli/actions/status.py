@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from clusterkit.cli.work.target import folder_of_runs
+from clusterkit.cli.actions.target import folder_of_runs
 from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterkit.cli.work.target import Kind, Target, Typed, folder_of_runs, is_on_cluster, target
+from clusterkit.cli.actions.target import Kind, Target, Typed, folder_of_runs, is_on_cluster, target
 from clusterkit.config.resolve import Resolved
 from clusterkit.evaluate.request import run_of
 from clusterkit.runs.directory import runs

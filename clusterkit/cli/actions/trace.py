@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterkit.cli.work.target import Kind, Typed, folder_of_runs, target, told
+from clusterkit.cli.actions.target import Kind, Typed, folder_of_runs, target, told
 from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import runs
 from clusterkit.runs.trace.model import trace_of

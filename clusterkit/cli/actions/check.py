@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from clusterkit.capacity.needs import needs_of_preset
-from clusterkit.cli.work.target import hosts_of_cluster
+from clusterkit.cli.actions.target import hosts_of_cluster
 from clusterkit.common.finding import Finding, Level, worst
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.checks.run import CheckReport, CheckRequest

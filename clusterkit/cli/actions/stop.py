@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterkit.backends.stop import stop_run
-from clusterkit.cli.work.target import folder_of_runs
+from clusterkit.cli.actions.target import folder_of_runs
 from clusterkit.ui import output
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterkit.cli.work import (
+    from clusterkit.cli.actions import (
         alerts,
         assets,
         bundle,

@@ -10,7 +10,7 @@ import typer
 
 from clusterkit.backends.ray.status import watching
 from clusterkit.backends.ray.view import cluster_lines
-from clusterkit.cli.work.status import WATCH_SECONDS, live_screen
+from clusterkit.cli.actions.status import WATCH_SECONDS, live_screen
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
 from clusterkit.ui import output

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.cli.work.target import RUNS, Typed, cluster_of_run, folder_of_runs, told
-from clusterkit.cli.work.target_of_run import for_training
+from clusterkit.cli.actions.target import RUNS, Typed, cluster_of_run, folder_of_runs, told
+from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.config.aliases import notes_of
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.runs.holder import holder_of

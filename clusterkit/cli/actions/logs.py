@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from clusterkit.cli.work.target import folder_of_runs
+from clusterkit.cli.actions.target import folder_of_runs
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.tail import MOST_BYTES, Tail, read_tail
 from clusterkit.runs.status import find_run

@@ -13,8 +13,8 @@ from clusterkit.backends.local.launch import require_writable, trainer_command
 from clusterkit.backends.local.train import Restarts, RunOutcome, again_command, follow, further_command, prepared
 from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
-from clusterkit.cli.work.target import Typed, told
-from clusterkit.cli.work.target_of_run import for_training
+from clusterkit.cli.actions.target import Typed, told
+from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.config.aliases import notes_of
 from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
@@ -56,17 +56,17 @@ def train(
             raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
         cluster = told(for_training(resolve(preset, task, typed), Typed(cluster, here, fileroot)))
     if recover_from is not None:
-        from clusterkit.cli.work.train_from import settings_from  # noqa: PLC0415 (asyncssh, only for runs of a cluster)
+        from clusterkit.cli.actions.train_from import settings_from  # noqa: PLC0415 (asyncssh, only for runs of a cluster)
 
         typed += settings_from(recover_from, preset, task, typed, cluster)
     if cluster is not None:
-        from clusterkit.cli.work.train_cluster import train_on  # noqa: PLC0415 (asyncssh, only for runs of a cluster)
+        from clusterkit.cli.actions.train_cluster import train_on  # noqa: PLC0415 (asyncssh, only for runs of a cluster)
 
         train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=shown)
         return
     if slurm:
         from clusterkit.backends.slurm.script import Wishes  # noqa: PLC0415 (S)
-        from clusterkit.cli.work.train_slurm import train_on_slurm  # noqa: PLC0415 (S)
+        from clusterkit.cli.actions.train_slurm import train_on_slurm  # noqa: PLC0415 (S)
 
         train_on_slurm(
             preset,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import typer
 
-from clusterkit.cli.work.target import hosts_of_cluster
+from clusterkit.cli.actions.target import hosts_of_cluster
 from clusterkit.hosts import inventory
 from clusterkit.provision.cluster_lock import local_lock, remote_lease
 from clusterkit.provision.ray.current import forget as forget_choice

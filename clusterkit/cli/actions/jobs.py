@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterkit.backends.ray.head import head_of
 from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.cli.work.target import checked_user, hosts_of_cluster
+from clusterkit.cli.actions.target import checked_user, hosts_of_cluster
 from clusterkit.common.text_plot import duration
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select

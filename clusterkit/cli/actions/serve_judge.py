@@ -15,9 +15,9 @@ from pathlib import Path
 import typer
 
 from clusterkit.backends.ray.head import head_of
+from clusterkit.cli.actions.target import RUNS, Typed, told
+from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.options import LOOPBACK
-from clusterkit.cli.work.target import RUNS, Typed, told
-from clusterkit.cli.work.target_of_run import for_training
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views

@@ -6,7 +6,7 @@ import asyncio
 
 import typer
 
-from clusterkit.cli.work.target import hosts_of_cluster
+from clusterkit.cli.actions.target import hosts_of_cluster
 from clusterkit.provision.ray.hosts import connected
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.view import lines_of

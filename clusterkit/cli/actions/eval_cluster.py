@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import typer
 
 from clusterkit.backends.ray.head import Head, head_of
-from clusterkit.cli.work.target import Kind, Typed, checked_user, target, told
+from clusterkit.cli.actions.target import Kind, Typed, checked_user, target, told
 from clusterkit.evaluate.job import SubmittedEval, copy_results, follow, newest_results, submit
 from clusterkit.evaluate.job import stop as end_evaluation
 from clusterkit.evaluate.process import Finished

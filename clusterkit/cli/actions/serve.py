@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from clusterkit.backends.ray.head import head_of
-from clusterkit.cli.work.target import Kind, checked_user, folder_of_runs, hosts_of_run, kind_for
+from clusterkit.cli.actions.target import Kind, checked_user, folder_of_runs, hosts_of_run, kind_for
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
 from clusterkit.serving.engines import (
