@@ -51,8 +51,8 @@ HERE = Claim("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UT
 THERE = replace(HERE, identity="b" * 16, who="bob@desk", process=22)
 HOLDING = """
 import sys, time
-from clusterkit.provision.cluster_lock import claimed
-with claimed("lab", "down"):
+from clusterkit.provision.cluster_lock import local_lock
+with local_lock("lab", "down"):
     print("held", flush=True)
     time.sleep(600)
 """
