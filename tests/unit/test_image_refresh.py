@@ -13,7 +13,7 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.provision.images import Distribution, How, Image, ImageError, Lock, Outcome
+from clusterkit.provision.images import Distribution, How, Image, ImageError, ImageOutcome, Lock
 
 NAME = "registry.example/team/app"
 TAG = f"{NAME}:1"
@@ -58,7 +58,7 @@ class Store:
         file = self.folder / "pulled"
         return file.read_text().split() if file.exists() else []
 
-    def seed(self, *, refresh: bool, pinned: str = OLD) -> tuple[Outcome, Distribution]:
+    def seed(self, *, refresh: bool, pinned: str = OLD) -> tuple[ImageOutcome, Distribution]:
         lock = Lock.of(Image(TAG, image_id(pinned), pinned))
         wanted = Distribution(TAG, lock=lock, refresh=refresh)
         return asyncio.run(wanted.seed(self.session)), wanted

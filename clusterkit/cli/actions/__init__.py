@@ -1,7 +1,7 @@
 """What the commands do: each module calls the package and prints.
 
-`from clusterkit.cli import actions` costs nothing: a module of it is imported when it is first used, as `actions.train`. So
-a command's options, and its --help, need nothing of what the command needs.
+`from clusterkit.cli import actions` costs nothing: a module of it is imported when it is first used (`actions.train`).
+So a command's options, and its --help, need nothing of what the command needs.
 """
 
 from __future__ import annotations
