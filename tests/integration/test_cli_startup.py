@@ -70,6 +70,23 @@ def test_help_imports_nothing_that_only_the_work_needs(arguments: list[str], tmp
     assert not _modules(arguments, tmp_path) & LATE
 
 
+def test_the_options_of_no_command_import_what_only_the_work_needs() -> None:
+    program = (
+        "import sys\nfrom importlib import import_module\nfrom clusterkit.cli.main import COMMANDS\n"
+        "for command in COMMANDS.values(): import_module(command.module)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    names = set(_run(sys.executable, "-c", program, stdout=subprocess.PIPE).stdout.split())
+
+    assert "clusterkit" in names
+    assert not names & (HEAVY | LATE | {"asyncssh", "pydantic"})
+
+
+@pytest.mark.parametrize("arguments", [*WORKING, ["logs"], ["stop"], ["recover", "check"]], ids=" ".join)
+def test_what_this_machine_can_do_alone_imports_no_ssh(arguments: list[str], tmp_path: Path) -> None:
+    assert "asyncssh" not in _modules(arguments, tmp_path)
+
+
 def test_help_answers_within_a_fifth_of_a_second_of_cpu_time() -> None:
     def cpu_seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

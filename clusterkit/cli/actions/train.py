@@ -11,6 +11,7 @@ import yaml
 
 from clusterkit.backends.local.launch import require_writable, trainer_command
 from clusterkit.backends.local.train import Restarts, RunOutcome, again_command, follow, further_command, prepared
+from clusterkit.backends.slurm.script import Wishes
 from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.target import Typed, told
@@ -65,8 +66,7 @@ def train(
         train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=shown)
         return
     if slurm:
-        from clusterkit.backends.slurm.script import Wishes  # noqa: PLC0415 (S)
-        from clusterkit.cli.actions.train_slurm import train_on_slurm  # noqa: PLC0415 (S)
+        from clusterkit.cli.actions.train_slurm import train_on_slurm  # noqa: PLC0415 (slow, only for Slurm)
 
         train_on_slurm(
             preset,
