@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from trainer.config_0_1 import without_others
+from trainer.config_agents import AnyAgentConfig, MemagentConfig
 from trainer.config_judge import JudgeConfig
-from trainer.config_parts import AgentConfig, Section, TaskConfig
+from trainer.config_parts import Section
+from trainer.config_tasks import AnyTaskConfig, RecallConfig
 
 Method = Literal["memagent", "long_context", "rag", "no_context"]
 METHODS: tuple[Method, ...] = ("memagent", "long_context", "rag", "no_context")
@@ -85,9 +88,9 @@ class EvalConfig(Section):
     (the paragraphs that BM25 finds); no_context (the question alone: what the model knows anyway)."""
     rag_top_k: Annotated[int, Field(ge=1)] = 8
     """rag: paragraphs in the prompt."""
-    agent: AgentConfig = AgentConfig()
+    agent: AnyAgentConfig = MemagentConfig()
     """memagent: wording and limits; max_final_tokens is also the other methods' response limit."""
-    task: TaskConfig = TaskConfig()
+    task: AnyTaskConfig = RecallConfig()
     """recall: what its documents are made of."""
     judge: JudgeConfig = JudgeConfig()
     """memalpha: who answers from a structured memory, and judges answers to what was said in dialogues."""
@@ -102,6 +105,11 @@ class EvalConfig(Section):
     """Grading processes; 0: half of the cores, at least one."""
     compare: list[str] = []  # noqa: RUF012
     """Earlier results to compare with, question by question: their folders."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_1(cls, values: Any) -> Any:
+        return without_others(values)
 
     @field_validator("methods")
     @classmethod

@@ -13,6 +13,8 @@ from trainer.agents.memagent import RolloutOptions
 from trainer.agents.memalpha import MemAlpha, PreparedText
 from trainer.agents.memory import Memory
 from trainer.assets import cache_root
+from trainer.config_agents import MemalphaAgentConfig
+from trainer.config_choice import as_class
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.judge.reader import Reader, RuleReader, Unanswered
@@ -37,7 +39,7 @@ class StructuredMemory:
     """Way to answer: the agent reads, the reader answers from its memory. See `evaluation.methods.Reader`."""
 
     def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
-        self.agent = MemAlpha(config.agent, tokenizer)
+        self.agent = MemAlpha(as_class(MemalphaAgentConfig, config.agent), tokenizer)
         self.agent.check_window(window)
         self.tokenizer, self.seed = tokenizer, config.seed
         self.reader = _reader(config)

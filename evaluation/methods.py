@@ -19,6 +19,8 @@ from evaluation.templates import bare_question, template_named
 from trainer.agents.memagent import MemAgent, RolloutOptions, check_window
 from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
+from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig
+from trainer.config_choice import as_class
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.rewards.sources import needs_judge
@@ -52,7 +54,7 @@ def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, windo
     if suite.as_trained and config.prompt_type == "auto":
         return Trained(config, tokenizer, window)
     reader = _reader(config, method, tokenizer, window)
-    if needs_judge(suite.rule) and not (method == "memagent" and config.agent.name == "memalpha"):
+    if needs_judge(suite.rule) and not (method == "memagent" and isinstance(config.agent, MemalphaAgentConfig)):
         return Judged(reader, config)
     return reader
 
@@ -63,7 +65,7 @@ def _reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: i
         return SinglePrompt(
             tokenizer, window, config.max_gen_tokens, lambda task, _: template(task.question, tokenizer)
         )
-    if method == "memagent" and config.agent.name == "memalpha":
+    if method == "memagent" and isinstance(config.agent, MemalphaAgentConfig):
         return StructuredMemory(config, tokenizer, window)
     if method == "memagent":
         return Memory(config, tokenizer, window)
@@ -158,8 +160,9 @@ class Trained(SinglePrompt):
     def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
         limit = config.max_gen_tokens or config.agent.max_final_tokens
         super().__init__(tokenizer, window, limit, lambda task, _: task.question)
+        agent = as_class(SingleTurnConfig, config.agent)
         # The limit on questions is for the training's memory: here the window decides.
-        self.agent = SingleTurn(config.agent.model_copy(update={"max_question_tokens": window}), tokenizer)
+        self.agent = SingleTurn(agent.model_copy(update={"max_question_tokens": window}), tokenizer)
 
     def _ids(self, task: Task) -> tuple[list[int], int]:
         return self.agent.prepare(task).ids, 0
@@ -169,7 +172,7 @@ class Memory:
     """The memory agent of the training."""
 
     def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
-        self.agent = MemAgent(config.agent, tokenizer)
+        self.agent = MemAgent(as_class(MemagentConfig, config.agent), tokenizer)
         check_window(self.agent, window)
         self.tokenizer = tokenizer
 

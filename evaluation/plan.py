@@ -11,6 +11,7 @@ from evaluation.grade import grading_identity
 from evaluation.record import Key, RowRecord, wanted_keys
 from evaluation.suites import Finder
 from evaluation.suites.base import Suite
+from trainer.config_agents import AGENT
 from trainer.rewards.sources import needs_judge
 from trainer.seeding import derive_seed
 
@@ -105,6 +106,10 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
 
 
 def _agent(config: EvalConfig) -> dict[str, Any]:
-    """The agent's settings. Of a wording from a file the text counts, and where there is none nothing is said of it."""
-    left_out = {"template_file"} if config.agent.wording else {"template_file", "wording"}
-    return config.agent.model_dump(exclude=left_out)
+    """The agent's settings. Of a wording from a file the text counts, and where there is none nothing is said of it.
+
+    What other agents have is named with its default, as 0.1 did: its answers are found again.
+    """
+    settings = AGENT.defaults() | config.agent.model_dump()
+    left_out = {"template_file"} if settings["wording"] else {"template_file", "wording"}
+    return {name: value for name, value in settings.items() if name not in left_out}

@@ -13,17 +13,23 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from trainer.algorithms.table import resolve
 from trainer.allocation import Allocation
 from trainer.allocation_text import parse as parse_allocation
+from trainer.config_0_1 import without_others
+from trainer.config_agents import AgentConfig, AnyAgentConfig, ChunksAgentConfig, MemagentConfig, MemalphaAgentConfig
 from trainer.config_checks import CHECKS
 from trainer.config_judge import JudgeConfig
-from trainer.config_parts import (
-    AgentConfig,
-    ModelConfig,
-    RewardConfig,
-    RolloutConfig,
-    Section,
-    ServersConfig,
+from trainer.config_parts import ModelConfig, RolloutConfig, Section, TinyModel
+from trainer.config_rewards import AnyRewardConfig, BoxedConfig, RewardConfig
+from trainer.config_servers import AnyServersConfig, ServersConfig
+from trainer.config_tasks import (
+    AnyTaskConfig,
+    FactsConfig,
+    FilesConfig,
+    MathConfig,
+    NeedlesConfig,
+    ProblemsConfig,
+    RecallConfig,
+    SftConfig,
     TaskConfig,
-    TinyModel,
 )
 
 __all__ = [
@@ -315,12 +321,12 @@ class RunConfig(Section):
     recover_after: Annotated[float, Field(ge=0)] = 10.0
     """Seconds before the first of these restarts; later ones wait longer."""
     model: ModelConfig = ModelConfig()
-    task: TaskConfig = TaskConfig()
-    agent: AgentConfig = AgentConfig()
-    reward: RewardConfig = RewardConfig()
+    task: AnyTaskConfig = RecallConfig()
+    agent: AnyAgentConfig = MemagentConfig()
+    reward: AnyRewardConfig = BoxedConfig()
     judge: JudgeConfig = JudgeConfig()
     rollout: RolloutConfig = RolloutConfig()
-    servers: ServersConfig = ServersConfig()
+    servers: AnyServersConfig = ServersConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     control: ControlConfig = ControlConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -330,6 +336,11 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     weights: WeightsConfig = WeightsConfig()
     monitor: MonitorConfig = MonitorConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_1(cls, values: Any) -> Any:
+        return without_others(values)
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:
@@ -348,6 +359,22 @@ class RunConfig(Section):
     def allocation(self) -> Allocation | None:
         """What allocation_mode says; None where it is empty."""
         return parse_allocation(self.allocation_mode) if self.allocation_mode else None
+
+    @property
+    def data_path(self) -> str | None:
+        """Where the task's files are; None for a task without."""
+        return self.task.path if isinstance(self.task, FilesConfig) else None
+
+    @property
+    def examples(self) -> SftConfig:
+        """The task of trainer.type=sft, which has no other."""
+        assert isinstance(self.task, SftConfig)
+        return self.task
+
+    @property
+    def verdicts(self) -> ProblemsConfig:
+        """Scale and bias of reward.name=math, as the task has them."""
+        return self.task if isinstance(self.task, ProblemsConfig) else MathConfig()
 
     @property
     def engine(self) -> Literal["embedded", "sglang", "vllm"]:
@@ -387,15 +414,15 @@ class RunConfig(Section):
         they set no bound.
         """
         a, task = self.agent, self.task
-        if self.algorithm.response_limit or a.name == "single_turn":
+        if self.algorithm.response_limit or not isinstance(a, ChunksAgentConfig):
             return self.algorithm.response_limit or a.max_final_tokens
-        generated = task.max_chunks if task.name in ("recall", "facts", "needles") else 0
-        if a.name == "memalpha" and a.template != "words":
+        generated = task.max_chunks if isinstance(task, RecallConfig | FactsConfig | NeedlesConfig) else 0
+        if isinstance(a, MemalphaAgentConfig) and a.template != "words":
             generated = 0  # a section that is longer than a chunk is read in several turns
         chunks = min(filter(None, (a.max_chunks, generated)), default=0)
         if not chunks or "agent.name" in self.custom:
             return 0
-        return chunks * a.max_memory_tokens + (a.max_final_tokens if a.name == "memagent" else 0)
+        return chunks * a.max_memory_tokens + (a.max_final_tokens if isinstance(a, MemagentConfig) else 0)
 
     @property
     def ranks(self) -> int:
@@ -404,13 +431,19 @@ class RunConfig(Section):
         return wanted.training_gpus if wanted is not None and wanted.training is not None else self.train.ranks
 
     @property
+    def serving(self) -> ServersConfig:
+        """The servers' settings; asked for only where servers sample."""
+        assert isinstance(self.servers, ServersConfig)
+        return self.servers
+
+    @property
     def num_servers(self) -> int:
         """Servers that the run starts; 0 with the embedded engine."""
         if self.engine == "embedded":
             return 0
         wanted = self.allocation
-        if self.servers.count or wanted is None or wanted.rollout is None:
-            return self.servers.count or 1
+        if self.serving.count or wanted is None or wanted.rollout is None:
+            return self.serving.count or 1
         return wanted.rollout.layout.data
 
     @property
@@ -423,11 +456,6 @@ class RunConfig(Section):
         """Setting -> `module:Class` of every class that is the user's own."""
         named = {"task.name": self.task.name, "agent.name": self.agent.name, "reward.name": self.reward.name}
         return {setting: name for setting, name in named.items() if ":" in name}
-
-    @property
-    def recall_chunk_tokens(self) -> int:
-        """Tokens of one chunk of the recall task: facts of three tokens plus filler words."""
-        return 3 * self.task.facts_per_chunk + self.task.filler_per_chunk
 
 
 def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.algorithms.table import resolve
+from trainer.config_agents import ChunksAgentConfig, MemalphaAgentConfig, OwnAgentConfig, SingleTurnConfig
+from trainer.config_tasks import FactsConfig, FilesConfig, RecallConfig
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -37,7 +39,7 @@ def check_type(c: RunConfig) -> None:
 
 def check_heldout(c: RunConfig) -> None:
     """Where nothing is held out, nothing held out is asked for."""
-    if c.task.eval_fraction or c.custom:
+    if not isinstance(c.task, FilesConfig) or c.task.eval_fraction or c.custom:
         return
     if c.task.name in ("hotpotqa", "sft"):
         raise ValueError(f"task.eval_fraction=0: task.name={c.task.name} is always evaluated: hold out a share of it")
@@ -89,44 +91,43 @@ def check_warmup(c: RunConfig) -> None:
 
 def check_sections(c: RunConfig) -> None:
     """recall and facts cut their own sections: one must fit into what the agent reads at a time."""
-    tokens = c.recall_chunk_tokens
-    if c.task.name in ("recall", "facts") and c.agent.template == "words" and tokens > c.agent.chunk_tokens:
+    task, agent = c.task, c.agent
+    if not isinstance(task, RecallConfig | FactsConfig) or not isinstance(agent, ChunksAgentConfig):
+        return
+    if agent.template == "words" and task.section_tokens > agent.chunk_tokens:
         raise ValueError(
-            f"a section has 3 x task.facts_per_chunk={c.task.facts_per_chunk} + task.filler_per_chunk="
-            f"{c.task.filler_per_chunk} = {tokens} tokens and agent.chunk_tokens is {c.agent.chunk_tokens}: raise "
-            "agent.chunk_tokens, or lower the other two"
+            f"a section has 3 x task.facts_per_chunk={task.facts_per_chunk} + task.filler_per_chunk="
+            f"{task.filler_per_chunk} = {task.section_tokens} tokens and agent.chunk_tokens is {agent.chunk_tokens}: "
+            "raise agent.chunk_tokens, or lower the other two"
         )
 
 
 def check_window(c: RunConfig) -> None:
     """The limits alone must fit into the context window; the prompt's own words are added once a tokenizer is there."""
-    if "agent.name" in c.custom or c.trainer.type == "sft":
-        return  # what they send is theirs; it is looked at when it is sent
-    if c.agent.name == "memalpha":
-        _check_memory_window(c)
-        return
     a, window, name = c.agent, c.model.context_window, "model.context_window"
+    if isinstance(a, OwnAgentConfig) or c.trainer.type == "sft":
+        return  # what they send is theirs; it is looked at when it is sent
+    if isinstance(a, MemalphaAgentConfig):
+        _check_memory_window(c, a)
+        return
     # A model built from nothing runs with template=words only.
     own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
     if own and (not window or own < window):
         window, name = own, "model.tiny.max_position_embeddings"
     if not window:
         return
-    memory, question = (
-        f"agent.max_memory_tokens={a.max_memory_tokens}",
-        f"agent.max_question_tokens={a.max_question_tokens}",
-    )
-    update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
-    final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
-    if a.name == "single_turn":
+    question = f"agent.max_question_tokens={a.max_question_tokens}"
+    if isinstance(a, SingleTurnConfig):
         total, largest = a.max_question_tokens + a.max_final_tokens, "agent.max_final_tokens"
         terms = f"{question} + agent.max_final_tokens={a.max_final_tokens}"
-    elif update >= final:
-        total, largest = update, "agent.chunk_tokens"
-        terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {question}"
     else:
-        total, largest = final, "agent.max_final_tokens"
+        memory = f"agent.max_memory_tokens={a.max_memory_tokens}"
+        update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
+        final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
+        total, largest = max(update, final), "agent.chunk_tokens" if update >= final else "agent.max_final_tokens"
         terms = f"{memory} + {question} + agent.max_final_tokens={a.max_final_tokens}"
+        if update >= final:
+            terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {question}"
     if total > window:
         raise ValueError(
             f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "
@@ -148,8 +149,10 @@ def check_loss(c: RunConfig) -> None:
 
 def check_overlong(c: RunConfig) -> None:
     """The part of a response that is punished for its length is no longer than the response."""
-    name = "max_memory_tokens" if c.agent.name == "memalpha" else "max_final_tokens"
-    given, limit = c.algorithm.overlong_tokens or 0, getattr(c.agent, name)
+    a, given = c.agent, c.algorithm.overlong_tokens or 0
+    name, limit = "max_final_tokens", a.max_final_tokens
+    if isinstance(a, MemalphaAgentConfig):
+        name, limit = "max_memory_tokens", a.max_memory_tokens
     if given > limit:
         raise ValueError(
             f"algorithm.overlong_tokens={given} is over agent.{name}={limit}, the limit of a response: lower it"
@@ -188,7 +191,7 @@ def check_servers(c: RunConfig) -> None:
         why = "NCCL does not join two processes on one GPU" if shared else "vLLM servers take weights by folder only"
         raise ValueError(f"weights.transport=nccl: {why}: set weights.transport=auto")
     together = c.engine != "embedded" and c.allocation is not None and c.allocation.colocated
-    if together and not c.servers.shutdown_on_exit:
+    if together and not c.serving.shutdown_on_exit:
         raise ValueError(
             f"servers.shutdown_on_exit=false: with allocation_mode={c.allocation_mode} the servers share the trainer's "
             "GPUs and end with it: set servers.shutdown_on_exit=true, or give them GPUs of their own (as in "
@@ -218,9 +221,8 @@ def check_memory(c: RunConfig) -> None:
         raise ValueError("judge.reader=rules knows task.name=facts only: documents need judge.reader=server")
 
 
-def _check_memory_window(c: RunConfig) -> None:
+def _check_memory_window(c: RunConfig, a: MemalphaAgentConfig) -> None:
     """The context that the agent keeps to must be one that the model and a micro-batch have."""
-    a = c.agent
     own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
     limits = {
         "model.tiny.max_position_embeddings": own,

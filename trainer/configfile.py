@@ -8,6 +8,7 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from trainer.config_choices import refusal_of, setting_of
 from trainer.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
@@ -29,5 +30,8 @@ def read_config(path: Path, model: type[M]) -> M:
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {error}") from error
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"  {refusal_of(e, 'this one') or ': '.join((setting_of(e['loc']) or 'configuration', e['msg']))}"
+            for e in error.errors()
+        ]
         raise UserError(f"{path} is not a valid configuration:\n" + "\n".join(lines)) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
+from trainer.config_tasks import FactsConfig, RecallConfig
 from trainer.evaluate import EvalResult, EvalSpec
 from trainer.files import write_atomic
 
@@ -28,7 +29,8 @@ TRAINING_MIXTURE = Line(chunks=0, blank_memory=False)
 
 def trained_chunks(config: RunConfig) -> list[int]:
     """Fewest and most chunks of a training document; empty where the task does not choose them."""
-    return [config.task.min_chunks, config.task.max_chunks] if config.task.name in ("recall", "facts") else []
+    task = config.task
+    return [task.min_chunks, task.max_chunks] if isinstance(task, RecallConfig | FactsConfig) else []
 
 
 def time_split(folder: Path) -> dict[str, float]:

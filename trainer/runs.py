@@ -52,4 +52,4 @@ def is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
 
 def train_size(config: RunConfig) -> int:
     """Tasks or examples of one epoch."""
-    return len(load_examples(config.task).train) if config.trainer.type == "sft" else make_source(config).train_size
+    return len(load_examples(config.examples).train) if config.trainer.type == "sft" else make_source(config).train_size

@@ -11,6 +11,7 @@ from clusterkit.common.finding import Finding, Level
 from clusterkit.common.text_plot import duration
 from trainer.allocation import Layout, Part
 from trainer.config import RunConfig
+from trainer.config_agents import MemalphaAgentConfig, SingleTurnConfig
 from trainer.errors import UserError
 from trainer.tasks.size import evaluates, training_size
 
@@ -29,9 +30,9 @@ RELEASED = 2 * GIB
 def longest_sequence(config: RunConfig) -> int:
     """Tokens of the longest prompt with its response."""
     agent = config.agent
-    if agent.name == "single_turn":
+    if isinstance(agent, SingleTurnConfig):
         return agent.max_question_tokens + agent.max_final_tokens
-    if agent.name == "memalpha":
+    if isinstance(agent, MemalphaAgentConfig):
         return agent.context_tokens
     fixed = template_tokens(agent) + agent.max_question_tokens + agent.max_memory_tokens
     return fixed + max(agent.chunk_tokens + agent.max_memory_tokens, agent.max_final_tokens)
@@ -66,14 +67,16 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
     """The longest prompt plus response ≤ context ≤ … and ≤ the tokens of a micro-batch."""
     agent, longest, window = config.agent, longest_sequence(config), context_window(config, shape)
     memory = config.train.max_tokens_per_mb
-    question, words = f"question {agent.max_question_tokens}", template_tokens(agent)
-    if agent.name == "single_turn":
-        terms = f"{question} + response {agent.max_final_tokens}"
-    elif agent.name == "memalpha":
+    words = template_tokens(agent)
+    if isinstance(agent, MemalphaAgentConfig):
         terms = f"chunk {agent.chunk_tokens} + response {agent.max_memory_tokens} + as much of the memory as fits"
+    elif isinstance(agent, SingleTurnConfig):
+        terms = f"question {agent.max_question_tokens} + response {agent.max_final_tokens}"
     elif agent.chunk_tokens + agent.max_memory_tokens >= agent.max_final_tokens:
+        question = f"question {agent.max_question_tokens}"
         terms = f"{question} + chunk {agent.chunk_tokens} + 2 x memory {agent.max_memory_tokens} + prompt {words}"
     else:
+        question = f"question {agent.max_question_tokens}"
         terms = f"{question} + memory {agent.max_memory_tokens} + answer {agent.max_final_tokens} + prompt {words}"
     if window and longest > window:
         fix = f"lower agent.chunk_tokens or another of these by {longest - window}, or use a model with more context"

@@ -11,6 +11,8 @@ from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History
 from clusterkit.runs.trials import Trial, TrialState, run_directory
 from trainer.config import AgentConfig, RunConfig
+from trainer.config_agents import ChunksAgentConfig, OverwritingAgentConfig, QuestionAgentConfig, StoresAgentConfig
+from trainer.config_tasks import DocumentsConfig, FactsConfig, MemalphaConfig, RecallConfig, SectionsConfig
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.tasks.size import evaluates, training_size
 
@@ -29,7 +31,7 @@ LATE_CHECKPOINT_HOURS = 2.0
 
 def template_tokens(agent: AgentConfig) -> int:
     """About as many tokens as the longer of the agent's two prompts has before anything is filled in."""
-    if not agent.wording:
+    if not isinstance(agent, OverwritingAgentConfig) or not agent.wording:
         return TEMPLATE_TOKENS[agent.template]
     longest = max(len(agent.wording[name]) for name in ("update", "final"))
     return CHAT_TOKENS + -(-longest // TOKEN_CHARACTERS)
@@ -61,31 +63,35 @@ class RunPlan:
     def chunks(self) -> float:
         """Average number of chunks that a trajectory reads."""
         task, agent = self.config.task, self.config.agent
-        if agent.name == "single_turn" or task.name == "memalpha":  # texts have the chunks that they have
+        if not isinstance(agent, ChunksAgentConfig):
             return 0.0
-        if task.name in ("recall", "facts"):
+        if isinstance(task, DocumentsConfig):
+            chunks: float = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
+        elif isinstance(task, SectionsConfig):
             chunks = (task.min_chunks + task.max_chunks) / 2
-        else:
-            chunks = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
+        else:  # texts have the chunks that they have
+            return 0.0
         return min(chunks, agent.max_chunks) if agent.max_chunks else chunks
 
     @property
     def tokens_per_step(self) -> int:
         """Prompt and response tokens of one step's rollout, about."""
-        config, agent = self.config, self.config.agent
-        if agent.name == "single_turn":
+        task, agent = self.config.task, self.config.agent
+        if not isinstance(agent, ChunksAgentConfig):
             longest = self._question_tokens + agent.max_final_tokens
             return self.trajectories_per_step * longest
-        if config.task.name == "memalpha":
+        if isinstance(task, MemalphaConfig) and isinstance(agent, StoresAgentConfig):
             return self.trajectories_per_step * agent.context_tokens
-        chunk = config.recall_chunk_tokens if config.task.name in ("recall", "facts") else agent.chunk_tokens
+        chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
         fixed = template_tokens(agent) + self._question_tokens + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
         return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
 
     @property
     def _question_tokens(self) -> int:
-        return QUESTION_TOKENS.get(self.config.task.name, self.config.agent.max_question_tokens)
+        agent = self.config.agent
+        longest = agent.max_question_tokens if isinstance(agent, QuestionAgentConfig) else 0
+        return QUESTION_TOKENS.get(self.config.task.name, longest)
 
     @property
     def step_time(self) -> float | None:
@@ -213,7 +219,7 @@ class RunPlan:
     def _one_step(self) -> str:
         rollout = self.config.rollout
         if self.config.trainer.type == "sft":
-            return f"{rollout.batch_size} examples of {self.config.task.path or 'task.path'}"
+            return f"{rollout.batch_size} examples of {self.config.data_path or 'task.path'}"
         if self.config.custom:
             made = self.trajectories_per_step
             return f"{rollout.batch_size} tasks x {rollout.group_size} = {made} trajectories of your own classes"

@@ -74,7 +74,7 @@ class PresetPlan:
         size, task = self.resolved.size, self.resolved.task
         chosen = ["--task", task] if task != size.task else []
         place = [] if self.here else ["--cluster", self.cluster]
-        examples = ["task.path=FILE.jsonl"] if self.config.task.name == "sft" and not self.config.task.path else []
+        examples = ["task.path=FILE.jsonl"] if self.config.task.name == "sft" and not self.config.data_path else []
         changed = [*self.resolved.overrides, *examples, *(change.override for change in self.changes)]
         return shlex.join(["clusterkit", "train", "--preset", size.name, *chosen, *place, *changed])
 

@@ -9,6 +9,7 @@ from clusterkit.backends.own_code import require_own
 from clusterkit.runs.trials import Trial, TrialState, require_free
 from trainer.assets import resolve_model
 from trainer.config import RunConfig
+from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, SftConfig
 from trainer.errors import UserError
 from trainer.sft.examples import examples_file
 from trainer.tasks.hotpotqa_data import find_folder
@@ -33,7 +34,7 @@ def require_runnable(config: RunConfig) -> None:
             f"allocation_mode; clusterkit presets plan {preset} shows what it asks for"
         )
     if config.trainer.type == "sft":
-        examples_file(config.task)
+        examples_file(config.examples)
     require_own(config)
 
 
@@ -70,11 +71,11 @@ def require_inputs(config: RunConfig) -> None:
     if config.model.path:
         resolve_model(config.model.path, config.cache_dir)
     task = config.task
-    if task.name in ("math", "sft"):
+    if isinstance(task, MathConfig | SftConfig):
         count_rows(task)
-    elif task.name == "hotpotqa":
+    elif isinstance(task, HotpotqaConfig):
         find_folder(task.path, config.cache_dir)
-    elif task.name == "memalpha":
+    elif isinstance(task, MemalphaConfig):
         find_files(task.path, config.cache_dir)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clusterkit.config.fields import fields, sections
+from clusterkit.config.fields import Field, applies, fields, sections
 from clusterkit.config.overrides import known_field
 from clusterkit.config.presets import Setting
 from clusterkit.config.resolve import resolve
+from trainer.checkpoint.fingerprint import UNSET
 from trainer.config import flatten
+from trainer.config_choices import CHOICES
+from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -45,31 +48,53 @@ class Difference:
 def compare(first: str, second: str, task: str | None = None) -> list[Difference]:
     """Every field that differs, in the order of the schema. task: of both; else each preset's default."""
     one, other = (flatten(resolve(name, task).config) for name in (first, second))
+    pairs = ((key, one.get(key, UNSET), other.get(key, UNSET)) for key in fields() if key in one or key in other)
     return [
-        Difference(key, one[key], other[key])
-        for key in one
-        if one[key] != other[key] and key not in ("preset", "experiment_name")
+        Difference(key, first_value, second_value)
+        for key, first_value, second_value in pairs
+        if first_value != second_value and key not in ("preset", "experiment_name")
     ]
 
 
 def explain(
     preset: str, task: str | None = None, key: str | None = None, everything: bool = False
 ) -> list[Explanation]:
-    """Explain one field, one section, what the preset sets, or everything."""
+    """Explain one field, one section, what the preset sets, or everything that applies to it.
+
+    Raises:
+        UserError: no such field, or one of another task, agent or reward than the preset's.
+
+    """
     resolved = resolve(preset, task)
     values = flatten(resolved.config)
     keys = list(fields())
     if key is not None:
-        keys = sections().get(key) or [known_field(key).key]
+        keys = sections().get(key) or [_applying(key, values)]
     elif not everything:
         keys = [name for name in keys if _setting(name, resolved.settings)]
+    keys = [name for name in keys if applies(name, values)]
     explanations = []
     for name in keys:
-        field, setting = fields()[name], _setting(name, resolved.settings)
+        field, setting = _field(name, values), _setting(name, resolved.settings)
         origin, note = (setting.origin, setting.note) if setting else ("default", "")
         value = values[name] if setting else field.default
         explanations.append(Explanation(name, value, origin, field.default, field.allowed, field.help, note))
     return explanations
+
+
+def _applying(key: str, values: dict[str, Any]) -> str:
+    found = known_field(key).key
+    if not applies(found, values):
+        section, _, rest = found.partition(".")
+        choice = CHOICES[section]
+        raise UserError(choice.refusal(values[choice.setting], rest.partition(".")[0], "this preset", advice=""))
+    return found
+
+
+def _field(name: str, values: dict[str, Any]) -> Field:
+    """The field as the preset's task, agent, reward or engine has it."""
+    choice = CHOICES.get(name.partition(".")[0])
+    return fields()[name].as_of(values[choice.setting]) if choice is not None else fields()[name]
 
 
 def _setting(name: str, settings: dict[str, Setting]) -> Setting | None:

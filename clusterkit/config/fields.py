@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,12 +12,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trainer.config import RunConfig
+from trainer.config_choice import Choice
+from trainer.config_choices import CHOICES
 
 
 @dataclass(frozen=True)
 class Field:
     """One leaf of RunConfig. `kind`: int, float, bool, str, choice, list, mapping, or any for an entry of a mapping.
-    `item`: what a list holds.
+    `item`: what a list holds. `variants`: by name, the field as one task, agent, reward or engine
+    has it, where a name chooses the section's fields.
     """
 
     key: str
@@ -28,20 +31,32 @@ class Field:
     allowed: str
     choices: tuple[str, ...] = ()
     item: Field | None = None
+    variants: Mapping[str, Field] = field(default_factory=dict)
+
+    def as_of(self, name: str) -> Field:
+        """The field as a chosen task, agent or reward has it: default and help are its own."""
+        return self.variants.get(name, self)
 
 
 @cache
-def fields() -> dict[str, Field]:
-    """Every leaf of RunConfig by its dotted key, in the order of the schema."""
-    return {field.key: field for field in _walk(RunConfig, "")}
+def fields(model: type[BaseModel] = RunConfig) -> dict[str, Field]:
+    """Every leaf of RunConfig, or of another configuration, by its dotted key, in the order of the schema."""
+    return {one.key: one for one in _walk(model, "")}
 
 
 def entry(key: str) -> Field | None:
     """The field of an entry of a mapping, such as agent.options.depth; None for any other key."""
-    for name, field in fields().items():
-        if field.kind == "mapping" and key.startswith(f"{name}.") and all(key.removeprefix(f"{name}.").split(".")):
-            return Field(key, field.help, None, "any", optional=True, allowed="anything")
+    for name, one in fields().items():
+        if one.kind == "mapping" and key.startswith(f"{name}.") and all(key.removeprefix(f"{name}.").split(".")):
+            return Field(key, one.help, None, "any", optional=True, allowed="anything")
     return None
+
+
+def applies(key: str, values: Mapping[str, Any]) -> bool:
+    """Whether a dotted key is a setting of the task, agent, reward or engine that the values (by dotted key) choose."""
+    section, _, rest = key.partition(".")
+    choice = CHOICES.get(section)
+    return choice is None or not choice.lacks(values.get(choice.setting, choice.default), rest.partition(".")[0])
 
 
 def sections() -> dict[str, list[str]]:
@@ -56,11 +71,26 @@ def sections() -> dict[str, list[str]]:
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[Field]:
     for name, info in model.model_fields.items():
+        choice = CHOICES.get(name)
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             yield from _walk(info.annotation, f"{prefix}{name}.")
+        elif choice is not None:
+            yield from _merged(choice, prefix)
         else:
             help_text = " ".join((info.description or "").split())
             yield _field(prefix + name, info.annotation, list(info.metadata), help_text, info.default)
+
+
+def _merged(choice: Choice, prefix: str) -> Iterator[Field]:
+    """The fields of every class of a section, each once."""
+    at = f"{prefix}{choice.section}."
+    own = {one.key: one for one in _walk(choice.own, at)}
+    ours = {name: {one.key: one for one in _walk(cls, at)} for name, cls in choice.ours.items()}
+    for key in dict.fromkeys(key for found in (own, *ours.values()) for key in found):
+        variants = {name: found[key] for name, found in ours.items() if key in found}
+        one = own.get(key) or next(iter(variants.values()))
+        chooses = key == f"{at}{choice.key}"
+        yield replace(one, default=choice.default) if chooses else replace(one, variants=variants)
 
 
 def _field(key: str, annotation: Any, metadata: list[Any], help_text: str, default: Any) -> Field:

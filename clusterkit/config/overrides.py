@@ -13,6 +13,7 @@ from clusterkit.common.suggest import nearest_keys
 from clusterkit.config import aliases
 from clusterkit.config.fields import Field, entry, fields, sections
 from trainer.config import RunConfig
+from trainer.config_choices import refusal_of, setting_of, tag_of
 from trainer.errors import UserError
 
 
@@ -129,8 +130,10 @@ def _parse_list(field: Field, value: Any) -> list[Any]:
 
 
 def _explain(problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join(location)
+    if sentence := refusal_of(problem):
+        return sentence
+    key = setting_of(problem["loc"])
+    location = key.split(".")
     if problem["type"] == "extra_forbidden":
         try:
             known_field(key)
@@ -143,4 +146,5 @@ def _explain(problem: Any) -> str:
         location.pop()
     if not location:
         return f"{key}: {problem['msg']}"
-    return str(bad_value(fields()[".".join(location)], problem["input"]))
+    field = fields()[".".join(location)].as_of(tag_of(problem["loc"]))
+    return str(bad_value(field, problem["input"]))

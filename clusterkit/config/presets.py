@@ -1,7 +1,8 @@
 """Presets: sizes and tasks from YAML files, resolved with overrides into one RunConfig, each value with its origin.
 
 Order, later wins: RunConfig defaults < the task's base < task < size < the size's section for that task < overrides.
-With another algorithm.name than theirs, what these files set over its row (`ROW_SETTINGS`) is left out.
+With another algorithm.name than theirs, what these files set over its row (`ROW_SETTINGS`) is left out; so is what they
+set of a task, agent or reward that is not the chosen one. An override of such a setting stays, to be refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from clusterkit.common.suggest import did_you_mean
+from clusterkit.config.fields import applies
 from trainer.config import AlgorithmConfig
 from trainer.errors import UserError
 
@@ -166,7 +168,9 @@ def collect(size: SizePreset, task: str, overrides: dict[str, Any] | None = None
             settings = {key: setting for key, setting in settings.items() if key not in ROW_SETTINGS}
         for key, value in values.items():
             settings[key] = Setting(value, origin, notes.get(key, ""))
-    return settings
+    chosen = {key: setting.value for key, setting in settings.items()}
+    # A preset is for several tasks, and for another agent or reward than the one that is typed.
+    return {k: setting for k, setting in settings.items() if setting.origin == "override" or applies(k, chosen)}
 
 
 def _algorithm(settings: dict[str, Setting]) -> str:

@@ -11,6 +11,7 @@ from clusterkit.config import presets
 from clusterkit.config.overrides import parse_overrides, to_config
 from clusterkit.config.presets import Setting, SizePreset
 from trainer.config import RunConfig
+from trainer.config_tasks import OwnTaskConfig, SftConfig
 from trainer.custom import is_custom
 from trainer.errors import UserError
 
@@ -71,8 +72,8 @@ def _anchored(config: RunConfig) -> RunConfig:
     if config.custom:
         places["code_dir"] = str(Path(config.code_dir or ".").expanduser().absolute())
     anchored = config.model_copy(update=places)
-    path = Path(config.task.path or "").expanduser()
-    if config.task.path and (config.task.name == "sft" or "task.name" in config.custom) and path.exists():
+    path = Path(config.data_path or "").expanduser()
+    if config.data_path and isinstance(config.task, SftConfig | OwnTaskConfig) and path.exists():
         task = config.task.model_copy(update={"path": str(path.absolute())})
         anchored = anchored.model_copy(update={"task": task})
     return anchored

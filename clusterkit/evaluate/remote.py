@@ -29,6 +29,7 @@ from clusterkit.serving.engines import remote_servers
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step
 from trainer.config import RunConfig
+from trainer.config_tasks import FilesConfig, MathConfig
 from trainer.errors import UserError
 from trainer.judge.registry import judges_folder, urls_of
 
@@ -163,12 +164,14 @@ async def _own_data(name: str, settings: RunConfig | None, bring: InputStager) -
     """Whether a run's own data are where its settings say, on the cluster; its data of this machine are put there."""
     task = settings.task if settings is not None else None
     base = name.partition("@")[0]
-    if task is None or task.name != ("hotpotqa" if base in HOTPOTQA else base) or not task.path or bring.data:
+    if not isinstance(task, FilesConfig) or not task.path or bring.data:
+        return False
+    if task.name != ("hotpotqa" if base in HOTPOTQA else base):
         return False
     if task.path.startswith(f"{bring.head.cluster.storage}/") and await bring.any_there([task.path]):
         return True
     place = Path(task.path).expanduser()
-    if name == "math" and place.exists():
+    if name == "math" and isinstance(task, MathConfig) and place.exists():
         task.path, task.dataset = await bring.file(place / task.dataset if task.dataset else place), ""
         return True
     bring.own = place

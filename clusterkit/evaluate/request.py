@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from clusterkit.common.suggest import nearest_keys
+from clusterkit.config.fields import fields
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
+from trainer.config_choices import CHOICES, refusal_of, setting_of
+from trainer.config_tasks import HotpotqaConfig, MathConfig
 from trainer.errors import UserError
 from trainer.judge.registry import judge_urls, judges_folder
+
+ADVICE = ": leave it out, or take that name as well (--set)"
 
 
 def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
@@ -79,11 +84,11 @@ def default_names(config: RunConfig | None) -> list[str]:
 
     """
     task = config.task if config is not None else None
-    if task is not None and task.name == "math" and not task.eval_fraction:
+    if isinstance(task, MathConfig) and not task.eval_fraction:
         return ["math_500"]
     if task is not None and task.name in ("recall", "needles", "facts", "math", "memalpha"):
         return [task.name]
-    if task is not None and task.name == "hotpotqa":
+    if isinstance(task, HotpotqaConfig):
         return [f"ruler_hqa@{task.num_documents}"]
     raise UserError("no data set named: add --data-names, such as math_500,aime24 or ruler_hqa@50")
 
@@ -103,7 +108,7 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
             folder = judges_folder(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
             tree["judge"]["url"] = ",".join(judge_urls(folder))
     tree |= values
-    known = _keys(EvalConfig)
+    known, typed = fields(EvalConfig), set[str]()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
@@ -117,23 +122,27 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
             place = place.setdefault(section, {})
         if key == "agent.template_file":
             place.pop("wording", None)  # of the file that the run was trained with
-        place[leaf] = text if known[key] is str else yaml.safe_load(text)
+        place[leaf] = text if known[key].kind == "str" and not known[key].optional else yaml.safe_load(text)
+        typed.add(key)
+    _drop_others(tree, typed)
     try:
         return EvalConfig.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}={e['input']}: {_plain(e['msg'])}" for e in error.errors()]
+        lines = [
+            refusal_of(e, "this evaluation", ADVICE) or f"{setting_of(e['loc'])}={e['input']}: {_plain(e['msg'])}"
+            for e in error.errors()
+        ]
         raise UserError("\n".join(lines)) from None
 
 
-def _keys(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= _keys(kind, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = kind
-    return found
+def _drop_others(tree: dict[str, Any], typed: set[str]) -> None:
+    """Take out what the run's task or agent has and the one that was typed instead does not."""
+    for section, choice in CHOICES.items():
+        part = tree.get(section, {})
+        name = part.get(choice.key, choice.default)
+        others = [field for field in part if choice.lacks(name, field) and f"{section}.{field}" not in typed]
+        for field in others:
+            del part[field]
 
 
 def _plain(message: str) -> str:

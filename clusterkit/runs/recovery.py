@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from clusterkit.common.text_plot import duration, size
+from clusterkit.config.fields import applies
 from clusterkit.config.overrides import parse_overrides, to_config
 from clusterkit.config.presets import nest
 from clusterkit.runs.directory import RunDirectory
@@ -123,7 +124,9 @@ def own_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
         raise UserError(
             f"{run.config} cannot be read ({reason}): name what to compare with, --preset NAME and settings"
         ) from None
-    return to_config(nest({**flatten(config), **parse_overrides(overrides)}))
+    typed = parse_overrides(overrides)
+    values = {**flatten(config), **typed}
+    return to_config(nest({key: value for key, value in values.items() if key in typed or applies(key, values)}))
 
 
 def _slot(slot: dict[str, Any]) -> str:

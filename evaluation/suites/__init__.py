@@ -17,7 +17,7 @@ from evaluation.suites.ruler import TASKS as RULER
 from evaluation.suites.ruler import ruler_suite
 from evaluation.suites.text_qa import text_qa_suite
 from trainer.assets import cache_root
-from trainer.config import TaskConfig
+from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, RecallConfig, TaskConfig
 from trainer.errors import UserError
 
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
@@ -36,7 +36,7 @@ class Finder:
     """
 
     def __init__(self, data: str = "", cache_dir: str = "", limit: int = 0, task: TaskConfig | None = None) -> None:
-        self.data, self.cache_dir, self.limit, self.task = data, cache_dir, limit, task or TaskConfig()
+        self.data, self.cache_dir, self.limit, self.task = data, cache_dir, limit, task or RecallConfig()
         chosen = [data, os.environ.get("CLUSTERKIT_DATA", "")]
         roots = [Path(folder).expanduser() for folder in chosen if folder]
         self.roots = [*roots, SHARED_DATASETS, cache_root(cache_dir), cache_root(cache_dir) / "datasets"]
@@ -59,7 +59,7 @@ class Finder:
         if base == "math":
             if size is not None:
                 raise UserError(f"{name}: the problems of a run have no size: ask for math")
-            if self.task.name != "math":
+            if not isinstance(self.task, MathConfig):
                 raise UserError(
                     "math is what a run of task.name=math holds out of its problems, and the checkpoint is of no such "
                     f"run: ask for {', '.join(PROBLEMS)} or a JSON-lines file"
@@ -81,7 +81,7 @@ class Finder:
         """The suites that a name stands for: memalpha has one for every data source."""
         if name != MEMORY:
             return [self.suite(name)]
-        places = [self.data, self.task.path if self.task.name == MEMORY else None]
+        places = [self.data, self.task.path if isinstance(self.task, MemalphaConfig) else None]
         return memory_suites([Path(place).expanduser() for place in places if place], self.cache_dir, self.limit)
 
     def _makers(self) -> dict[str, Callable[[int | None], Suite]]:
@@ -123,7 +123,7 @@ class Finder:
 
     def _hotpotqa(self) -> str | None:
         """Folder of the HotpotQA files: under --data-path, else what the run trains on; None: the usual places."""
-        own = self.task.path if self.task.name == "hotpotqa" else None
+        own = self.task.path if isinstance(self.task, HotpotqaConfig) else None
         if not self.data:
             return own
         root = Path(self.data).expanduser()

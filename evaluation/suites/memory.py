@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.suites.base import CountTokens, Suite
-from trainer.config import TaskConfig
+from trainer.config_choice import as_class
+from trainer.config_tasks import FactsConfig, TaskConfig
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.facts import SOURCE, Facts
@@ -78,10 +79,11 @@ def text_places() -> list[str]:
     return [f"{folder}/{name}" for folder in FOLDERS if folder.startswith("memalpha") for name in names]
 
 
-def facts_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
+def facts_suite(chunks: int, settings: TaskConfig, limit: int = 0) -> Suite:
     """Generated facts: held-out texts of so many chunks; 0: the mixture of the training."""
     fields = ("facts_per_chunk", "filler_per_chunk", "num_keys", "num_values", "num_questions")
     count = limit or FACTS_ITEMS
+    config = as_class(FactsConfig, settings)
     source = Facts(config, 0)
     items = []
     for index in range(count):

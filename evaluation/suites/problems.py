@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.suites.base import Suite
-from trainer.config import TaskConfig
+from trainer.config_tasks import MathConfig
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.grading.extract import last_box
@@ -37,7 +37,7 @@ def problem_suite(name: str, path: Path, limit: int = 0) -> Suite:
     )
 
 
-def heldout_suite(config: TaskConfig, limit: int = 0) -> Suite:
+def heldout_suite(config: MathConfig, limit: int = 0) -> Suite:
     """The problems that a run of task.name=math holds out for its test, put as the training puts them.
 
     limit: only the first so many; 0: MOST_HELDOUT.

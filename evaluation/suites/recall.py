@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evaluation.suites.base import Grading, Suite
-from trainer.config import TaskConfig
+from trainer.config_choice import as_class
+from trainer.config_tasks import NeedlesConfig, RecallConfig, SectionsConfig, TaskConfig
 from trainer.tasks.base import TaskSource
 from trainer.tasks.needles import Needles
 from trainer.tasks.recall import Recall
@@ -19,17 +20,25 @@ _FIELDS = ("facts_per_chunk", "filler_per_chunk", "num_keys", "min_chunks", "max
 
 
 def recall_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
-    """Held-out documents of so many chunks; 0: the mixture of the training."""
-    return _suite("recall", Recall(config, 0), "exact", (*_FIELDS, "num_values"), chunks, config, limit)
+    """Held-out documents of so many chunks; 0: as in training. config: of the run, as far as it applies."""
+    own = as_class(RecallConfig, config)
+    return _suite("recall", Recall(own, 0), "exact", (*_FIELDS, "num_values"), chunks, own, limit)
 
 
 def needles_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
     """As `recall_suite`; right where the number stands anywhere in the answer."""
-    return _suite("needles", Needles(config, 0), "any_string", _FIELDS, chunks, config, limit)
+    own = as_class(NeedlesConfig, config)
+    return _suite("needles", Needles(own, 0), "any_string", _FIELDS, chunks, own, limit)
 
 
 def _suite(
-    kind: str, source: TaskSource, grading: Grading, fields: Sequence[str], chunks: int, config: TaskConfig, limit: int
+    kind: str,
+    source: TaskSource,
+    grading: Grading,
+    fields: Sequence[str],
+    chunks: int,
+    config: SectionsConfig,
+    limit: int,
 ) -> Suite:
     count = limit or ITEMS
     identity = {"kind": kind, "chunks": chunks, "items": count, **{f: getattr(config, f) for f in fields}}

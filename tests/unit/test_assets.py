@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from clusterkit.data.assets import get_asset, list_assets
-from trainer.config import TaskConfig
+from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import RunError, UserError
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.hotpotqa_data import load_corpus
@@ -78,7 +78,7 @@ def test_official_file_becomes_a_folder_that_trains(official: Path, cache: str) 
     assert corpus.questions[3].answers == ("Gulf 3",)
     assert [d.title for d in corpus.questions[3].gold] == ["Ship 3", "Port 3"]
     assert {d.text for d in corpus.questions[3].own} >= {"Ship 3 was built in Port 3. It has two masts."}
-    tasks = HotpotQA(TaskConfig(name="hotpotqa", num_documents=9), seed=1, cache_dir=cache)
+    tasks = HotpotQA(HotpotqaConfig(num_documents=9), seed=1, cache_dir=cache)
     assert tasks.train(0).meta["num_documents"] == 9
 
 

@@ -158,7 +158,8 @@ def written_before(config: RunConfig, **algorithm: Any) -> dict[str, Any]:
         del old["algorithm"][key]
     old["algorithm"] |= algorithm
     old["rollout"]["refill"] = False
-    del old["agent"]["template_file"], old["agent"]["wording"]
+    for key in ("template_file", "wording"):
+        old["agent"].pop(key, None)
     return old
 
 

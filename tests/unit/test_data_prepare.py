@@ -15,7 +15,7 @@ from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.corpora import keywords
 from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.texts import Shape, pack
-from trainer.config import TaskConfig
+from trainer.config_tasks import HotpotqaConfig, MemalphaConfig
 from trainer.errors import UserError
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.memalpha import MemAlphaTexts
@@ -109,7 +109,7 @@ def test_memalpha_files_of_three_styles_can_be_trained_on_and_share_no_document(
         if item.source != "booksum":
             for question in item.questions:
                 assert any(answer in chunk for answer in question.answers for chunk in item.chunks)
-    source = MemAlphaTexts(TaskConfig(name="memalpha", path=str(tmp_path / "out"), eval_fraction=0.2), seed=1)
+    source = MemAlphaTexts(MemalphaConfig(path=str(tmp_path / "out"), eval_fraction=0.2), seed=1)
     assert source.train(0).questions
     assert source.num_heldout("test") == len(test)
     epoch = [source.train(i).id.rsplit("-", 1)[0] for i in range(source.train_size)]
@@ -189,7 +189,7 @@ def test_memagent_files_are_read_by_its_task(tmp_path: Path, name: str) -> None:
             item["supporting_facts"] = {"title": [t for t, _ in facts], "sent_id": [n for _, n in facts]}
             item["id"] = item.pop("_id")
     prepare("memagent", tmp_path / "out", write(tmp_path / name, items))
-    source = HotpotQA(TaskConfig(name="hotpotqa", path=str(tmp_path / "out"), num_documents=5), seed=1)
+    source = HotpotQA(HotpotqaConfig(path=str(tmp_path / "out"), num_documents=5), seed=1)
 
     task = source.train(0)
     assert task.answers[0] in task.context

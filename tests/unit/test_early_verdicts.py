@@ -9,7 +9,8 @@ from typing import Any
 from builders import ScriptedEngine, byte_tokenizer
 
 from trainer.agents.memalpha import MemAlpha
-from trainer.config import AgentConfig, RewardConfig
+from trainer.config_agents import MemalphaAgentConfig
+from trainer.config_rewards import MemalphaRewardConfig
 from trainer.engines.base import EngineError
 from trainer.judge.reader import RuleReader
 from trainer.rewards.memalpha import MemAlphaReward
@@ -71,8 +72,8 @@ def insert(content: str) -> str:
 def read(reader: Reader, breaks: int = 99) -> Group:
     tokenizer = byte_tokenizer()
     settings = {"name": "memalpha", "chunk_tokens": 200, "max_memory_tokens": 300, "context_tokens": 6000}
-    agent = MemAlpha(AgentConfig.model_validate(settings), tokenizer)
-    reward = MemAlphaReward(RewardConfig(name="memalpha", beta=0.05, gamma=0.1), reader)
+    agent = MemAlpha(MemalphaAgentConfig.model_validate(settings), tokenizer)
+    reward = MemAlphaReward(MemalphaRewardConfig(beta=0.05, gamma=0.1), reader)
     controller = RolloutController(agent, ReadsOn(reader, tokenizer, breaks), 1, reward=reward)
     task = Task("t", "Ada", ("paints",), chunks=CHUNKS, meta={"source": "facts"})
 

@@ -19,7 +19,7 @@ from evaluation.suites.problems import read_problems
 from evaluation.suites.ruler import TASKS
 from evaluation.templates import TEMPLATES, template_named
 from trainer.agents.single_turn import SingleTurn
-from trainer.config import TaskConfig
+from trainer.config_tasks import MathConfig, NeedlesConfig, RecallConfig
 from trainer.errors import UserError
 from trainer.tasks.math import Math
 from trainer.tasks.needles import Needles
@@ -254,7 +254,7 @@ def test_a_task_without_a_suite_asks_for_names() -> None:
 
 
 def test_needles_are_the_trainings_held_out_ones() -> None:
-    task = TaskConfig(name="needles", filler_per_chunk=3)
+    task = NeedlesConfig(filler_per_chunk=3)
     suite = Finder(limit=2, task=task).suite("needles@5")
     first, second = suite.load(count_words)
     assert (suite.name, suite.grading, suite.documents) == ("needles@5", "any_string", True)
@@ -268,7 +268,7 @@ def test_a_run_on_problems_is_asked_those_that_it_holds_out_as_it_is_asked_in_tr
     rows = [
         {"query_id": f"q{n}", "prompt": f"What is {n} + 1?", "solutions": [rf"\boxed{{{n + 1}}}"]} for n in range(40)
     ]
-    task = TaskConfig(name="math", path=str(write(tmp_path / "p.jsonl", *rows)), eval_fraction=0.4)
+    task = MathConfig(path=str(write(tmp_path / "p.jsonl", *rows)), eval_fraction=0.4)
     suite = Finder(limit=3, task=task).suite("math")
     tasks = suite.load(count_words)
     trained = Math(task, 1)
@@ -284,11 +284,11 @@ def test_a_run_on_problems_is_asked_those_that_it_holds_out_as_it_is_asked_in_tr
     assert prepared.max_new_tokens == 9
     assert prepared.ids == SingleTurn(config.agent, tokenizer).prepare(tasks[0]).ids
     with pytest.raises(UserError, match=r"holds out of its problems.*aime24"):
-        Finder(task=TaskConfig()).suite("math")
+        Finder(task=RecallConfig()).suite("math")
 
 
 def test_a_run_without_held_out_problems_says_so(tmp_path: Path) -> None:
     row = {"query_id": "q", "prompt": "1+1", "solutions": [r"\boxed{2}"]}
-    task = TaskConfig(name="math", path=str(write(tmp_path / "p.jsonl", row)), eval_fraction=0.01)
+    task = MathConfig(path=str(write(tmp_path / "p.jsonl", row)), eval_fraction=0.01)
     with pytest.raises(UserError, match=r"raise task\.eval_fraction"):
         Finder(task=task).suite("math").load(count_words)

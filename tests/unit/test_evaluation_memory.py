@@ -18,7 +18,7 @@ from evaluation.plan import row_inputs
 from evaluation.suites import Finder
 from evaluation.table import memory_table
 from trainer.agents.memagent import RolloutOptions
-from trainer.config import TaskConfig
+from trainer.config_tasks import HotpotqaConfig, MemalphaConfig, RecallConfig, TaskConfig
 from trainer.errors import UserError
 from trainer.types import Task
 
@@ -62,8 +62,8 @@ def test_data_of_memories_lie_where_they_are_looked_for(tmp_path: Path, monkeypa
         path.write_text(json.dumps(row("x", source, ("q", "a"))) + "\n")
         return path.parent
 
-    def found(data: str, **task: str) -> str:
-        (suite,) = Finder(data, str(tmp_path / "cache"), task=TaskConfig.model_validate(task)).suites(["memalpha"])
+    def found(data: str, task: TaskConfig | None = None) -> str:
+        (suite,) = Finder(data, str(tmp_path / "cache"), task=task or RecallConfig()).suites(["memalpha"])
         return suite.rule
 
     alone, within = put("alone", "squad"), put("shelf/memalpha/data", "booksum", "train").parents[1]
@@ -71,9 +71,9 @@ def test_data_of_memories_lie_where_they_are_looked_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("CLUSTERKIT_DATA", str(usual))
     assert found(str(alone)) == found(str(alone / "test.jsonl")) == "squad"
     assert found(str(within)) == "booksum"
-    assert found("", name="memalpha", path=str(own)) == "perltqa"
-    assert found(str(tmp_path / "cache"), name="memalpha", path=str(own)) == "perltqa"  # nothing in --data-path
-    assert found("", name="hotpotqa", path=str(own)) == "recsys"  # another task's path is no place for these
+    assert found("", MemalphaConfig(path=str(own))) == "perltqa"
+    assert found(str(tmp_path / "cache"), MemalphaConfig(path=str(own))) == "perltqa"  # nothing in --data-path
+    assert found("", HotpotqaConfig(path=str(own))) == "recsys"  # another task's path is no place for these
     monkeypatch.delenv("CLUSTERKIT_DATA")
     with pytest.raises(UserError, match=r"no Mem-alpha data.*clusterkit data prepare memalpha"):
         found("")
@@ -161,7 +161,7 @@ def test_the_judge_is_asked_about_a_baselines_answers_too(data: Path) -> None:
 
 def test_the_agent_of_one_text_cuts_chunks_anew_that_are_too_long_for_it(data: Path) -> None:
     tokenizer = byte_tokenizer()
-    given = {**AGENT, "name": "memagent", "chunk_tokens": 8, "max_memory_tokens": 4, "max_final_tokens": 4}
+    given = {"name": "memagent", "chunk_tokens": 8, "max_memory_tokens": 4, "max_final_tokens": 4}
     engine = ScriptedEngine([tokenizer("abc")["input_ids"] + [tokenizer.eos_token_id]] * 9, tokenizer.eos_token_id)
     suite = Finder(str(data)).suites(["memalpha"])[1]
     reader = make_reader(config(agent=given), "memagent", tokenizer, 8000, suite)

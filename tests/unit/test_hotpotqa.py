@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.types import Task
@@ -20,7 +20,7 @@ Edit = Callable[[list[dict], list[dict]], None]
 
 
 def source(folder: Path, seed: int = 1, **settings) -> HotpotQA:
-    return HotpotQA(TaskConfig(name="hotpotqa", path=str(folder), **{"num_documents": 12, **settings}), seed)
+    return HotpotQA(HotpotqaConfig(path=str(folder), **{"num_documents": 12, **settings}), seed)
 
 
 def edited(folder: Path, edit: Edit) -> Path:

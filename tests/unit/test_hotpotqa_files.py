@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 from trainer.tasks import hotpotqa_data
 from trainer.tasks.hotpotqa import HotpotQA
@@ -17,7 +17,7 @@ from trainer.tasks.hotpotqa_data import find_folder, load_corpus
 
 def failure(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
-        HotpotQA(TaskConfig(name="hotpotqa", path=str(folder), num_documents=12), seed=1)
+        HotpotQA(HotpotqaConfig(path=str(folder), num_documents=12), seed=1)
     assert caught.value.exit_code == 2
     return str(caught.value)
 

@@ -9,7 +9,7 @@ import pytest
 from builders import RecordingEngine, ScriptedEngine, byte_tokenizer, small_parts
 
 from trainer.agents.memagent import MemAgent, RolloutOptions, split_chunks
-from trainer.config import AgentConfig
+from trainer.config_agents import MemagentConfig
 from trainer.rollout.batch import make_batch
 from trainer.types import Task, Trajectory
 from trainer.warmup.tiny import make_tokenizer
@@ -27,7 +27,7 @@ def ids(text: str) -> list[int]:
 
 def make_agent(**settings: object) -> MemAgent:
     limits = {"chunk_tokens": 4, "max_question_tokens": 3, "max_memory_tokens": 5, "max_final_tokens": 6}
-    return MemAgent(AgentConfig.model_validate({"template": "words", **limits, **settings}), TOKENIZER)
+    return MemAgent(MemagentConfig.model_validate({"template": "words", **limits, **settings}), TOKENIZER)
 
 
 def task(length: int) -> Task:
@@ -85,7 +85,7 @@ def test_sampled_ids_are_spliced_and_never_encoded_again() -> None:
     tokenizer = byte_tokenizer(merges=[("a", "b")])
     a, b, merged = (tokenizer.convert_tokens_to_ids(t) for t in ("a", "b", "ab"))
     assert tokenizer("ab")["input_ids"] == [merged]
-    agent = MemAgent(AgentConfig(chunk_tokens=50), tokenizer)
+    agent = MemAgent(MemagentConfig(chunk_tokens=50), tokenizer)
     engine = ScriptedEngine([[a, b, 0], [a, 0]], stop_id=0)
     options = RolloutOptions(1.0, lambda turn: turn)
 

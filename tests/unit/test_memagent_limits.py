@@ -6,7 +6,7 @@ import pytest
 from builders import byte_tokenizer
 
 from trainer.agents.memagent import MemAgent, check_budget, check_window
-from trainer.config import AgentConfig
+from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
 from trainer.types import Task
 from trainer.warmup.tiny import make_tokenizer
@@ -17,7 +17,7 @@ TOKENIZER = make_tokenizer([*WORDS, "none", "q"])
 
 def make_agent(**settings: object) -> MemAgent:
     limits = {"chunk_tokens": 4, "max_question_tokens": 3, "max_memory_tokens": 5, "max_final_tokens": 6}
-    return MemAgent(AgentConfig.model_validate({"template": "words", **limits, **settings}), TOKENIZER)
+    return MemAgent(MemagentConfig.model_validate({"template": "words", **limits, **settings}), TOKENIZER)
 
 
 def words(chunks: list[list[int]]) -> list[str]:
@@ -109,7 +109,7 @@ def test_word_prompts_in_both_orders() -> None:
 )
 def test_chat_prompts_are_one_user_message_around_the_blocks(order: str, blocks: str) -> None:
     tokenizer = byte_tokenizer()
-    agent = MemAgent(AgentConfig.model_validate({"prompt_order": order}), tokenizer)
+    agent = MemAgent(MemagentConfig.model_validate({"prompt_order": order}), tokenizer)
     values = {
         name: tokenizer(t)["input_ids"] for name, t in (("problem", "WHY"), ("memory", "OLD"), ("section", "TEXT"))
     }
@@ -126,7 +126,7 @@ def test_chat_prompts_are_one_user_message_around_the_blocks(order: str, blocks:
 
 def test_a_document_that_talks_like_the_prompt_is_not_filled_in() -> None:
     tokenizer = byte_tokenizer()
-    agent = MemAgent(AgentConfig(), tokenizer)
+    agent = MemAgent(MemagentConfig(), tokenizer)
     prepared = agent.prepare(Task("t", "what is {memory}?", ("a",), context="{section} {problem}"))
     values = {"problem": prepared.question, "memory": agent.prompts.no_memory, "section": prepared.chunks[0]}
 
@@ -139,7 +139,7 @@ def test_a_document_that_talks_like_the_prompt_is_not_filled_in() -> None:
 
 def test_instruction_prompts_need_a_chat_template() -> None:
     with pytest.raises(UserError, match="needs a tokenizer with a chat template"):
-        MemAgent(AgentConfig(), TOKENIZER)
+        MemAgent(MemagentConfig(), TOKENIZER)
 
 
 def test_a_conversation_longer_than_a_micro_batch_is_refused_before_training() -> None:

@@ -12,7 +12,7 @@ from builders import ScriptedEngine, byte_tokenizer
 from trainer.agents.memagent import RolloutOptions
 from trainer.agents.memalpha import MemAlpha
 from trainer.agents.memory import Memory
-from trainer.config import AgentConfig
+from trainer.config_agents import MemalphaAgentConfig
 from trainer.errors import UserError
 from trainer.types import Task, Trajectory
 
@@ -25,7 +25,7 @@ QWEN_LIKE = (
 
 def agent(tokenizer: Any = None, **changes: Any) -> MemAlpha:
     settings = {"name": "memalpha", "chunk_tokens": 200, "max_memory_tokens": 300, "context_tokens": 6000}
-    return MemAlpha(AgentConfig.model_validate({**settings, **changes}), tokenizer or byte_tokenizer())
+    return MemAlpha(MemalphaAgentConfig.model_validate({**settings, **changes}), tokenizer or byte_tokenizer())
 
 
 def run(one: MemAlpha, responses: list[str], *chunks: str) -> tuple[Trajectory, ScriptedEngine]:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.algorithms.advantages import gigpo_advantages
-from trainer.config import AlgorithmConfig, RewardConfig
+from trainer.config import AlgorithmConfig
+from trainer.config_rewards import MemalphaRewardConfig
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.batch import make_batch
@@ -41,7 +42,7 @@ def task(source: str = "facts") -> Task:
 
 
 def score(one: Trajectory, asked: Task | None = None, reader: Any = None) -> float:
-    reward = MemAlphaReward(RewardConfig(name="memalpha", beta=0.05, gamma=0.1), reader or RuleReader())
+    reward = MemAlphaReward(MemalphaRewardConfig(beta=0.05, gamma=0.1), reader or RuleReader())
     return asyncio.run(reward.score(asked or task(), one))
 
 

@@ -48,7 +48,10 @@ def test_options_are_read_entry_by_entry(here: Path) -> None:
         ),
         ("reward.name=a:b:c", "reward.name=a:b:c is not known: choose boxed"),
         ("task.options=3", "task.options=3 is not allowed: it must be a mapping; its entries: task.options.NAME=VALUE"),
-        ("task.options.day=2024-01-01", "options must be numbers, texts"),
+        (
+            "task.options.day=3",
+            "task.options is a setting of task.name=module:Class, one of your own, and this run has",
+        ),
         ("task.name=hotpotqa", "choose it with --task"),
         ("trainer.type=dpo", "trainer.type=dpo is not allowed: it must be one of grpo, sft, null"),
     ],
@@ -58,6 +61,11 @@ def test_what_is_no_class_or_option_is_refused(override: str, said: str) -> None
         config(override)
 
     assert said in str(refusal.value)
+
+
+def test_options_are_what_json_can_hold() -> None:
+    with pytest.raises(UserError, match="options must be numbers, texts"):
+        config("task.name=mine:Mine", "task.options.day=2024-01-01")
 
 
 def test_trainer_types_in_areals_words() -> None:
@@ -73,9 +81,10 @@ def test_the_new_settings_are_explained() -> None:
     (kind,) = explain("tiny", "sft", "trainer.type")
     assert (kind.value, kind.allowed) == ("sft", "one of grpo, sft, null")
     explained = {field.key: field for field in explain("tiny", None, "reward")}
-    name, options = explained["reward.name"], explained["reward.options"]
-    assert "module:Class" in name.meaning
-    assert "reward.options.NAME" in options.allowed
+    assert list(explained) == ["reward.name"]
+    assert "module:Class" in explained["reward.name"].meaning
+    with pytest.raises(UserError, match=r"reward\.options is a setting of reward\.name=module:Class, one of your own"):
+        explain("tiny", None, "reward.options")
 
 
 def test_module_and_what_it_imports_from_its_folder_are_packed(here: Path) -> None:

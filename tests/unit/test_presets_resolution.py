@@ -12,7 +12,8 @@ from clusterkit.config.fields import fields
 from clusterkit.config.resolve import resolve
 from trainer.algorithms.table import TABLE
 from trainer.algorithms.table import resolve as row
-from trainer.config import RunConfig, flatten
+from trainer.config import flatten
+from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 
 
@@ -45,7 +46,7 @@ def test_every_value_of_a_gpu_preset_has_its_source(size: str) -> None:
 def test_later_layers_win() -> None:
     hotpotqa, cpu = presets.load_task("hotpotqa"), presets.load_size("135M_cpu")
     own = cpu.per_task["hotpotqa"]["task"]["num_documents"]
-    assert RunConfig().task.num_documents != own
+    assert HotpotqaConfig().num_documents != own
 
     config = resolve("135M_cpu", "hotpotqa", ["agent.chunk_tokens=300"]).config
 
@@ -73,7 +74,7 @@ def test_overrides_alone_do_not_change_other_fields() -> None:
         ("control.rewards=true", "control.rewards", "true"),
         ("trial_name=007", "trial_name", "007"),
         ("model.path=null", "model.path", None),
-        ("task.path=/data/a=b", "task.path", "/data/a=b"),
+        ("recover_from=/data/a=b", "recover_from", "/data/a=b"),
         ("eval.blank_memory=false", "eval.blank_memory", False),
         ("algorithm.clip_high=0.28", "algorithm.clip_high", 0.28),
         ("algorithm.advantage=mean_std", "algorithm.advantage", "mean_std"),
@@ -123,7 +124,7 @@ def test_one_wrong_letter_in_any_key_leads_back_to_it(key: str) -> None:
         ("rollout.top_p=2", "at most 1"),
         ("recover_mode=never", "one of auto, resume, disabled"),
         ("algorithm.advantage=median", "one of mean, mean_std, or null"),
-        ("task.compat_upstream=perhaps", "true or false"),
+        ("eval.blank_memory=perhaps", "true or false"),
         ("eval.final_chunks=[4, 0]", "a list such as [4, 8]"),
         ("trial_name=a/b", "letters, digits"),
         ("model.tiny.hidden_size=20", "a multiple of 8"),
@@ -192,7 +193,7 @@ def test_the_run_folder_does_not_depend_on_the_current_one(tmp_path: Path, monke
 def test_explain_says_where_a_value_comes_from() -> None:
     by_key = {item.key: item for item in explain("135M_cpu", everything=True)}
 
-    assert set(by_key) == set(flatten(RunConfig()))
+    assert set(by_key) == set(flatten(resolve("135M_cpu").config))
     assert by_key["algorithm.kl_coef"].origin == "preset 135M_cpu for hotpotqa"
     assert by_key["algorithm.dual_clip"].origin == "task hotpotqa"
     assert by_key["agent.chunk_tokens"].origin == "preset 135M_cpu"

@@ -78,7 +78,7 @@ def test_sections_have_exactly_the_tokens_that_they_promise(per_chunk: int, fill
     for i in range(30):
         task = source.train(i)
         prepared = agent.prepare(task)
-        assert {len(chunk) for chunk in prepared.chunks} == {3 * per_chunk + filler} == {config.recall_chunk_tokens}
+        assert {len(chunk) for chunk in prepared.chunks} == {3 * per_chunk + filler} == {source.config.section_tokens}
         assert tokenizer.pad_token_id not in [token for chunk in prepared.chunks for token in chunk]
         assert [len(facts(section)) for section in task.chunks] == [per_chunk] * len(task.chunks)
 

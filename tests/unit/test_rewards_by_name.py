@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import RewardConfig, RunConfig
+from trainer.config import RunConfig
 from trainer.rewards.make import make_reward
 from trainer.types import Task, Trajectory
 
@@ -24,6 +24,6 @@ from trainer.types import Task, Trajectory
     ],
 )
 def test_what_an_answer_is_worth(name: str, answer: str, expected: float) -> None:
-    reward = make_reward(RunConfig(reward=RewardConfig(name=name)))
+    reward = make_reward(RunConfig.model_validate({"reward": {"name": name}}))
     task = Task(id="1", question="Which lake?", answers=("Lake Como",), context="")
     assert reward.score(task, Trajectory("1", [], 0.0, answer_text=answer)) == pytest.approx(expected)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from builders import Parts, RecordingEngine, small_config, small_parts
 
+from trainer.config_rewards import MathRewardConfig
+from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError, UserError
 from trainer.rollout.batch import make_batch
@@ -115,8 +117,7 @@ def test_a_long_answer_loses_reward_and_a_long_memory_does_not() -> None:
 
 def test_the_punishment_is_scaled_as_the_reward_of_problems_is() -> None:
     config = small_config(*OVERLONG)
-    reward = config.reward.model_copy(update={"name": "math"})
-    scaled = config.model_copy(update={"reward": reward, "task": config.task.model_copy(update={"reward_scale": 5.0})})
+    scaled = config.model_copy(update={"reward": MathRewardConfig(), "task": MathConfig(reward_scale=5.0)})
 
     plain, five = (make_batch(GROUPS, c, step=1).stats["overlong_penalty"] for c in (config, scaled))
 

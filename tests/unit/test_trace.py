@@ -16,7 +16,8 @@ from clusterkit.cli.trace import app
 from clusterkit.runs.directory import RunDirectory, user_name
 from trainer.agents.memagent import RolloutOptions
 from trainer.agents.memalpha import MemAlpha
-from trainer.config import AgentConfig, RewardConfig
+from trainer.config_agents import MemalphaAgentConfig
+from trainer.config_rewards import MemalphaRewardConfig
 from trainer.errors import UserError
 from trainer.judge.reader import RuleReader
 from trainer.rewards.memalpha import MemAlphaReward
@@ -38,13 +39,13 @@ def insert(content: str) -> str:
 def rolled_out(*responses: str) -> Trajectory:
     """A trajectory of the real agent over scripted responses, with the real reward."""
     tokenizer = byte_tokenizer()
-    config = AgentConfig(name="memalpha", chunk_tokens=100, max_memory_tokens=300, context_tokens=6000)
+    config = MemalphaAgentConfig(chunk_tokens=100, max_memory_tokens=300, context_tokens=6000)
     agent, stop = MemAlpha(config, tokenizer), tokenizer.eos_token_id
     engine = ScriptedEngine([[*tokenizer(text)["input_ids"], stop] for text in responses], stop)
 
     async def run() -> Trajectory:
         one = await agent.rollout(agent.prepare(TASK), engine, RolloutOptions(1.0, lambda turn: turn))
-        one.reward = await MemAlphaReward(RewardConfig(name="memalpha"), RuleReader()).score(TASK, one)
+        one.reward = await MemAlphaReward(MemalphaRewardConfig(), RuleReader()).score(TASK, one)
         return one
 
     return asyncio.run(run())

@@ -22,7 +22,8 @@ from evaluation.config import EvalConfig
 from evaluation.plan import row_inputs
 from trainer.agents.memagent import MemAgent, check_window
 from trainer.checkpoint.fingerprint import differences, fingerprint
-from trainer.config import AgentConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -132,8 +133,13 @@ def test_a_file_that_is_no_wording_is_refused(data: bytes | None, says: str, tmp
 @pytest.mark.parametrize(
     ("preset", "task", "others", "says"),
     [
-        ("1.5B_n4", "math", (), "is for agent.name=memagent, and single_turn has prompts of its own: leave it out"),
-        ("memalpha-tiny", None, (), "is for agent.name=memagent, and memalpha has prompts of its own"),
+        (
+            "1.5B_n4",
+            "math",
+            (),
+            "is a setting of agent.name=memagent, and this run has agent.name=single_turn: leave it out",
+        ),
+        ("memalpha-tiny", None, (), "is a setting of agent.name=memagent, and this run has agent.name=memalpha"),
         ("tiny", None, (), "is put into a chat template, and agent.template=words is for models without"),
         (
             "135M_cpu",
@@ -162,7 +168,7 @@ def test_the_window_counts_the_files_words(tmp_path: Path) -> None:
 
 
 def test_a_plan_counts_them_too(tmp_path: Path) -> None:
-    plain, worded = AgentConfig(), settings(file(tmp_path, update=UPDATE + "word " * 600)).agent
+    plain, worded = MemagentConfig(), settings(file(tmp_path, update=UPDATE + "word " * 600)).agent
 
     assert template_tokens(plain) == 220
     assert template_tokens(worded) > 600
@@ -190,13 +196,13 @@ def test_a_configuration_written_by_hand_is_read_with_its_file(tmp_path: Path) -
 
 
 def test_texts_that_are_typed_are_checked_as_a_files_are() -> None:
-    typed = AgentConfig(wording={"update": UPDATE, "final": FINAL})
+    typed = MemagentConfig(wording={"update": UPDATE, "final": FINAL})
 
     assert MemAgent(typed, byte_tokenizer()).prompts.update.num_fixed > len(UPDATE) - 30
     with pytest.raises(ValidationError, match=r"final lacks \{problem\}"):
-        AgentConfig(wording={"update": UPDATE})
+        MemagentConfig(wording={"update": UPDATE})
     with pytest.raises(ValidationError, match="first is unknown"):
-        AgentConfig(wording={"update": UPDATE, "final": FINAL, "first": "x"})
+        MemagentConfig(wording={"update": UPDATE, "final": FINAL, "first": "x"})
 
 
 def test_a_run_goes_on_with_the_same_text_and_no_other(tmp_path: Path) -> None:

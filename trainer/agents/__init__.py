@@ -10,16 +10,17 @@ from trainer.agents.memagent import MemAgent
 from trainer.agents.memalpha import MemAlpha
 from trainer.agents.single_turn import SingleTurn
 from trainer.config import RunConfig
+from trainer.config_agents import MemalphaAgentConfig, OwnAgentConfig, SingleTurnConfig
 
 
 def make_agent(config: RunConfig, tokenizer: Any) -> AnyAgent:
     """The agent that a configuration names. Raises UserError for one that cannot be made."""
-    name = config.agent.name
-    if custom.is_custom(name):
-        agent: AnyAgent = custom.make("agent.name", name, config.code_dir, config.agent, tokenizer)
+    settings = config.agent
+    if isinstance(settings, OwnAgentConfig):
+        agent: AnyAgent = custom.make("agent.name", settings.name, config.code_dir, settings, tokenizer)
         return agent
-    if name == "memalpha":
-        return MemAlpha(config.agent, tokenizer)
-    if name == "single_turn":
-        return SingleTurn(config.agent, tokenizer)
-    return MemAgent(config.agent, tokenizer)
+    if isinstance(settings, MemalphaAgentConfig):
+        return MemAlpha(settings, tokenizer)
+    if isinstance(settings, SingleTurnConfig):
+        return SingleTurn(settings, tokenizer)
+    return MemAgent(settings, tokenizer)

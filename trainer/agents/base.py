@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from trainer.agents.memagent import RolloutOptions
 from trainer.agents.template import prompt_ids
-from trainer.config import AgentConfig
+from trainer.config_agents import OwnAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.types import SamplingParams, Task, Trajectory, Turn
 
 
 class AnyAgent(Protocol):
-    """What the rollout controller needs of an agent, which is made from (AgentConfig, tokenizer)."""
+    """What the rollout controller needs of an agent, which is made from (its section, tokenizer)."""
 
     def longest_conversation(self) -> int:
         """Tokens of the longest conversation that the limits allow, prompt plus response; 0 where that is unknown."""
@@ -43,7 +43,7 @@ class Agent(ABC):
     so nothing about a task belongs into it.
     """
 
-    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+    def __init__(self, config: OwnAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer, self.options = config, tokenizer, config.options
 
     @abstractmethod

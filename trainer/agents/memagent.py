@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.agents.template import Prompts, encode, make_prompts
-from trainer.config import AgentConfig
+from trainer.config_agents import OverwritingAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.types import SamplingParams, Task, Trajectory, Turn
@@ -56,7 +56,7 @@ def split_chunks(ids: list[int], chunk_tokens: int) -> list[list[int]]:
 class MemAgent:
     """One tokenizer, one wording, one set of limits; holds no state between tasks."""
 
-    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+    def __init__(self, config: OverwritingAgentConfig, tokenizer: Any) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.prompts: Prompts = make_prompts(tokenizer, config)

@@ -19,7 +19,7 @@ from trainer.agents.memagent import RolloutOptions, split_chunks
 from trainer.agents.memalpha_prompt import MemoryPrompts, encode_plain
 from trainer.agents.memory import Memory
 from trainer.agents.tool_calls import parse_calls
-from trainer.config import AgentConfig
+from trainer.config_agents import StoresAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.types import SamplingParams, Task, Trajectory, Turn
@@ -43,7 +43,7 @@ class PreparedText:
 class MemAlpha:
     """One tokenizer, one wording, one set of limits; holds no state between tasks."""
 
-    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+    def __init__(self, config: StoresAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
         self._said_shrunk = False
         self.prompts = MemoryPrompts(config, tokenizer)

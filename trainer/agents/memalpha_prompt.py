@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.agents.memory import STORES, TOOLS, Memory
 from trainer.agents.template import TokenTemplate, encode
-from trainer.config import AgentConfig
+from trainer.config_agents import StoresAgentConfig
 from trainer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Prompt:
 class MemoryPrompts:
     """The prompt of one tokenizer and its settings."""
 
-    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+    def __init__(self, config: StoresAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.words = config.template == "words"
         self.template = TokenTemplate(tokenizer, WORDS if self.words else self._chat())

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.agents.memagent import RolloutOptions
 from trainer.agents.template import prompt_ids
-from trainer.config import AgentConfig
+from trainer.config_agents import QuestionAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
 from trainer.types import SamplingParams, Task, Trajectory, Turn
@@ -28,7 +28,7 @@ class Prompted:
 class SingleTurn:
     """The question as a user's message in the model's chat template; one that holds such marks goes as it is."""
 
-    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+    def __init__(self, config: QuestionAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
         # Marks such as <|im_start|>; single characters and blanks may well stand in a question.
         self._marks = tuple(mark for mark in tokenizer.added_tokens_encoder if len(mark.strip()) > 2)

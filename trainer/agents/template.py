@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import AgentConfig
+from trainer.config_agents import AgentConfig, OverwritingAgentConfig
 from trainer.errors import UserError
 from trainer.wording import NO_MEMORY
 
@@ -95,7 +95,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def make_prompts(tokenizer: Any, config: AgentConfig) -> Prompts:
+def make_prompts(tokenizer: Any, config: OverwritingAgentConfig) -> Prompts:
     """Tokenise the configured wording, inside the tokenizer's chat template (one user message, generation prompt)."""
     section_first = config.prompt_order == "section_first"
     if config.template == "words":

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from trainer.algorithms.table import resolve
 from trainer.config import AlgorithmConfig, RunConfig, flatten
+from trainer.config_choices import CHOICES
 
 # May change between attempts: where things lie, what is watched, how long it goes on, how it is cut into pieces.
 # Settings by name, whole sections with a dot at the end.
@@ -74,9 +75,11 @@ BEFORE = {"algorithm.overlong_tokens": 0, "rollout.refill": False, "agent.wordin
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """Dotted name -> value of every setting that shapes what is learned."""
     settings = {name: value for name, value in flatten(config).items() if not is_free(name)}
-    wording = config.agent.wording
-    text = json.dumps(wording, sort_keys=True).encode()
-    return settings | {"agent.wording": f"sha256:{hashlib.sha256(text).hexdigest()[:16]}" if wording else ""}
+    if "agent.wording" in settings:
+        wording = settings["agent.wording"]
+        text = json.dumps(wording, sort_keys=True).encode()
+        settings["agent.wording"] = f"sha256:{hashlib.sha256(text).hexdigest()[:16]}" if wording else ""
+    return settings
 
 
 def is_free(name: str) -> bool:
@@ -102,9 +105,11 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, 
     """Name, saved and present value of every setting that differs; `(not set)` where there is none.
 
     A field that did not exist when the checkpoint was written had its default, which may since be the algorithm's: what
-    counts is what acts, so that `algorithm.dual_clip` unset and set to the row's own value are the same.
+    counts is what acts, so that `algorithm.dual_clip` unset and set to the row's own value are the same. Nor does a
+    field count that either task, agent or reward does not have: 0.1 saved those of all of them.
     """
-    defaults = {**flatten(RunConfig()), **BEFORE}
+    saved, now = _of_both(saved, now)
+    defaults = {**flatten(RunConfig()), **_defaults(), **BEFORE}
     saved = {**{name: value for name, value in defaults.items() if name in now}, **saved}
     acted, acts = _acting(saved), _acting(now)
     found = []
@@ -116,6 +121,26 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, 
         elif name == "algorithm.name" and was != new and any(acted[n] != acts[n] for n in ROW_NAMES if n in acted):
             found.append((name, was, new))
     return found
+
+
+def _of_both(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both without the fields that the task, agent or reward of either does not have."""
+
+    def foreign(name: str) -> bool:
+        section, _, field = name.partition(".")
+        choice = CHOICES.get(section)
+        if choice is None:
+            return False
+        names = [settings.get(choice.setting, choice.default) for settings in (saved, now)]
+        return any(choice.lacks(chosen, field.partition(".")[0]) for chosen in names)
+
+    kept = [{name: value for name, value in settings.items() if not foreign(name)} for settings in (saved, now)]
+    return kept[0], kept[1]
+
+
+def _defaults() -> dict[str, Any]:
+    """Of every field of every task, agent and reward."""
+    return {f"{c.section}.{field}": value for c in CHOICES.values() for field, value in c.defaults().items()}
 
 
 def _acting(settings: dict[str, Any]) -> dict[str, Any]:

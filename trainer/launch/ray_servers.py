@@ -132,7 +132,7 @@ class RayServers:
 
     def __enter__(self) -> RayServers:
         file = config_file(self.config, self.folder)
-        kept = not self.config.servers.shutdown_on_exit
+        kept = not self.config.serving.shutdown_on_exit
         names = [f"server-{number}" for number in range(self.config.num_servers)]
         forget_dead(self.folder)
         places: list[GpusOfNode | None] = [None] * len(names)
@@ -144,7 +144,7 @@ class RayServers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.config.servers.shutdown_on_exit:
+        if self.config.serving.shutdown_on_exit:
             for name, actor in self._actors.items():
                 end_actor(actor)
                 registry.remove(self.folder, name)
@@ -172,7 +172,7 @@ def make_server(
     config: RunConfig, file: Path, model: Path, name: str, kept: bool, shared: GpusOfNode | None = None
 ) -> Any:
     """The actor of one of a run's servers. shared: the ranks' GPUs, where it runs on those."""
-    command, restarts = host_command(file, model, name, kept, tied=True), config.servers.restarts
+    command, restarts = host_command(file, model, name, kept, tied=True), config.serving.restarts
     return make_actor(name, command, file.parent, gpus_per_server(config), restarts, detached=kept, shared=shared)
 
 

@@ -23,7 +23,7 @@ class Begun(Protocol):
 
 
 class Reward(Protocol):
-    """What the rollout controller needs of a reward; one of the user's own is made from (RewardConfig).
+    """What the rollout controller needs of a reward; one of the user's own is made from its section.
 
     One that asks others may have `begin()`, too: it returns a `Begun` for a trajectory that starts, and finds it again
     in `trajectory.begun`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer import custom
 from trainer.config import RunConfig
+from trainer.config_rewards import MathRewardConfig, MemalphaRewardConfig, OwnRewardConfig
 from trainer.judge.reader import Reader, RuleReader
 from trainer.judge.served import make_served_reader
 from trainer.rewards import PLAIN, Reward
@@ -13,16 +14,15 @@ from trainer.rewards.memalpha import MemAlphaReward
 
 def make_reward(config: RunConfig) -> Reward:
     """The reward that a configuration names. Raises UserError for one that cannot be made."""
-    if custom.is_custom(config.reward.name):
-        reward: Reward = custom.make("reward.name", config.reward.name, config.code_dir, config.reward)
+    settings = config.reward
+    if isinstance(settings, OwnRewardConfig):
+        reward: Reward = custom.make("reward.name", settings.name, config.code_dir, settings)
         return reward
-    if config.reward.name in PLAIN:
-        return PLAIN[config.reward.name]()
-    if config.reward.name == "math":
-        return MathReward(config.task)
-    if config.reward.name == "memalpha":
-        return MemAlphaReward(config.reward, make_reader(config))
-    raise AssertionError("config was not validated")
+    if isinstance(settings, MathRewardConfig):
+        return MathReward(config.verdicts)
+    if isinstance(settings, MemalphaRewardConfig):
+        return MemAlphaReward(settings, make_reader(config))
+    return PLAIN[settings.name]()
 
 
 def make_reader(config: RunConfig) -> Reader:

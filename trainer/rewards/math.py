@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import ProblemsConfig
 from trainer.grading.extract import final_answer, last_box
 from trainer.grading.pool import GradingPool
 from trainer.types import Task, Trajectory
@@ -19,7 +19,7 @@ MOST_WORKERS = 16
 class MathReward:
     """Scores the final answer of a response; a trajectory's accuracy is 1 or 0."""
 
-    def __init__(self, config: TaskConfig) -> None:
+    def __init__(self, config: ProblemsConfig) -> None:
         self.config = config
         self._pool: GradingPool | None = None
 

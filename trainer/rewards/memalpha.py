@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from trainer.agents.memory import DELETE
-from trainer.config import RewardConfig
+from trainer.config_rewards import MemoryRewardConfig
 from trainer.judge.reader import Reader, Unanswered
 from trainer.rewards.sources import needs_judge, scorer
 from trainer.types import Question, Task, Trajectory, TurnRewards
@@ -64,7 +64,7 @@ class EarlyVerdicts:
 class MemAlphaReward:
     """Reward over the `details` that agents.memalpha leaves; fills in turn_rewards, metrics and accuracy (r1)."""
 
-    def __init__(self, config: RewardConfig, reader: Reader) -> None:
+    def __init__(self, config: MemoryRewardConfig, reader: Reader) -> None:
         self.config, self.reader = config, reader
 
     def begin(self) -> EarlyVerdicts:

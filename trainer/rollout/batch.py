@@ -77,7 +77,7 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
         minibatches.append(rows)
     stats = rollout_stats(trajectories, rewards, advantages, flat)
     stats["zero_variance_groups"] = float(zero_variance_groups(signal, of_group)) if ok else float(len(groups))
-    if any(map(config.overlong_buffer, (config.agent.max_final_tokens, config.agent.max_memory_tokens))):
+    if any(config.overlong_buffer(config.agent.response_limit(kind)) for kind in ("final", "update")):
         stats["overlong_penalty"] = sum(lost) / max(len(lost), 1)
     return TrainingBatch(minibatches, advantages.tolist(), stats)
 

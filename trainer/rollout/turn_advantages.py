@@ -31,12 +31,12 @@ def overlong_penalties(trajectory: Trajectory, config: RunConfig) -> list[float]
     Only a response that is rewarded can lose: the last one, or every turn where turns are rewarded apart.
     """
     a = config.algorithm
-    factor = a.overlong_penalty * (config.task.reward_scale if config.reward.name == "math" else 1.0)
+    factor = a.overlong_penalty * (config.verdicts.reward_scale if config.reward.name == "math" else 1.0)
     found = [0.0] * len(trajectory.turns)
     for number, turn in enumerate(trajectory.turns):
         if trajectory.turn_rewards is None and number < len(trajectory.turns) - 1:
             continue
-        limit = config.agent.max_final_tokens if turn.kind == "final" else config.agent.max_memory_tokens
+        limit = config.agent.response_limit(turn.kind)
         length = len(turn.completion.token_ids)
         found[number] = factor * overlong_penalty(length, limit, config.overlong_buffer(limit))
     return found

@@ -38,7 +38,7 @@ def main() -> int:
         name = arguments.name or registry.free_name(folder)
         gpus = tuple(int(number) for number in arguments.gpus.split(",") if number)
         options = server_options(config, arguments.model, folder / f"{name}.log", name, gpus, arguments.address)
-        host = ServerHost(config.engine, options, folder, config.servers.restarts, kept=arguments.kept)  # type: ignore[arg-type]
+        host = ServerHost(config.engine, options, folder, config.serving.restarts, kept=arguments.kept)  # type: ignore[arg-type]
         if arguments.tied:
             end_with_input()
         return asyncio.run(keep([host]))

@@ -42,7 +42,7 @@ class Fleet:
     @property
     def required(self) -> int:
         """Servers that must answer before the first step."""
-        return self.config.servers.min_required or max(self.config.num_servers, 1)
+        return self.config.serving.min_required or max(self.config.num_servers, 1)
 
     def usable(self) -> int:
         """Servers that get requests now."""
@@ -55,7 +55,7 @@ class Fleet:
             RunError: too many were given up, or they took longer than they may; it says what became of each.
 
         """
-        deadline = time.monotonic() + self.config.servers.start_seconds + TELL_SECONDS
+        deadline = time.monotonic() + self.config.serving.start_seconds + TELL_SECONDS
         told = time.monotonic()
         while True:
             found = await self.look()

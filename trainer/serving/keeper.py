@@ -158,9 +158,9 @@ class LocalServers:
     def __init__(self, config: RunConfig, model: Path) -> None:
         self.config, self.model = config, model
         self.folder = registry.folder_of(RunPaths.of(config).logs)
-        self.kept = not config.servers.shutdown_on_exit
+        self.kept = not config.serving.shutdown_on_exit
         self._places = {place.name: place for place in local_places(config)}
-        self._keeper = HostKeeper(self.folder, config.servers.restarts, self._start)
+        self._keeper = HostKeeper(self.folder, config.serving.restarts, self._start)
 
     def __enter__(self) -> LocalServers:
         there = clear_dead(self.folder)

@@ -68,7 +68,7 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     loop = BackgroundLoop()
     pool = ServerPool(dialect.health_path)
     # A server that died is started again by its host: until then nothing is lost and nothing fails.
-    c = config.servers
+    c = config.serving
     pool.least, pool.patience = max(c.min_required, 1), c.patience_seconds or c.start_seconds
     engine = ServedEngine(pool, dialect, model, parts.stop_ids)
     fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config)

@@ -61,7 +61,7 @@ def server_options(
     """
     if config.engine == "embedded":
         raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
-    c = config.servers
+    c = config.serving
     return ServerOptions(
         model=model,
         log=log,

@@ -25,7 +25,7 @@ class Encoder:
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.words = config.agent.template == "words"
-        self.chat = config.task.as_chat and not self.words
+        self.chat = config.examples.as_chat and not self.words
         if self.chat and not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "the model's tokenizer has no chat template: use an instruction-tuned checkpoint, or learn the text as "
@@ -63,7 +63,7 @@ class Encoder:
             except Exception as error:  # a template is code of the checkpoint's
                 roles = ", ".join(role for role, _ in before)
                 raise UserError(
-                    f"{self.config.task.path}: the model's chat template refuses messages of {roles}: {error}"
+                    f"{self.config.data_path}: the model's chat template refuses messages of {roles}: {error}"
                 ) from error
             return str(text)
         if not example.plain:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
 from trainer.tasks.jsonl import Row as Line
@@ -46,7 +46,7 @@ class Examples:
         return numbers
 
 
-def load_examples(config: TaskConfig) -> Examples:
+def load_examples(config: SftConfig) -> Examples:
     """Read the file that `task.path` (and `task.dataset`) name and hold out a share of it by the hash of the text.
 
     Raises:
@@ -69,7 +69,7 @@ def load_examples(config: TaskConfig) -> Examples:
     return Examples(path, train[: config.train_size], heldout)
 
 
-def examples_file(config: TaskConfig) -> Path:
+def examples_file(config: SftConfig) -> Path:
     """Where the examples are. Raises UserError where the settings do not say."""
     if not config.path:
         raise UserError(

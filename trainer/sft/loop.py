@@ -48,7 +48,7 @@ class SftRun(SteppedRun):
         start: Start,
     ) -> None:
         super().__init__(config, world, monitor, stop, start)
-        self.examples = load_examples(config.task)
+        self.examples = load_examples(config.examples)
         self.tokenizer = load_tokenizer(model_folder)
         self.encoder = Encoder(config, self.tokenizer)
         origin = Origin(model_folder, config, world)

@@ -24,7 +24,7 @@ def untrained_model(config: RunConfig) -> Path:
         UserError: the examples cannot be read, or have more words than a tiny model can know.
 
     """
-    examples = load_examples(config.task)
+    examples = load_examples(config.examples)
     texts = (text for e in [*examples.train, *examples.heldout] for _, text in e.messages)
     words = sorted({word for text in texts for word in text.split()})
     if len(words) > MOST_WORDS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 
+from trainer.config_tasks import QuestionsConfig
 from trainer.tasks.recall import Fact, Recall
 from trainer.types import Question, Task
 
@@ -17,6 +18,11 @@ SOURCE = "facts"
 
 class Facts(Recall):
     """TaskSource of generated documents with several questions each; see Recall for splits and vocabulary."""
+
+    config: QuestionsConfig
+
+    def __init__(self, config: QuestionsConfig, seed: int) -> None:
+        super().__init__(config, seed)
 
     def _make(self, task_id: str, split: str, rng: random.Random, chunks: int) -> Task:
         config = self.config

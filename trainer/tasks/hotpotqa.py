@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
 from trainer.tasks.base import Split
@@ -29,7 +29,7 @@ class HotpotQA:
     unusable, and for more documents than there are.
     """
 
-    def __init__(self, config: TaskConfig, seed: int, cache_dir: str = "") -> None:
+    def __init__(self, config: DocumentsConfig, seed: int, cache_dir: str = "") -> None:
         self.config = config
         self.seed = seed
         self.folder = find_folder(config.path, cache_dir)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import ProblemsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
 from trainer.tasks.base import Split
@@ -32,7 +32,7 @@ class Math:
     Raises UserError for a file that is missing or cannot be used, naming the line.
     """
 
-    def __init__(self, config: TaskConfig, seed: int) -> None:
+    def __init__(self, config: ProblemsConfig, seed: int) -> None:
         self.config, self.seed = config, seed
         self.path = problems_file(config)
         problems, other = _read(self.path)
@@ -86,7 +86,7 @@ class Math:
         return numbers
 
 
-def problems_file(config: TaskConfig) -> Path:
+def problems_file(config: ProblemsConfig) -> Path:
     """Where the problems are: `task.dataset` within `task.path`, which is a folder or the name of a data set.
 
     Raises:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainer.assets import cache_root
-from trainer.config import TaskConfig
+from trainer.config_tasks import TextsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
 from trainer.tasks.base import Split
@@ -34,7 +34,7 @@ class MemAlphaTexts:
 
     """
 
-    def __init__(self, config: TaskConfig, seed: int, cache_dir: str = "") -> None:
+    def __init__(self, config: TextsConfig, seed: int, cache_dir: str = "") -> None:
         self.config, self.seed = config, seed
         train_file, test_file = find_files(config.path, cache_dir)
         self.file = train_file

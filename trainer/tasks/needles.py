@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import SectionsConfig
 from trainer.seeding import derive_seed
 from trainer.tasks.recall import make_keys
 from trainer.types import Task
@@ -44,7 +44,7 @@ class Needles:
 
     chance = 1e-5
 
-    def __init__(self, config: TaskConfig, seed: int) -> None:
+    def __init__(self, config: SectionsConfig, seed: int) -> None:
         self.config, self.seed = config, seed
         self.train_size = config.train_size
         names = [name.capitalize() for name in make_keys(max(config.num_keys, 64))]

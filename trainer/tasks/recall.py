@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from trainer.config import TaskConfig
+from trainer.config_tasks import WordsConfig
 from trainer.seeding import derive_seed, unit_interval
 from trainer.types import Task
 
@@ -65,7 +65,7 @@ def pair_split(fact: Fact) -> str:
 class Recall:
     """TaskSource of generated recall documents. A task is a pure function of (seed, split, index, chunks)."""
 
-    def __init__(self, config: TaskConfig, seed: int) -> None:
+    def __init__(self, config: WordsConfig, seed: int) -> None:
         self.config = config
         self.seed = seed
         self.keys = make_keys(config.num_keys)

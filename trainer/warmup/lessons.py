@@ -9,6 +9,10 @@ from trainer.agents.base import AnyAgent
 from trainer.agents.memagent import MemAgent, check_window
 from trainer.agents.memalpha import MemAlpha
 from trainer.config import RunConfig
+from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, OverwritingAgentConfig
+from trainer.config_choice import as_class
+from trainer.config_rewards import MemalphaRewardConfig
+from trainer.config_tasks import FactsConfig, RecallConfig
 from trainer.evaluate import EvalResult
 from trainer.judge.reader import RuleReader
 from trainer.rewards import Boxed, Reward
@@ -18,6 +22,9 @@ from trainer.tasks.recall import Recall
 from trainer.types import Row
 from trainer.warmup.demos import Demonstrator
 from trainer.warmup.memory_demos import CALL_WORDS, MemoryDemonstrator
+
+FACT_TOKENS = 3
+"""Of a memory that holds one fact, with its end."""
 
 
 class Demonstrations(Protocol):
@@ -63,7 +70,7 @@ class RecallLesson(Lesson):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.source = Recall(config.task, config.seed)
+        self.source = Recall(as_class(RecallConfig, config.task), config.seed)
 
     def vocabulary(self) -> list[str]:
         """As the task's."""
@@ -71,7 +78,7 @@ class RecallLesson(Lesson):
 
     def make_agent(self, tokenizer: Any) -> MemAgent:
         """See Lesson."""
-        agent = MemAgent(self.config.agent, tokenizer)
+        agent = MemAgent(taught_agent(self.config), tokenizer)
         check_window(agent, self.config.model.tiny.max_position_embeddings)
         return agent
 
@@ -92,9 +99,9 @@ class RecallLesson(Lesson):
 class MemoryLesson(Lesson):
     """Calls for the agent that keeps a structured memory."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.source = self.facts = Facts(config.task, config.seed)
+    def __init__(self, config: RunConfig, agent: MemalphaAgentConfig) -> None:
+        self.config, self.agent = config, agent
+        self.source = self.facts = Facts(as_class(FactsConfig, config.task), config.seed)
 
     def vocabulary(self) -> list[str]:
         """The task's words, and those that a call is made of."""
@@ -102,7 +109,7 @@ class MemoryLesson(Lesson):
 
     def make_agent(self, tokenizer: Any) -> MemAlpha:
         """See Lesson; the configuration has seen to the limits."""
-        return MemAlpha(self.config.agent, tokenizer)
+        return MemAlpha(self.agent, tokenizer)
 
     def demonstrations(self, agent: AnyAgent, tokenizer: Any) -> MemoryDemonstrator:
         """See trainer.warmup.memory_demos."""
@@ -111,7 +118,8 @@ class MemoryLesson(Lesson):
 
     def reward(self) -> MemAlphaReward:
         """Scored by rules, whoever judges the run."""
-        return MemAlphaReward(self.config.reward.model_copy(update={"gamma": 1.0}), RuleReader())
+        settings = as_class(MemalphaRewardConfig, self.config.reward)
+        return MemAlphaReward(settings.model_copy(update={"gamma": 1.0}), RuleReader())
 
     def passed(self, result: EvalResult) -> float:
         """Entries that say what the section says. What is left out is not the warm-up's business."""
@@ -120,4 +128,13 @@ class MemoryLesson(Lesson):
 
 def make_lesson(config: RunConfig) -> Lesson:
     """The lesson for the run's agent; one of the user's own is taught like memagent."""
-    return MemoryLesson(config) if config.agent.name == "memalpha" else RecallLesson(config)
+    return MemoryLesson(config, config.agent) if isinstance(config.agent, MemalphaAgentConfig) else RecallLesson(config)
+
+
+def taught_agent(config: RunConfig) -> MemagentConfig:
+    """The memory agent that the warm-up of recall teaches: with the run's limits, or those that the lesson needs."""
+    agent = as_class(MemagentConfig, config.agent)
+    if isinstance(config.agent, OverwritingAgentConfig):
+        return agent
+    section = as_class(RecallConfig, config.task).section_tokens
+    return agent.model_copy(update={"chunk_tokens": section, "max_memory_tokens": FACT_TOKENS})

@@ -37,8 +37,8 @@ class MemoryDemonstrator:
     def __init__(self, config: RunConfig, facts: Facts, agent: MemAlpha, tokenizer: Any) -> None:
         self.facts, self.agent, self.tokenizer = facts, agent, tokenizer
         self.more_share = config.warmup.carry_share
-        self.size = config.task.facts_per_chunk
-        self.shown = config.agent.shown_items
+        self.size = facts.config.facts_per_chunk
+        self.shown = agent.config.shown_items
 
     def conversations(self, count: int, *seed_parts: str | int) -> list[Row]:
         """`count` demonstrated turns; weight 1 on every response token."""

@@ -20,6 +20,9 @@ from torch import Tensor
 from trainer import seeding, types
 from trainer.agents import memagent, memalpha, memalpha_prompt, template
 from trainer.config import RunConfig
+from trainer.config_agents import MemalphaAgentConfig
+from trainer.config_choice import as_class
+from trainer.config_tasks import FactsConfig, RecallConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import RunError
 from trainer.evaluate import EvalSpec, evaluate
@@ -31,7 +34,7 @@ from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.model import stop_token_ids
 from trainer.train.packing import PackedBatch, pack
 from trainer.warmup import demos, lessons, memory_demos, tiny
-from trainer.warmup.lessons import Lesson, make_lesson
+from trainer.warmup.lessons import Lesson, make_lesson, taught_agent
 
 # Recall practice ends once the mean share of confident answers over this many steps reaches this.
 RECALL_WINDOW, RECALL_TARGET = 10, 0.98
@@ -61,12 +64,14 @@ def own_words(config: RunConfig) -> list[str]:
 def content_key(config: RunConfig) -> str:
     """Hash of everything that the warmed-up weights depend on: settings, code, library versions, threads."""
     digest = hashlib.sha256()
-    memory = config.agent.name == "memalpha"
+    memory = isinstance(config.agent, MemalphaAgentConfig)
+    task = as_class(FactsConfig if memory else RecallConfig, config.task)
+    agent = config.agent if memory else taught_agent(config)
     parts = {
         "model": config.model.model_dump(),
         # A task or agent of the user's own is warmed up like ours: what it is called and told changes nothing here.
-        "task": {**config.task.model_dump(exclude={"options", "as_chat"}), "name": "facts" if memory else "recall"},
-        "agent": {**config.agent.model_dump(exclude={"options"}), "name": "memalpha" if memory else "memagent"},
+        "task": task.model_dump(),
+        "agent": agent.model_dump(),
         "warmup": config.warmup.model_dump(),
         "seed": config.seed,
         "torch": torch.__version__,

@@ -63,7 +63,7 @@ def required_assets(
     assets = []
     if model := model_path or config.model.path:
         assets.append(asset_of("model", model, cluster, "model.path"))
-    if data := data_path or config.task.path or _TASK_DATA.get(config.task.name, ""):
+    if data := data_path or config.data_path or _TASK_DATA.get(config.task.name, ""):
         assets.append(asset_of("dataset", data, cluster, "task.path"))
     judge = config.judge
     if judge.reader == "server" and not judge.url and _can_be_fetched(judge.model):

@@ -108,6 +108,8 @@ def with_applied(config: RunConfig, run: RunDirectory) -> tuple[RunConfig, list[
         return config, []
     values, notes = flatten(config), []
     for item in applied:
+        if item.key not in values:  # of servers, and the command now samples in its own process
+            continue
         typed = values[item.key]
         if typed == item.was:
             values[item.key] = item.now

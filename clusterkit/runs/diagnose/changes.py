@@ -12,6 +12,7 @@ from clusterkit.runs.diagnose.model import Change, Rule
 from clusterkit.runs.diagnose.present import Present
 from clusterkit.runs.trials import must_stay
 from trainer.config import RunConfig, flatten
+from trainer.config_agents import ChunksAgentConfig, QuestionAgentConfig
 
 PROMPT_TOKENS = 512
 """What a prompt's own words and the chat template may add to the limits of a row."""
@@ -50,8 +51,8 @@ def _propose(rule: Rule, context: Context) -> Change | None:
 
 def _ours(rule: Rule, config: RunConfig, learned: bool) -> Change | None:
     values = flatten(config)
-    now = values[rule.key]
-    if now is None and rule.how != "to":
+    now = values.get(rule.key)
+    if rule.key not in values or (now is None and rule.how != "to"):  # of another task, agent or reward
         return None
     least = max(rule.least, longest_row(config)) if rule.key == "train.max_tokens_per_mb" else rule.least
     proposed = _next(rule, now, least)
@@ -92,8 +93,10 @@ def _next(rule: Rule, now: Any, least: float) -> Any:
 def longest_row(config: RunConfig) -> int:
     """About the most tokens that one conversation has: a micro-batch holds at least one."""
     a = config.agent
-    update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
-    final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
+    question = a.max_question_tokens if isinstance(a, QuestionAgentConfig) else 0
+    chunk, memory = (a.chunk_tokens, a.max_memory_tokens) if isinstance(a, ChunksAgentConfig) else (0, 0)
+    update = chunk + 2 * memory + question
+    final = memory + question + a.max_final_tokens
     return max(update, final) + (PROMPT_TOKENS if a.template == "memagent" else 16)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from clusterkit.common.text_plot import size
+from clusterkit.config.fields import fields
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.diagnose.applied import read_applied
 from clusterkit.runs.diagnose.changes import Context, propose
@@ -192,7 +193,9 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
     if config is None or not config.preset:
         return ""
     try:
-        plain = flatten(resolve(config.preset, config.task.name).config)
+        # Fields of an agent or reward that the preset does not take have their defaults in it.
+        defaults = {key: field.default for key, field in fields().items()}
+        plain = defaults | flatten(resolve(config.preset, config.task.name).config)
         applied = {} if trial else {item.key: item.was for item in read_applied(run)}
     except UserError:
         return ""

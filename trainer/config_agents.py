@@ -1,0 +1,157 @@
+"""Section agent of a RunConfig: who turns a task into conversations. See trainer/config.py and config_choice.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from trainer.config_choice import Choice, named_class, plain_options
+from trainer.config_parts import Section
+from trainer.errors import UserError
+from trainer.wording import NO_MEMORY, check_wording, read_wording
+
+
+class AgentConfig(Section):
+    """What every agent has."""
+
+    name: str
+    """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); memalpha
+    (a structured memory, written by tool calls); or `module:Class` for one of your own (docs/custom.md)."""
+    template: Literal["memagent", "words"] = "memagent"
+    """Prompt wording. words: a few single words, for models that are trained from nothing."""
+    enable_thinking: bool = False
+    """Let a chat template that knows the switch (Qwen3) turn thinking on."""
+    max_final_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest final answer, in tokens. memalpha gives none; other methods of its evaluations do."""
+
+    def response_limit(self, kind: str) -> int:  # noqa: ARG002 (for those that write a memory)
+        """Most tokens of a response of a kind, `update` or `final`."""
+        return self.max_final_tokens
+
+
+class QuestionAgentConfig(AgentConfig):
+    """An agent that is told the question."""
+
+    max_question_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest question; a longer one is refused, never cut."""
+
+
+class ChunksAgentConfig(AgentConfig):
+    """An agent that reads in chunks and writes a memory."""
+
+    chunk_tokens: Annotated[int, Field(ge=1)] = 5000
+    """Tokens of the document read in one conversation."""
+    max_memory_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longest memory, in tokens: the response limit of every update conversation."""
+    max_chunks: Annotated[int, Field(ge=0)] = 0
+    """Most chunks that are read; a longer document is handled as `overflow` says. 0: no limit."""
+    overflow: Literal["center", "error"] = "center"
+    """Document longer than max_chunks: keep its first and last halves (counted), or refuse the document and stop."""
+
+    def response_limit(self, kind: str) -> int:
+        """See AgentConfig."""
+        return self.max_final_tokens if kind == "final" else self.max_memory_tokens
+
+
+class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
+    """An agent whose memory is one text, overwritten with every chunk."""
+
+    template_file: str = ""
+    """YAML file with your own wording of both prompts: update with {problem}, {memory} and {section}, final with
+    {problem} and {memory}, and no_memory, the text of a memory before the first (docs/coming-from-areal.md)."""
+    wording: dict[str, str] = {}  # noqa: RUF012 (pydantic copies it)
+    """What template_file holds, read from it by the command and carried along."""
+    prompt_order: Literal["paper", "section_first"] = "paper"
+    """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
+    empty_memory: Literal["keep", "clear"] = "keep"
+    """What an empty update means: keep the old memory, or clear it. Counted either way."""
+
+    @model_validator(mode="after")
+    def _worded(self) -> OverwritingAgentConfig:
+        """Read the file where that was not done yet; afterwards its text goes with the configuration."""
+        if not self.template_file and not self.wording:
+            return self
+        file = f"agent.template_file={self.template_file}"
+        if self.template != "memagent":
+            raise ValueError(
+                f"{file} is put into a chat template, and agent.template=words is for models without: leave one out"
+            )
+        if self.prompt_order != "paper":
+            raise ValueError(f"{file} has an order of its own: leave agent.prompt_order={self.prompt_order} out")
+        if self.wording:
+            self.wording = {"no_memory": NO_MEMORY, **self.wording}
+            check_wording(self.wording)
+            return self
+        path = Path(self.template_file).expanduser().absolute()
+        try:
+            self.wording, self.template_file = read_wording(path), str(path)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+class StoresAgentConfig(ChunksAgentConfig):
+    """An agent whose memory has stores of entries, written by tool calls."""
+
+    context_tokens: Annotated[int, Field(ge=32)] = 16384
+    """Most tokens of a prompt and its response; what is shown of the memory shrinks to fit (counted)."""
+    core_tokens: Annotated[int, Field(ge=1)] = 512
+    """Longest core memory; a longer one is cut and the call's answer says so."""
+    shown_items: Annotated[int, Field(ge=0)] = 20
+    """Entries of each store that a prompt shows, the newest ones."""
+    tool_format: Literal["auto", "chat", "json"] = "auto"
+    """chat: tools in the model's own chat template. json: described in the prompt. auto: chat where the template knows
+    tools."""
+
+
+class MemagentConfig(OverwritingAgentConfig):
+    """The memory agent: one conversation a chunk, the memory is overwritten each time, then one final conversation."""
+
+    name: Literal["memagent"] = "memagent"
+
+
+class SingleTurnConfig(QuestionAgentConfig):
+    """One prompt, one response."""
+
+    name: Literal["single_turn"] = "single_turn"
+
+
+class MemalphaAgentConfig(StoresAgentConfig):
+    """A structured memory, written by tool calls."""
+
+    name: Literal["memalpha"] = "memalpha"
+
+
+class OwnAgentConfig(OverwritingAgentConfig, StoresAgentConfig):
+    """An agent of the user's own, which may build on any of ours."""
+
+    options: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
+    """Settings of an agent of your own, as it wants them: agent.options.NAME=VALUE."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return named_class(name, "agent.name", tuple(AGENT.ours))
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return plain_options(options)
+
+
+AGENT = Choice(
+    "agent",
+    "memagent",
+    {"memagent": MemagentConfig, "single_turn": SingleTurnConfig, "memalpha": MemalphaAgentConfig},
+    OwnAgentConfig,
+)
+AnyAgentConfig = Annotated[
+    Annotated[MemagentConfig, Tag("memagent")]
+    | Annotated[SingleTurnConfig, Tag("single_turn")]
+    | Annotated[MemalphaAgentConfig, Tag("memalpha")]
+    | Annotated[OwnAgentConfig, Tag("own")],
+    Discriminator(AGENT.tag),
+]
+"""What an agent's section may be."""
