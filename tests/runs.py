@@ -18,6 +18,7 @@ import yaml
 
 from clusterkit.runs.log.metrics import History, read_history
 from trainer.config import RunConfig
+from trainer.config_choices import CHOICES
 from trainer.paths import RunPaths
 
 REPOSITORY = Path(__file__).parents[1]
@@ -67,10 +68,19 @@ class Trial:
             for section in sections:
                 place = place.setdefault(section, {})
             place[leaf] = {**place.get(leaf, {}), **value} if isinstance(value, dict) else value
+        self._leave_out_others()
         self.file.write_text(yaml.safe_dump(self.values))
         self.config = RunConfig.model_validate(self.values)
         self.paths = RunPaths.of(self.config)
         return self.config
+
+    def _leave_out_others(self) -> None:
+        """Take out what SETTINGS have for another task or agent than the one that was set, as presets do."""
+        for section, choice in CHOICES.items():
+            part = self.values.get(section, {})
+            name = part.get(choice.key, choice.default)
+            for field in [field for field in part if choice.lacks(name, field) and field in SETTINGS[section]]:
+                del part[field]
 
     def records(self, kind: str = "") -> list[dict[str, Any]]:
         """Complete records of metrics.jsonl, of one kind or of all."""

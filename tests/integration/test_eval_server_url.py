@@ -79,8 +79,8 @@ def texts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluation(server: Serving, texts: Path, out: Path, agent: str, *more: str) -> list[str | Path]:
     """Words of an evaluation of two texts with two questions each."""
-    limits = {"chunk_tokens": 400, "context_tokens": 1536, "max_memory_tokens": 32, "max_final_tokens": 12}
-    limits |= {"max_question_tokens": 128}
+    limits = {"chunk_tokens": 400, "max_memory_tokens": 32, "max_final_tokens": 12}
+    limits |= {"context_tokens": 1536} if agent == "memalpha" else {"max_question_tokens": 128}
     settings = {f"agent.{key}": value for key, value in limits.items()}
     settings |= {"agent.name": agent, "judge.url": server.url, "judge.answer_tokens": 12, "rag_top_k": 2}
     words: list[str | Path] = ["eval", "--model-path", server.model, "--data-names", "memalpha", "--data-path", texts]

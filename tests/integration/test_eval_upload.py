@@ -93,7 +93,7 @@ def run_here(fileroot: Path, trial: str, **task: Any) -> Path:
     recall_checkpoint(folder)
     (folder / "mark.txt").write_text(trial)
     asked = recall_config(Path("x"), Path("y"))
-    values: dict[str, Any] = {"agent": asked.agent.model_dump(), "task": {**asked.task.model_dump(), **task}}
+    values: dict[str, Any] = {"agent": asked.agent.model_dump(), "task": task or asked.task.model_dump()}
     if task:  # what only a pretrained model learns
         values |= {"model": {"path": "m"}, "agent": {"name": "single_turn"} if task["name"] == "math" else {}}
     logs = fileroot / "logs" / user_name() / "tiny-recall" / trial

@@ -31,7 +31,7 @@ SETTINGS = {
     "experiment_name": "judged",
     "task": {"name": "facts", "train_size": 8, "min_chunks": 2, "max_chunks": 2, "num_questions": 2, "num_keys": 16},
     "agent": {"name": "memalpha", "template": "words", "chunk_tokens": 10, "max_memory_tokens": 14}
-    | {"context_tokens": 64, "shown_items": 2, "max_question_tokens": 8, "max_final_tokens": 5},
+    | {"context_tokens": 64, "shown_items": 2, "max_final_tokens": 5},
     "reward": {"name": "memalpha"},
     "judge": {"reader": "server", "answer_tokens": 12, "verdict_tokens": 40, "timeout_s": 300.0, "wait_s": 1200.0},
     "rollout": {"batch_size": 2, "group_size": 2},
