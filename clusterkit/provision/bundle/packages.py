@@ -92,17 +92,16 @@ def _extra_repositories(
     wanted = {name.partition("=")[0] for names in sets.values() for name in names}
     needs = []
     if wanted & set(docker.DOCKER_PACKAGES):
-        key, fingerprint = docker.KEYS[system.family]
-        needs.append(("docker", docker.repository(system, sources.docker_url), key, fingerprint))
+        needs.append(docker.repository(system, sources.docker_url))
     if "toolkit" in sets and sets["toolkit"] == toolkit.pinned(system):
-        key = toolkit.KEYS[system.family]
-        needs.append(("nvidia", toolkit.repository(system, sources.nvidia_url), key, toolkit.FINGERPRINT))
-    for name, (_, content, key_url), host_key, fingerprint in needs:
+        needs.append(toolkit.repository(system, sources.nvidia_url))
+    for one in needs:
+        name = one.maker.lower()
         own_key = work / f"{name}.asc"
         _need("gpg", "curl")
-        script = f"set -eu\n{shell.fetch_key(key_url, str(own_key), fingerprint)}"
-        _run(["sh", "-c", script], f"{name}'s signing key from {key_url}")
-        found[name] = content.replace(host_key.encode(), str(own_key).encode())
+        script = f"set -eu\n{shell.fetch_key(one.key_url, str(own_key), one.fingerprint)}"
+        _run(["sh", "-c", script], f"{name}'s signing key from {one.key_url}")
+        found[name] = one.content.replace(one.key.encode(), str(own_key).encode())
     return found
 
 

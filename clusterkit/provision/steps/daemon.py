@@ -11,8 +11,8 @@ from typing import Any
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Container, Facts
 from clusterkit.provision.steps import dockerd_scripts
-from clusterkit.provision.steps.packages import certificates_change, docker_environment, secret_mode
-from clusterkit.provision.steps.shell import STATE, differs, place_file, sha
+from clusterkit.provision.steps.packages import certificates_change, docker_environment
+from clusterkit.provision.steps.shell import STATE, differs, place_file, secret_mode, sha
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import has_systemd, system_of
 from clusterkit.provision.steps.toolkit import wants_gpus

@@ -6,9 +6,9 @@ import re
 
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps import apt, aptsources, dnf, dockerd_scripts
+from clusterkit.provision.steps import apt, dnf, dockerd_scripts, repositories
 from clusterkit.provision.steps.packages import install_action
-from clusterkit.provision.steps.shell import differs, fetch_key, put_back_mode, write_file
+from clusterkit.provision.steps.repositories import Repository
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import DEB, System, has_systemd, system_of
 
@@ -61,10 +61,7 @@ class DockerStep:
         system = system_of(facts)
         docker = facts.docker
         _refuse_impostors(system, facts)
-        modes = (
-            *put_back_mode(facts, "Docker's signing key", KEYS[system.family][0]),
-            *put_back_mode(facts, "Docker's package repository", REPOSITORIES[system.family]),
-        )
+        modes = repositories.put_back_modes(repository(system, wish.docker_url), facts)
         if docker.server:
             if _version(docker.server) < OLDEST:
                 raise Refused(
@@ -101,9 +98,9 @@ def distribution_packages(system: System) -> tuple[str, ...]:
     return DISTRIBUTION_PACKAGES.get(system.name, ("docker.io",)) if system.family == DEB else ()
 
 
-def repository(system: System, url: str) -> tuple[str, bytes, str]:
-    """Repository file of Docker: its path, its content, and the address of its signing key."""
-    url, key = url.rstrip("/"), KEYS[system.family][0]
+def repository(system: System, url: str) -> Repository:
+    """Docker's repository, or a mirror of it."""
+    url, (key, fingerprint) = url.rstrip("/"), KEYS[system.family]
     if system.family == DEB:
         base = f"{url}/linux/{system.id}"
         content = apt.source(base, system.codename, "stable", key).encode()
@@ -113,7 +110,8 @@ def repository(system: System, url: str) -> tuple[str, bytes, str]:
         content = dnf.repository(
             "clusterkit-docker", "Docker Engine", f"{base}/{system.version}/$basearch/stable", key, signed="packages"
         )
-    return REPOSITORIES[system.family], content, f"{base}/gpg"
+    path = REPOSITORIES[system.family]
+    return Repository("Docker", path, content, key, f"{base}/gpg", fingerprint, base, system.codename)
 
 
 def _install(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
@@ -138,27 +136,10 @@ def _install(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, 
             f"If nothing else needs it, remove it (`{remove} {' '.join(blocking)}`); else {other}"
             "install a Docker Engine yourself: one that answers is left as it is.",
         )
-    return (*_add_repository(system, facts, wish), install_action(system, wish, DOCKER_PACKAGES))
-
-
-def _add_repository(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
-    path, content, key_url = repository(system, wish.docker_url)
-    key, fingerprint = KEYS[system.family]
-    actions = []
-    if key not in facts.files or differs(facts, path, content):
-        actions.append(
-            Action(
-                "fetch and verify Docker's signing key", fetch_key(key_url, key, fingerprint), timeout=300.0, retries=2
-            )
-        )
-    if differs(facts, path, content):
-        others = {}
-        if system.family == DEB:
-            base = f"{wish.docker_url.rstrip('/')}/linux/{system.id}"
-            others = aptsources.in_the_way("Docker", base, system.codename, facts.apt_sources)
-        title = f"add Docker's package repository ({path})" + aptsources.also(others)
-        actions.append(write_file(title, path, content, before=aptsources.set_aside(others)))
-    return tuple(actions)
+    return (
+        *repositories.add(repository(system, wish.docker_url), system, facts),
+        install_action(system, wish, DOCKER_PACKAGES),
+    )
 
 
 def _refuse_impostors(system: System, facts: Facts) -> None:

@@ -9,7 +9,7 @@ from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps import apt, dnf
 from clusterkit.provision.steps.dockerd_scripts import DOCKERD_ENV
-from clusterkit.provision.steps.shell import PROXY_ENV, STATE, differs, place_file
+from clusterkit.provision.steps.shell import PROXY_ENV, STATE, differs, place_file, secret_mode
 from clusterkit.provision.steps.step import Action, DesiredState
 from clusterkit.provision.steps.systems import DEB, System, has_systemd, system_of
 
@@ -61,11 +61,6 @@ def proxy_settings(wish: DesiredState) -> dict[str, str]:
         return {}
     pairs = {"http_proxy": wish.http_proxy, "https_proxy": wish.https_proxy, "no_proxy": wish.no_proxy}
     return {spelling: value for name, value in pairs.items() if value for spelling in (name, name.upper())}
-
-
-def secret_mode(content: bytes) -> int:
-    """Readable for root alone where an address carries a user and password."""
-    return 0o600 if b"@" in content else 0o644
 
 
 def certificates_change(facts: Facts, wish: DesiredState) -> bool:
@@ -130,7 +125,7 @@ def _mirror(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, .
         return ()
     content = apt.mirror_sources(system, wish.apt_mirror) if wish.apt_mirror and not wish.bundle else None
     what = f"the package mirror {urlsplit(wish.apt_mirror).hostname or ''}".rstrip()
-    return place_file(facts, what, apt.MIRROR_FILE, content)
+    return place_file(facts, what, apt.MIRROR_FILE, content, mode=secret_mode(content or b""))
 
 
 def _packages(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:

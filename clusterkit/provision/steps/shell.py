@@ -24,6 +24,9 @@ def sha(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
+SECRET = 0o600
+
+
 def differs(facts: Facts, path: str, content: bytes | None) -> bool:
     """Whether a file has to be written (content) or removed (None)."""
     return facts.files.get(path) != (None if content is None else sha(content))
@@ -34,12 +37,25 @@ def wrong_mode(facts: Facts, path: str, mode: int) -> bool:
     return path in facts.files and facts.modes.get(path, mode) != mode
 
 
+def secret_mode(content: bytes) -> int:
+    """Readable for root alone where an address carries a user and password."""
+    return SECRET if b"@" in content else 0o644
+
+
 def put_back_mode(facts: Facts, what: str, path: str, mode: int = 0o644) -> tuple[Action, ...]:
     """Give a file of ours its mode again, should somebody have changed it; its content is another matter."""
     if not wrong_mode(facts, path, mode):
         return ()
     title = f"put back the mode of {what} ({path}: {facts.modes[path]:04o}, wanted {mode:04o})"
     return (Action(title, f"chmod {mode:04o} {shlex.quote(path)}\n", timeout=60.0),)
+
+
+def put_back_secret_mode(facts: Facts, what: str, path: str, content: bytes) -> tuple[Action, ...]:
+    """`put_back_mode` of a file that may hold a password, and that was perhaps written when it did: what root alone can
+    read stays so.
+    """
+    secret = facts.modes.get(path) == SECRET or secret_mode(content) == SECRET
+    return put_back_mode(facts, what, path, SECRET if secret else 0o644)
 
 
 def write_file(

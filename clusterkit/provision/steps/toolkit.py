@@ -6,9 +6,9 @@ import re
 
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps import apt, aptsources, dnf
+from clusterkit.provision.steps import apt, dnf, repositories
 from clusterkit.provision.steps.packages import install_action
-from clusterkit.provision.steps.shell import differs, fetch_key, put_back_mode, write_file
+from clusterkit.provision.steps.repositories import Repository
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import DEB, DEB_ARCHITECTURE, System, has_systemd, system_of
 
@@ -46,8 +46,7 @@ class ToolkitStep:
             return ()
         _refuse_without_driver(system, facts)
         actions = (
-            *put_back_mode(facts, "NVIDIA's signing key", KEYS[system.family]),
-            *put_back_mode(facts, "NVIDIA's package repository", REPOSITORIES[system.family]),
+            *repositories.put_back_modes(repository(system, wish.nvidia_url), facts),
             *(() if _installed(facts) else _install(system, facts, wish)),
         )
         if not facts.cdi_devices:
@@ -66,16 +65,15 @@ def pinned(system: System) -> tuple[str, ...]:
     return tuple(f"{name}{sign}{VERSION}-1" for name in TOOLKIT_PACKAGES)
 
 
-def repository(system: System, url: str) -> tuple[str, bytes, str]:
-    """Repository file of the toolkit: its path, its content, and the address of its signing key."""
+def repository(system: System, url: str) -> Repository:
+    """The toolkit's repository, or a mirror of it."""
     url, key = url.rstrip("/"), KEYS[system.family]
+    base = f"{url}/stable/deb/{DEB_ARCHITECTURE}" if system.family == DEB else f"{url}/stable/rpm/$basearch"
     if system.family == DEB:
-        content = apt.source(f"{url}/stable/deb/{DEB_ARCHITECTURE}", "/", "", key).encode()
+        content = apt.source(base, "/", "", key).encode()
     else:
-        content = dnf.repository(
-            "clusterkit-nvidia", "NVIDIA Container Toolkit", f"{url}/stable/rpm/$basearch", key, signed="metadata"
-        )
-    return REPOSITORIES[system.family], content, f"{url}/gpgkey"
+        content = dnf.repository("clusterkit-nvidia", "NVIDIA Container Toolkit", base, key, signed="metadata")
+    return Repository("NVIDIA", REPOSITORIES[system.family], content, key, f"{url}/gpgkey", FINGERPRINT, base, "/")
 
 
 def _installed(facts: Facts) -> bool:
@@ -88,20 +86,7 @@ def _install(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, 
     install = install_action(system, wish, pinned(system), title=f"install NVIDIA Container Toolkit {VERSION}")
     if wish.bundle:
         return (install,)
-    path, content, key_url = repository(system, wish.nvidia_url)
-    key = KEYS[system.family]
-    actions = []
-    if key not in facts.files or differs(facts, path, content):
-        fetch = fetch_key(key_url, key, FINGERPRINT)
-        actions.append(Action("fetch and verify NVIDIA's signing key", fetch, timeout=300.0, retries=2))
-    if differs(facts, path, content):
-        others = {}
-        if system.family == DEB:
-            base = f"{wish.nvidia_url.rstrip('/')}/stable/deb/{DEB_ARCHITECTURE}"
-            others = aptsources.in_the_way("NVIDIA", base, "/", facts.apt_sources)
-        title = f"add NVIDIA's package repository ({path})" + aptsources.also(others)
-        actions.append(write_file(title, path, content, before=aptsources.set_aside(others)))
-    return (*actions, install)
+    return (*repositories.add(repository(system, wish.nvidia_url), system, facts), install)
 
 
 def _refuse_without_driver(system: System, facts: Facts) -> None:
