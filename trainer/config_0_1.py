@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.config_choice import Choice
 from trainer.config_choices import CHOICES
+from trainer.config_tasks import TASK
 
 FIELDS: dict[str, frozenset[str]] = {
     "task": frozenset(
@@ -38,8 +39,22 @@ def without_others(values: Any) -> Any:
     """A configuration as it was read, whole sections of 0.1 with what their names have; anything else as it is."""
     if not isinstance(values, Mapping):
         return values
+    _refuse_lost_scale(values)
     kept = {section: _own_part(CHOICES[section], values.get(section)) for section in CHOICES if section in values}
     return {**values, **kept}
+
+
+def _refuse_lost_scale(values: Mapping[str, Any]) -> None:
+    """In 0.1 reward.name=math took scale and bias from any task; dropped, they would change what a run learns."""
+    task, reward = values.get("task"), values.get("reward")
+    if not isinstance(task, Mapping) or not isinstance(reward, Mapping) or reward.get("name") != "math":
+        return
+    for field, neutral in (("reward_scale", 1.0), ("reward_bias", 0.0)):
+        if task.get(field, neutral) != neutral and TASK.lacks(task.get("name", TASK.default), field):
+            raise ValueError(
+                f"task.{field}={task[field]} with reward.name=math and task.name={task.get('name')}: only "
+                "task.name=math has it now, and without it rewards would be others; a reward of your own can scale them"
+            )
 
 
 def _own_part(choice: Choice, part: Any) -> Any:

@@ -36,7 +36,8 @@ def refusal_of(error: Mapping[str, Any], what: str = "this run", advice: str = "
     if error["type"] != "extra_forbidden" or not tag:
         return ""
     choice, field = CHOICES[str(kept[-2])], str(kept[-1])
-    return choice.refusal(tag, field, what, advice) if choice.known(field) else ""
+    name = "module:Class" if tag == OWN else tag
+    return choice.refusal(name, field, what, advice) if choice.known(field) else ""
 
 
 def _without_tag(location: Sequence[int | str]) -> tuple[list[int | str], str]:

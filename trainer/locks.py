@@ -32,6 +32,6 @@ def hold(file: BinaryIO, content: str | None = None) -> None:
     except BlockingIOError:
         file.seek(0)
         raise HeldError(file.read(4096).decode(errors="replace").strip()) from None
-    file.truncate(0)
-    file.write((f"{os.getpid()}\n" if content is None else content).encode())
-    file.flush()
+    # Past the file's buffer: what a full disk does not take would be tried again when it is closed, and fail there.
+    os.ftruncate(file.fileno(), 0)
+    os.write(file.fileno(), (f"{os.getpid()}\n" if content is None else content).encode())

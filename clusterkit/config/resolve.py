@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.config import presets
+from clusterkit.config.aliases import translate
+from clusterkit.config.fields import applies
 from clusterkit.config.overrides import parse_overrides, to_config
 from clusterkit.config.presets import Setting, SizePreset
 from trainer.config import RunConfig
+from trainer.config_choices import CHOICES
 from trainer.config_tasks import OwnTaskConfig, SftConfig
 from trainer.custom import is_custom
 from trainer.errors import UserError
@@ -49,7 +52,7 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
         raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
-    settings = presets.collect(size, chosen, values)
+    settings = _without_halves(presets.collect(size, chosen, values), overrides)
     config = to_config(presets.nest({key: setting.value for key, setting in settings.items()}))
     for key in ("experiment_name", "trial_name"):
         if getattr(config, key).startswith("."):
@@ -57,6 +60,34 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
                 f"{key}={getattr(config, key)} becomes the name of a folder: begin it with a letter or digit"
             )
     return Resolved(_anchored(config), size, chosen, settings, tuple(overrides))
+
+
+def _without_halves(settings: dict[str, Setting], overrides: Sequence[str]) -> dict[str, Setting]:
+    """Settings without the part of a translated word that the chosen task or agent does not have.
+
+    dataset.path of AReaL is a folder and a file here, and some tasks take a folder alone.
+
+    Raises:
+        UserError: nothing of the word applies.
+
+    """
+    chosen = {key: setting.value for key, setting in settings.items()}
+    foreign = {key for key, setting in settings.items() if setting.origin == "override" and not applies(key, chosen)}
+    for argument in overrides if foreign else ():
+        key, _, text = argument.partition("=")
+        meant = translate(key, text)
+        parts = meant.settings.keys() & foreign
+        if meant.note and parts and parts == meant.settings.keys():
+            part = min(parts)
+            section, _, field = part.partition(".")
+            choice = CHOICES[section]
+            raise UserError(
+                f"{meant.note}, and {choice.refusal(str(chosen.get(choice.setting, choice.default)), field)}"
+            )
+        if meant.note:
+            foreign -= parts
+            settings = {name: setting for name, setting in settings.items() if name not in parts}
+    return settings
 
 
 def shown_values(config: RunConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ set of keys, and what a dry run shows is what runs.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -15,6 +16,14 @@ from clusterkit.ssh.api import ErrorKind, HostError, Session
 REMOVE = 'docker rm --force "$id" >/dev/null'
 """Line of a script that removes the container `$id`."""
 _FIX = "see what it says on the host: systemctl status docker; journalctl -u docker"
+
+
+# "connect: no such file or directory" is what the client says of an engine that does not run.
+_UNKNOWN = re.compile(r"no such (image|object|container)", re.IGNORECASE)
+
+
+class NoAnswerError(HostError):
+    """Docker of a host does not answer, or not as it should."""
 
 
 class NotThereError(Exception):
@@ -44,19 +53,20 @@ async def ask(session: Session, *words: str, timeout: float) -> Any:
 
     Raises:
         NotThereError: what it is about does not exist.
-        HostError: Docker does not answer, or the connection is lost.
+        NoAnswerError: Docker does not answer.
+        HostError: the connection is lost.
 
     """
     result = await session.run(command(*words), root=True, timeout=timeout)
     if result.ok:
         return json.loads(result.stdout)
-    if "no such" in result.stderr.lower():
+    if _UNKNOWN.search(result.stderr):
         raise NotThereError(result.stderr.strip())
     raise no_answer(session.host.name, result.stderr, result.exit_code)
 
 
-def no_answer(host: str, errors: str, exit_code: int) -> HostError:
+def no_answer(host: str, errors: str, exit_code: int) -> NoAnswerError:
     """The error of a host whose Docker does not do as it is told. errors: what it printed to stderr."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     said = lines[-1][-500:] if lines else f"exit code {exit_code}"
-    return HostError(host, ErrorKind.UNREACHABLE, f"Docker does not answer: {said}", _FIX)
+    return NoAnswerError(host, ErrorKind.UNREACHABLE, f"Docker does not answer: {said}", _FIX)

@@ -124,3 +124,15 @@ def test_a_request_of_an_evaluation_of_it_is_read() -> None:
 
     assert read.task == now("math").task
     assert make_request(request, RunConfig.model_validate(tree), []).agent == read.agent
+
+
+@pytest.mark.parametrize(("field", "value"), [("reward_scale", 5.0), ("reward_bias", 0.5)])
+def test_a_scale_that_would_be_lost_is_refused(field: str, value: float) -> None:
+    read = values("hotpotqa")
+    read["reward"]["name"] = "math"
+    RunConfig.model_validate(read)
+
+    read["task"][field] = value
+
+    with pytest.raises(ValidationError, match=f"task.{field}={value} with reward.name=math and task.name=hotpotqa"):
+        RunConfig.model_validate(read)

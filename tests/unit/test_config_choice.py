@@ -209,3 +209,18 @@ def test_the_command_of_a_run_with_another_agent_than_the_presets_names_it(tmp_p
 
     assert {"agent.name=mine:Agent", "agent.core_tokens=9", "reward.name=f1"} <= set(command)
     assert not [word for word in command if word.startswith(("agent.shown_items", "agent.options", "reward.beta"))]
+
+
+@pytest.mark.parametrize(
+    ("preset", "typed"), [("memalpha-4B", "/data/m/train.jsonl"), ("4B", "/data/m/questions.jsonl")]
+)
+def test_an_old_word_for_folder_and_file_is_a_folder_where_tasks_take_one(preset: str, typed: str) -> None:
+    config = resolve(preset, None, [f"train_dataset.path={typed}"]).config
+
+    assert config.data_path == "/data/m"
+
+
+def test_an_old_word_is_refused_as_it_was_typed() -> None:
+    said = r"^MEM_CHUNK_TOKENS=400 is agent.chunk_tokens=400 here, and agent.chunk_tokens is a setting of agent.name="
+    with pytest.raises(UserError, match=said):
+        resolve("7B_n4", "math", ["MEM_CHUNK_TOKENS=400"])

@@ -10,7 +10,6 @@ import pytest
 from localsession import LocalSession
 
 from clusterkit.provision import docker
-from clusterkit.ssh.api import HostError
 
 
 def test_filters_and_names_are_quoted_as_one_word_each() -> None:
@@ -30,7 +29,13 @@ def test_filters_and_names_are_quoted_as_one_word_each() -> None:
         ("echo 'Error: No such image: x' >&2; exit 1", docker.NotThereError),
         (
             "echo 'Cannot connect to the Docker daemon' >&2; exit 1",
-            "Docker does not answer: Cannot connect to the Docker",
+            "Docker does not answer: Cannot connect",
+        ),
+        (
+            # What a client of today says of an engine that does not run.
+            "echo 'failed to connect to the docker API at unix:///var/run/docker.sock; check if the path is correct and "
+            "if the daemon is running: dial unix /var/run/docker.sock: connect: no such file or directory' >&2; exit 1",
+            "Docker does not answer: failed to connect",
         ),
         ("exit 125", "Docker does not answer: exit code 125"),
     ],
@@ -46,7 +51,7 @@ def test_an_answer_is_read_or_told(tmp_path: Path, script: str, expected: object
         return asyncio.run(docker.ask(session, "image", "inspect", "x", timeout=30))
 
     if isinstance(expected, str):
-        with pytest.raises(HostError, match=expected):
+        with pytest.raises(docker.NoAnswerError, match=expected):
             ask()
     elif isinstance(expected, type):
         with pytest.raises(docker.NotThereError):

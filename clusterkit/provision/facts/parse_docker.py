@@ -84,7 +84,13 @@ def _containers(section: Section) -> list[Container]:
     for fields in _rows(section, 5):
         identifier, name, image, state, labels = fields
         containers.append(
-            Container(id=identifier, name=name, image=image, state=state, labels=parse_labels(labels or ""))
+            Container(
+                id=str(identifier),
+                name=str(name),
+                image=str(image),
+                state=str(state),
+                labels=parse_labels(labels or ""),
+            )
         )
     return containers
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.provision import docker
+from clusterkit.provision.images.errors import ImageError
 from clusterkit.ssh.api import Session
 from trainer.errors import UserError
 
@@ -78,7 +79,8 @@ async def inspect(session: Session, reference: str) -> Image | None:
     """Look at an image of a host; None where the host has none of that name.
 
     Raises:
-        HostError: Docker does not answer, or as `Session.run`.
+        ImageError: Docker does not answer.
+        HostError: as `Session.run`.
 
     """
     check_reference(reference)
@@ -88,6 +90,8 @@ async def inspect(session: Session, reference: str) -> Image | None:
         )
     except docker.NotThereError:
         return None
+    except docker.NoAnswerError as error:
+        raise ImageError(error.host, error.message, error.fix) from None
     return parse(reference, record)
 
 

@@ -1,0 +1,48 @@
+"""A lock of a file: one holder, who says who it is, on a full disk, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.locks import HeldError, hold
+
+
+def test_who_holds_it_is_told_and_it_is_free_when_the_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("an older holder, with a longer name")
+    with path.open("a+b") as first, path.open("a+b") as second:
+        hold(first)
+        with pytest.raises(HeldError) as caught:
+            hold(second)
+        assert caught.value.holder == str(os.getpid())
+    with path.open("a+b") as third:
+        hold(third, "me\n")
+    assert path.read_text() == "me\n"
+
+
+FULL = """
+import resource, signal, sys
+from trainer.locks import hold
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a disk that takes nothing
+with open(sys.argv[1], "a+b") as file:
+    try:
+        hold(file)
+    except OSError:
+        print("told")
+print("closed")
+"""
+
+
+def test_where_nothing_can_be_written_it_fails_once(tmp_path: Path) -> None:
+    """Not again when the file is closed, where the words of the caller would be lost."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "lock")], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.stdout, done.returncode) == ("told\nclosed\n", 0), done.stderr
