@@ -33,8 +33,8 @@ def test_filters_and_names_are_quoted_as_one_word_each() -> None:
         ),
         (
             # What a client of today says of an engine that does not run.
-            "echo 'failed to connect to the docker API at unix:///var/run/docker.sock; check if the path is correct and "
-            "if the daemon is running: dial unix /var/run/docker.sock: connect: no such file or directory' >&2; exit 1",
+            "echo 'failed to connect to the docker API at unix:///var/run/docker.sock; check if the "
+            "daemon is running: dial unix /var/run/docker.sock: connect: no such file or directory' >&2; exit 1",
             "Docker does not answer: failed to connect",
         ),
         ("exit 125", "Docker does not answer: exit code 125"),
