@@ -6,22 +6,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-import typer
 import yaml
 
 from clusterkit.backends.local.train import again_command
-from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.backends.slurm.follow import follow
 from clusterkit.backends.slurm.script import Wishes
 from clusterkit.backends.slurm.submit import container, for_slurm, planned, require_python, require_slurm, submit
 from clusterkit.capacity.plan import elsewhere
 from clusterkit.capacity.runnable import require_runnable
+from clusterkit.cli.actions import submitted
 from clusterkit.config.resolve import resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.final_evaluation import closing_lines
 from clusterkit.ui import output
-from clusterkit.ui.progress import showing
 from trainer.config import RunConfig
 
 
@@ -57,12 +54,15 @@ def train_on_slurm(
         return
     dispatched = submit(resolved, wishes, _applied, output.note)
     output.note(f"{dispatched.sentence}. Folder: {dispatched.run.logs}")
-    if detach or dispatched.state == "complete":
-        if as_json:
-            output.result_json(dispatched.as_dict())
-        output.note(_how_to_go_on(dispatched))
-        return
-    _follow(dispatched, as_json, shown)
+    again = again_command(sys.argv[1:])
+    submitted.show(
+        dispatched,
+        f"--fileroot {dispatched.run.fileroot}",
+        lambda progress: follow(dispatched, progress, again),
+        detach=detach,
+        as_json=as_json,
+        shown=shown,
+    )
 
 
 def _applied(config: RunConfig, run: RunDirectory) -> RunConfig:
@@ -70,38 +70,6 @@ def _applied(config: RunConfig, run: RunDirectory) -> RunConfig:
     for note in notes:
         output.note(f"note: {note}")
     return config
-
-
-def _follow(dispatched: SubmittedRun, as_json: bool, shown: bool) -> None:
-    run = dispatched.run
-    with showing(f"{run.experiment}/{run.trial}", shown) as progress:
-        try:
-            outcome = follow(dispatched, progress, again_command(sys.argv[1:]))
-        except KeyboardInterrupt:
-            output.note(f"detached: {dispatched.sentence}\n{_how_to_go_on(dispatched)}")
-            raise typer.Exit(0) from None
-    if as_json:
-        output.result_json({**dispatched.as_dict(), **outcome.as_dict(run)})
-    if outcome.status == "interrupted":
-        output.note(outcome.message)
-    elif outcome.message:
-        output.error(outcome.message)
-    if outcome.exit_code == 0 and outcome.summary is not None and not as_json:
-        output.result("\n".join(closing_lines(outcome.summary)))
-    if outcome.exit_code:
-        raise typer.Exit(outcome.exit_code)
-
-
-def _how_to_go_on(dispatched: SubmittedRun) -> str:
-    run = dispatched.run
-    named = f"--fileroot {run.fileroot} --experiment {run.experiment} --trial {run.trial}"
-    return "\n".join(
-        [
-            f"  look at it  clusterkit status {named}",
-            f"  its log     clusterkit logs -f {named}",
-            f"  stop it     clusterkit stop {named}",
-        ]
-    )
 
 
 def _print_plan(config: RunConfig, text: str, as_json: bool) -> None:
