@@ -69,8 +69,9 @@ class MemAgent:
         c = self.config
         chunk = c.chunk_tokens if chunk_tokens is None else chunk_tokens
         memory = max(c.max_memory_tokens, len(self.prompts.no_memory))
-        update = self.prompts.update.num_fixed + c.max_question_tokens + memory + chunk + c.max_memory_tokens
-        final = self.prompts.final.num_fixed + c.max_question_tokens + memory + c.max_final_tokens
+        filled = {"problem": c.max_question_tokens, "memory": memory, "section": chunk}
+        update = self.prompts.update.length(filled) + c.max_memory_tokens
+        final = self.prompts.final.length(filled) + c.max_final_tokens
         return max(update, final)
 
     def prepare(self, task: Task) -> PreparedTask:
@@ -163,7 +164,7 @@ def check_window(agent: MemAgent, window: int) -> None:
         helps = fits > 0 and agent.longest_conversation(fits) <= window
         raise UserError(
             f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
-            f"read and {c.max_memory_tokens} written, question {c.max_question_tokens}, the prompt's own words), "
+            f"read and {c.max_memory_tokens} written, question {c.question_limit('update')}, the prompt's own words), "
             f"over the model's context window of {window}: lower "
             + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
         )
