@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
@@ -107,7 +108,8 @@ def peer(system: str, folder: Path) -> None:
         processing_class=AutoTokenizer.from_pretrained(folder / "model", padding_side="left"),
         reward_funcs=lambda completions, **_: [float(coin.random() < 0.5) for _ in completions],
         args=GRPOConfig(**settings | SYSTEMS[system]),
-        train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(len(prompts))]}),
+        # With a name of its own: making one up pickles the table, which some versions of dill cannot.
+        train_dataset=Dataset(pyarrow.table({"prompt": [str(n) for n in range(len(prompts))]}), fingerprint="rows"),
         callbacks=[Clock()],
     )
     trainer.train()
