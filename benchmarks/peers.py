@@ -157,6 +157,7 @@ def main() -> int:
     parser.add_argument("--no-vllm", action="store_true", help="TRL generates by itself: tries the script on a CPU")
     arguments = parser.parse_args()
     arguments.colocated = arguments.engine == "sglang"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does
     deadline = time.perf_counter() + arguments.seconds
     found: dict[str, dict[str, Any]] = {}
     where = {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "", "shape": arguments.shape}

@@ -259,6 +259,7 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     if (arguments.preset == "135M") != bool(arguments.model):
         parser.error("--model FOLDER belongs to 135M, and 135M needs it")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     jobs = arguments.jobs or KINDS[arguments.preset].jobs
