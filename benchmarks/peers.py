@@ -157,7 +157,8 @@ def main() -> int:
     parser.add_argument("--no-vllm", action="store_true", help="TRL generates by itself: tries the script on a CPU")
     arguments = parser.parse_args()
     arguments.colocated = arguments.engine == "sglang"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has them ignored
+        signal.signal(number, signal.default_int_handler)
     deadline = time.perf_counter() + arguments.seconds
     found: dict[str, dict[str, Any]] = {}
     where = {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "", "shape": arguments.shape}

@@ -259,7 +259,8 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     if (arguments.preset == "135M") != bool(arguments.model):
         parser.error("--model FOLDER belongs to 135M, and 135M needs it")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has them ignored
+        signal.signal(number, signal.default_int_handler)
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     jobs = arguments.jobs or KINDS[arguments.preset].jobs
