@@ -82,7 +82,8 @@ def require_parity(learner: Learner, longest: int, vocabulary: int) -> Parity:
 def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
     world, lm = learner.world, learner.policy.lm
     length = _length(longest, lm, world.device)
-    count = min(COMPARED, length - 1)
+    shares = learner.config.train.share_prefixes
+    count = min(COMPARED, max(1, length // 2) if shares else length - 1)
     rng = random.Random(0)
     ids = [rng.randrange(min(vocabulary, lm.config.vocab_size)) for _ in range(NEIGHBOUR + length)]
     neighbour = _row(ids[:NEIGHBOUR], NEIGHBOUR // 2)
@@ -94,7 +95,7 @@ def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
     try:
         # With gradients, as in training: what is compiled for it is compiled once.
         with torch.enable_grad():
-            rows = [neighbour, sibling, row] if learner.config.train.share_prefixes else [neighbour, row]
+            rows = [neighbour, sibling, row] if shares else [neighbour, row]
             logp = token_logprobs(learner.policy, pack(rows, world.device), 1.0, COMPARED)[0]
         ours = logp.detach()[-count:]
         del logp
