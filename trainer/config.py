@@ -177,7 +177,10 @@ class TrainConfig(Section):
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps per rollout batch; tasks are split evenly over them."""
     max_tokens_per_mb: Annotated[int, Field(ge=16)] = 16384
-    """Most tokens in one packed micro-batch of one rank."""
+    """Most tokens in one packed micro-batch of one rank; what rows begin with alike counts once."""
+    share_prefixes: bool = True
+    """Compute once what rows of a micro-batch begin with alike: a section that the trajectories of a group read at the
+    same turn. The same gradients up to rounding; false: every row whole."""
     logprob_chunk: Annotated[int, Field(ge=1)] = 4096
     """Loss positions whose [chunk, vocabulary] logits exist at a time."""
     ranks: Annotated[int, Field(ge=1)] = 1

@@ -5,6 +5,7 @@ Token ids are plain lists of int all the way: what an engine received and return
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -153,6 +154,14 @@ class Row:
     trajectory: int
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
+    _ids: bytes = field(default=b"", repr=False, compare=False)
+
+    @property
+    def ids(self) -> bytes:
+        """Prompt and response as int32 in the machine's byte order, made once: compared, hashed and packed fast."""
+        if not self._ids:
+            self._ids = array("i", self.prompt_ids + self.response_ids).tobytes()
+        return self._ids
 
     @property
     def num_tokens(self) -> int:

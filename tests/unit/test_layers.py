@@ -12,7 +12,7 @@ import torch
 from builders import gradients, grouped_query_lm, learner, relative_difference, sampled_rows, small_config, small_parts
 
 from trainer.train import attention, layers
-from trainer.train.attention import PackedLayout
+from trainer.train.layout import PackedLayout
 from trainer.types import Row
 
 FREE = ("train.grad_clip=1e9", "train.max_tokens_per_mb=64")

@@ -46,6 +46,7 @@ FREE = (
     "train.max_skipped_steps",
     "train.max_logprob_gap",
     "train.max_tokens_per_mb",
+    "train.share_prefixes",
     "train.logprob_chunk",
     "rollout.max_batch_tokens",
     "rollout.save_trajectories",
