@@ -221,7 +221,7 @@ class Bench:
 
         from trainer.agents import make_agent  # noqa: PLC0415
         from trainer.rollout.controller import RolloutController, SamplingPlan  # noqa: PLC0415
-        from trainer.rollout.prompt_overlap import distinct_tokens  # noqa: PLC0415
+        from trainer.rollout.prompt_overlap import distinct_prompt_tokens  # noqa: PLC0415
         from trainer.tasks import make_source  # noqa: PLC0415
         from trainer.train.model import load_tokenizer  # noqa: PLC0415
 
@@ -256,7 +256,7 @@ class Bench:
         sampled = sum(len(turn.completion.token_ids) for turn in turns)
         prompts = sum(len(turn.prompt_ids) for turn in turns)
         now = engine.stats
-        distinct = sum(distinct_tokens([t.prompt_ids for one in g.trajectories for t in one.turns]) for g in groups)
+        distinct = sum(map(distinct_prompt_tokens, groups))
         computed = now.prompt_tokens - before.prompt_tokens - (now.served_tokens - before.served_tokens)
         return {
             "tokens_per_s": round(sampled / seconds),

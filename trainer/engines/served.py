@@ -100,6 +100,7 @@ class ServedEngine:
         self._under_way, self._noted = 0, 0.0
         self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self.sharing = PrefixSharing(self._read_prefix, self._place, self._unpaused, self._has_room)
+        self.sharing.holds = not dialect.shares_batches
 
     @property
     def version(self) -> int:

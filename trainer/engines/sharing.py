@@ -1,6 +1,6 @@
 """Prompts of a group that begin alike are read once.
 
-A server's prefix cache serves only what has been read: requests that arrive together all miss it. So of the prompts
+A prefix cache such as SGLang's serves only what has been read: requests that arrive together all miss it. So of prompts
 that begin alike the common prefix is sent first, alone and for one token, and the prompts follow when it is read. What
 they share is found from their token ids; a group is whatever asks under one key. An agent that knows how its next
 prompts begin may say so (`expect`), and then nobody has to come first to find it out.
@@ -95,7 +95,8 @@ class PrefixSharing:
         room: whether the key's server has room for something that nobody waits for.
 
     Attributes:
-        enabled: whether prompts wait for one another at all. ahead: whether announced prefixes are read while the
+        enabled: whether anything is done at all. holds: whether prompts wait for one another; a server that reads once
+            what prompts in one batch share has no need of it. ahead: whether announced prefixes are read while the
             server has room, before a prompt with them comes. waits, wait_seconds: prompts that were held back until a
         prefix of theirs was read, and Σ of the time of each.
 
@@ -109,6 +110,7 @@ class PrefixSharing:
         room: Callable[[str], bool] = lambda _key: True,
     ) -> None:
         self.enabled = True
+        self.holds = True
         self.ahead = False
         self.waits, self.wait_seconds = 0, 0.0
         self._read_ids, self._place, self._admitted, self._room = read, place, admitted, room
@@ -138,6 +140,9 @@ class PrefixSharing:
     async def ready(self, prompt: Sequence[int], key: str) -> _Prefix | None:
         """Return when a prompt is best sent; what it returns is for `answered`."""
         if not self.enabled or not key or len(prompt) < LEAST_SHARED:
+            return None
+        if not self.holds:
+            self._look_later()
             return None
         group, ids = self._group(key), np.array(prompt, dtype=np.int32)
         deadline = time.monotonic() + MOST_WAIT_S

@@ -8,6 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from trainer.engines.sharing import common_prefix
+from trainer.types import Group
+
+
+def distinct_prompt_tokens(group: Group) -> int:
+    """Of all turns of all trajectories of a group; see `distinct_tokens`."""
+    return distinct_tokens([turn.prompt_ids for trajectory in group.trajectories for turn in trajectory.turns])
 
 
 def distinct_tokens(prompts: Sequence[Sequence[int]]) -> int:
