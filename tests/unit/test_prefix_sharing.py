@@ -375,7 +375,8 @@ def test_new_weights_are_read_with_once_again(scenario: Scenario, when: str) -> 
         gate = radix.gate if when == "reading" else radix.answering
         gate.clear()
         jobs = [rig.ask(prompt) for prompt in group(400, 50, 8)]
-        await until(lambda: len(radix.prompts) == 8 if when == "answering" else len(radix.prefixes) == 1)
+        done = 400 + 8 * 50 if when == "answering" else 0
+        await until(lambda: len(radix.prefixes) == 1 and radix.computed == done)
         radix.computed = 0
 
         async def load(_server: Server) -> None:

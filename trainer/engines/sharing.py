@@ -176,7 +176,7 @@ class PrefixSharing:
 
     def expect(self, prefix: Sequence[int], key: str) -> None:
         """Announce how prompts of this key are going to begin; may be said by each of the requests."""
-        if not self.enabled or not key or len(prefix) < LEAST_SHARED:
+        if not self.enabled or not (self.holds or self.ahead) or not key or len(prefix) < LEAST_SHARED:
             return
         group, ids = self._group(key), np.array(prefix, dtype=np.int32)
         if any(len(p.ids) == len(ids) and p.announced and np.array_equal(p.ids, ids) for p in group.prefixes):
