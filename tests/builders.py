@@ -246,6 +246,9 @@ class RecordingEngine:
         self.seen.append((sent, copy.deepcopy(completion)))
         return completion
 
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        self.inner.prefetch(prefix_ids, key=key)
+
 
 def byte_tokenizer(merges: list[tuple[str, str]] | None = None) -> Any:
     """Byte-level BPE with a chat template: any text can be encoded, and merges make encodings ambiguous."""

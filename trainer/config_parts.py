@@ -94,5 +94,11 @@ class RolloutConfig(Section):
     sampled in their place (DAPO's dynamic sampling). Empty: with algorithm.name=dapo."""
     max_refill: Annotated[float, Field(ge=1)] = 4.0
     """With refill: most groups sampled for one step, as a multiple of batch_size; then the step takes what there is."""
+    share_prefixes: bool = True
+    """Prompts of a group that begin alike: the common prefix is read once, and the prompts follow when that is done.
+    Found from the token ids, whatever the agent (docs/servers.md). Changes speed alone."""
+    prefetch_sections: bool = False
+    """Engine servers: the next section is read while the present turn is answered, where the agent says how its next
+    prompts begin (agent.prompt_order=section_first) and the server has room. Wants share_prefixes."""
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Engine servers: when no response has come for so long, the log names the trajectories that are waited for."""

@@ -28,8 +28,13 @@ RUNS = {
     "hotpotqa": ("7B_n4", "memagent"),
     "math": ("7B_n4", "math"),
 }
-YOUNGER = {"agent.repeat_problem": False}
-"""Settings that it did not have, as they acted."""
+YOUNGER = {
+    "agent.repeat_problem": False,
+    "rollout.share_prefixes": True,
+    "rollout.prefetch_sections": False,
+    "train.share_prefixes": True,
+}
+"""Settings that it did not have, with their defaults."""
 PLACES = ("fileroot=/runs", "cache_dir=/cache")
 
 

@@ -143,7 +143,9 @@ class MemAgent:
 
         no_memory = self.prompts.no_memory
         memory = no_memory
-        for chunk in prepared.chunks:
+        self._announce(prepared, 0, engine)
+        for number, chunk in enumerate(prepared.chunks):
+            self._announce(prepared, number + 1, engine)
             values = {"problem": prepared.question, "memory": memory, "section": chunk}
             written = await converse("update", self.prompts.update.fill(values))
             if not written:
@@ -153,6 +155,13 @@ class MemAgent:
         answer = await converse("final", self.prompts.final.fill({"problem": prepared.question, "memory": memory}))
         text = self.tokenizer.decode(answer, skip_special_tokens=True)
         return Trajectory(prepared.task.id, turns, reward=0.0, answer_text=text, counters=dict(counters))
+
+    def _announce(self, prepared: PreparedTask, number: int, engine: Engine) -> None:
+        """Tell the engine how the prompts about a chunk begin, where the memory comes behind the chunk."""
+        template = self.prompts.update
+        if number < len(prepared.chunks) and template.stands_before("section", "memory"):
+            known = {"problem": prepared.question, "section": prepared.chunks[number]}
+            engine.prefetch(template.beginning(known), key=prepared.task.id)
 
 
 def check_window(agent: MemAgent, window: int) -> None:

@@ -81,6 +81,20 @@ class TokenTemplate:
             ids.extend(values[part] if isinstance(part, str) else part)
         return ids
 
+    def beginning(self, values: Mapping[str, list[int]]) -> list[int]:
+        """Prompt ids up to the first placeholder that is not filled yet."""
+        ids: list[int] = []
+        for part in self.parts:
+            if isinstance(part, str) and part not in values:
+                break
+            ids.extend(values[part] if isinstance(part, str) else part)
+        return ids
+
+    def stands_before(self, first: str, second: str) -> bool:
+        """Whether one placeholder stands before the other."""
+        places = [part for part in self.parts if part in (first, second)]
+        return places[:1] == [first]
+
     @property
     def num_fixed(self) -> int:
         """Tokens of the prompt without what is filled in."""

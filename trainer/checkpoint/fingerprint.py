@@ -53,6 +53,8 @@ FREE = (
     "rollout.gpu_memory_fraction",
     "rollout.max_running",
     "rollout.stall_seconds",
+    "rollout.share_prefixes",
+    "rollout.prefetch_sections",
     "model.gradient_checkpointing",
     "judge.url",
     "judge.concurrency",

@@ -12,6 +12,7 @@ from trainer.algorithms.aggregation import token_weights
 from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
 from trainer.config import AlgorithmConfig, RunConfig
+from trainer.rollout.prompt_overlap import distinct_prompt_tokens
 from trainer.rollout.turn_advantages import (
     control_rewards,
     overlong_penalties,
@@ -76,6 +77,8 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
         set_weights(rows, algorithm.loss_norm, sampled, config.response_limit)
         minibatches.append(rows)
     stats = rollout_stats(trajectories, rewards, advantages, flat)
+    if stats["prompt_tokens"]:
+        stats["shareable_share"] = 1 - sum(map(distinct_prompt_tokens, groups)) / stats["prompt_tokens"]
     stats["zero_variance_groups"] = float(zero_variance_groups(signal, of_group)) if ok else float(len(groups))
     if any(config.overlong_buffer(config.agent.response_limit(kind)) for kind in ("final", "update")):
         stats["overlong_penalty"] = sum(lost) / max(len(lost), 1)
