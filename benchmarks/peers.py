@@ -37,7 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from memory_step import logs_of, run, settings, summary, write_model
+from memory_step import Case, logs_of, run, settings, summary, write_model
 
 from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
@@ -85,16 +85,15 @@ def conversations(config: Any, tokenizer: Any, documents: int) -> list[list[int]
 
 
 def run_ours(system: str, arguments: argparse.Namespace, work: Path, deadline: float) -> dict[str, Any] | None:
-    config = settings(arguments, work / "model", work, 0)
+    config = settings(arguments, work / "model", work, Case(order=OURS[system]))
     config["trial_name"] = system
-    config["agent"]["prompt_order"] = OURS[system]
     try:
         steps = run(config, arguments.steps, deadline, None)
     finally:
         end_hosts(registry.folder_of(logs_of(config)))
     if not steps:
         return None
-    found = summary(steps, 0)
+    found = summary(steps, Case())
     tokens = int(found["prompt_tokens"] + found["sampled_tokens"])
     told = per_trajectory(system, found["step_s"], found["parts_s"], tokens, arguments.documents * arguments.group)
     return told | {name: found[name] for name in ("cached_share", "mfu", "gpu_memory_peak_gib") if name in found}
@@ -168,7 +167,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
         work = Path(name)
         write_model(work / "model", arguments.shape, arguments.tokenizer)
-        config = RunConfig.model_validate(settings(arguments, work / "model", work, 0))
+        config = RunConfig.model_validate(settings(arguments, work / "model", work, Case()))
         documents = arguments.peer_documents or arguments.documents
         prompts = conversations(config, load_tokenizer(work / "model"), documents)
         turns = len(prompts) // documents

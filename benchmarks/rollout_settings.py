@@ -188,12 +188,11 @@ class Bench:
         return None
 
     def config(self, order: str) -> Any:
-        from memory_step import settings  # noqa: PLC0415
+        from memory_step import Case, settings  # noqa: PLC0415
 
         from trainer.config import RunConfig  # noqa: PLC0415
 
-        plain = settings(self.given, self.model, self.work, 0)
-        plain["agent"]["prompt_order"] = order
+        plain = settings(self.given, self.model, self.work, Case(order=order))
         return RunConfig.model_validate(plain)
 
     async def start(self, setting: Setting) -> tuple[Any, Any, Any, Path]:
