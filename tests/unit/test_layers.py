@@ -80,7 +80,7 @@ def test_compiled_layers_give_the_same_gradients_and_are_compiled_once(
     assert relative_difference(found, expected) <= 1e-5
     assert not compiled["graph_break"]
     assert longer[1] > longer[0] > 2  # micro-batches of many lengths and numbers of rows …
-    assert 1 <= graphs <= 2
+    assert 2 <= graphs <= 4  # layers and scores, the first micro-batch sometimes apart
     assert compiled["stats"]["unique_graphs"] == graphs  # … and no compilation for each of them
 
 

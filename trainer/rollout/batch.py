@@ -93,9 +93,9 @@ def turn_rows(trajectories: list[Trajectory], per_turn: torch.Tensor, config: Ru
         completion = turn.completion
         if config.algorithm.drop_truncated_final and turn.kind == "final" and completion.finish_reason == "length":
             continue
-        rows.append(
-            Row(turn.prompt_ids, completion.token_ids, completion.logprobs, advantage, weight=0.0, trajectory=i)
-        )
+        row = Row(turn.prompt_ids, completion.token_ids, completion.logprobs, advantage, weight=0.0, trajectory=i)
+        row.array = turn.array
+        rows.append(row)
     return rows
 
 

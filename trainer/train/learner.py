@@ -92,7 +92,7 @@ class Learner:
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         prepare_layers(lm, config.model.gradient_checkpointing, compiled)
-        self.policy = PolicyModel(lm)
+        self.policy = PolicyModel(lm, compiled)
         share_out_layers(self.policy, world)
         if weights is not None:
             fill(lm, weights, world.device)

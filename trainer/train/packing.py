@@ -24,6 +24,8 @@ each row that follows it.
 """
 FINER = (1, 2, 4, 8)
 """Parts that the mean load of a rank may consist of; more of them balance better and repeat prefixes."""
+EVEN = 1.02
+"""Most tokens of a rank over the mean with which no finer parts are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
         most = max(sum(_cost(part, lengths) for part in share) for share in shares)
         if best is None or most < best[0]:
             best = most, shares
+        if best[0] <= EVEN * mean:
+            break
     assert best is not None
     plans = [
         [

@@ -2,8 +2,8 @@
 
 The trajectories of a group read the same section at the same turn, and with the section before the memory 75 to 90 % of
 their tokens are equal (PrefixGrouper, arXiv 2506.05433). Rows are sorted, which brings those that begin alike together,
-and neighbours are compared. Among the groups that common prefixes of any length make, those are taken whose sharing
-saves the most tokens. No agent has to say what its rows share.
+and neighbours are compared. Common prefixes of any length make groups; those are taken whose sharing saves most. No agent
+has to say what its rows share.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _common_prefixes(keys: list[tuple[bytes, int]]) -> list[int]:
 
 
 def _most_saving(shared: list[int]) -> list[Sharers]:
-    """Sorted rows in groups whose sharing saves most tokens.
+    """Sorted rows in groups that save as many tokens as the best disjoint runs of neighbours do, or more.
 
     Runs of rows that all share d tokens form a tree (the intervals of a longest-common-prefix array; Abouelhoda et al.
     2004). Going up, the groups found inside a run either stay as they are, where n rows with a prefix of p tokens save
