@@ -108,6 +108,7 @@ def test_from_nothing_to_ray_then_nothing_to_do_then_down(
     assert "nothing of cluster default" in operator("down", "-y").text
 
 
+@pytest.mark.long
 def test_killed_ten_times_it_converges(nodes: list[Node], operator: Operator) -> None:
     rng = random.Random(7)
     reached = set()

@@ -21,7 +21,7 @@ from testbed_runtime import put_on_storage
 
 from clusterkit.provision.images import Image
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 NEIGHBOUR = "neighbour"
 USERS_DAEMON_JSON = '{"log-level": "warn"}'

@@ -78,6 +78,7 @@ def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
 
 
 @pytest.mark.data
+@pytest.mark.long
 @pytest.mark.timeout(2000)
 def test_gsm8k_on_a_server_that_dies_killed_and_resumed(tmp_path: Path, shared_data: Path, smollm2_path: Path) -> None:
     config = EvalConfig.model_validate(

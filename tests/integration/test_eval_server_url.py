@@ -20,7 +20,7 @@ from vllmserver import start_vllm
 
 from trainer.engines.process import ServerProcess, free_port
 
-pytestmark = [pytest.mark.data, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.data, pytest.mark.long, pytest.mark.timeout(1500)]
 
 EIGHT_AT_ONCE = ("--max-num-seqs", "8")
 

@@ -23,7 +23,7 @@ from vllmserver import vllm_python
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.paths import user_name
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 START_S = 900.0
 FAST = " ".join((*FLAGS, "--max-model-len", "2048", "--max-num-seqs", "16"))

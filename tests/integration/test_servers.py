@@ -18,6 +18,8 @@ from vllmserver import START_SECONDS, vllm_python
 
 from trainer.serving import registry
 
+pytestmark = pytest.mark.long
+
 SERVE = [sys.executable, "-m", "clusterkit.cli.main", "serve"]
 
 

@@ -25,6 +25,8 @@ from trainer.engines.process import free_port
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.serving import registry
 
+pytestmark = pytest.mark.long
+
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
