@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ class Trial:
 
     def __init__(self, fileroot: Path, cache: Path, **changes: Any) -> None:
         self.values: dict[str, Any] = {}
+        self._made = (fileroot, cache, changes)
         self.file = fileroot / "config.yaml"
         self.console = fileroot.with_name(f"{fileroot.name}.console.log")
         fileroot.mkdir(parents=True, exist_ok=True)
@@ -81,6 +83,19 @@ class Trial:
             name = part.get(choice.key, choice.default)
             for field in [field for field in part if choice.lacks(name, field) and field in SETTINGS[section]]:
                 del part[field]
+
+    def kept(self) -> Callable[[], Trial]:
+        """Keep the folder as it is now; what is returned puts it back, as often as it is called."""
+        fileroot, cache, changes = self._made
+        copy = fileroot.with_name(f"{fileroot.name}.kept")
+        shutil.copytree(fileroot, copy)
+
+        def restored() -> Trial:
+            shutil.rmtree(fileroot)
+            shutil.copytree(copy, fileroot)
+            return Trial(fileroot, cache, **changes)
+
+        return restored
 
     def records(self, kind: str = "") -> list[dict[str, Any]]:
         """Complete records of metrics.jsonl, of one kind or of all."""
@@ -119,6 +134,9 @@ class Trial:
     def newest_slot(self) -> Path:
         return self.paths.recover / (self.paths.recover / "LATEST").read_text().strip()
 
+
+SHORT_WARMUP = {"warmup.recall_steps": 2, "warmup.steps": 2}
+"""For runs of another task than the reference's: their warm-up is in no cache, and nobody compares their weights."""
 
 NewTrial = Callable[..., Trial]
 """The fixture `new_trial`: makes a trial from a name and settings."""

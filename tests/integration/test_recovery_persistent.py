@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import TOTAL_STEPS, Forks, NewTrial, Trial
+from runs import SHORT_WARMUP, TOTAL_STEPS, Forks, NewTrial, Trial
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.agents.memagent import MemAgent, RolloutOptions
@@ -104,7 +104,9 @@ def test_the_reference_has_them_under_their_names(reference: Trial) -> None:
 
 
 def test_epoch_saves_of_a_real_run(forks: Forks, new_trial: NewTrial) -> None:
-    trial = new_trial(checkpoint={"save_freq_steps": 0, "save_freq_epochs": 1}, **{"task.train_size": 12})
+    trial = new_trial(
+        checkpoint={"save_freq_steps": 0, "save_freq_epochs": 1}, **{"task.train_size": 12, **SHORT_WARMUP}
+    )
     trial.change(**{"train.total_steps": 7})
     assert forks.run(trial) == 0, trial.said()
     names = ["epoch1epochstep3globalstep3", "epoch2epochstep3globalstep6", "epoch3epochstep1globalstep7"]
