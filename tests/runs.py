@@ -24,7 +24,7 @@ from trainer.paths import RunPaths
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 TOTAL_STEPS = 12
 
 SETTINGS: dict[str, Any] = {

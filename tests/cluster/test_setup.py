@@ -15,8 +15,6 @@ from testbed_runtime import put_on_storage
 
 from clusterkit.provision.images import Image
 
-pytestmark = pytest.mark.timeout(900)
-
 KILLS = 10
 FURTHER = 3
 """Actions that a set-up begins on a host before it is killed, at most; the next set-up begins with the last of them."""

@@ -166,7 +166,7 @@ def test_two_trainers_of_one_trial(new_trial: NewTrial, forks: Forks, reference:
     records, log = trial.records(), trial.log()
     try:
         second = command(trial, stderr=subprocess.PIPE)
-        out, err = second.communicate(timeout=120)
+        out, err = second.communicate(timeout=300)
         assert (second.returncode, out) == (2, "")
         assert err == (
             f"error: small/run1 is already running (process {first.pid}): `clusterkit status` shows it; "

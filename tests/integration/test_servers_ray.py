@@ -47,7 +47,7 @@ def environment() -> Iterator[dict[str, str]]:
     )
     for address, options in zip(NODES, starts, strict=True):
         start = [*RAY, "start", *options, *own_ports(), f"--node-ip-address={address}", "--num-cpus=4"]
-        subprocess.run(start, check=True, env=found, capture_output=True, timeout=120)
+        subprocess.run(start, check=True, env=found, capture_output=True, timeout=300)
     yield found
     end_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
