@@ -1,4 +1,4 @@
-"""Run the tests in parts, two side by side: each mostly waits, for servers, hosts and trainings with one thread.
+"""Run the tests in parts, some side by side: each mostly waits, for servers, hosts and trainings with one thread.
 
     python scripts/run_tests.py [--long] [PYTEST_OPTION ...]
 
@@ -33,6 +33,7 @@ def integration(*names: str) -> tuple[str, ...]:
 
 PARTS = {
     "cluster": ("tests/cluster",),
+    "rest": (),
     "learning": ("tests/learning",),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
@@ -41,8 +42,9 @@ PARTS = {
     "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
     "unit": ("tests/unit",),
 }  # fmt: skip
-"""Tests that share what is dear to start, the longest part first. What is in none of them is the part `rest`."""
-AT_ONCE = 2
+"""Tests that share what is dear to start, the longest part first. The rest: integration tests that none names."""
+AT_ONCE = (os.cpu_count() or 1) + 1
+"""Parts side by side: while one waits, the others keep the cores busy."""
 MARK = "mark.long"
 NO_TESTS = 5
 """pytest's exit code where every test was left out."""
@@ -134,7 +136,7 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
 
 
 def with_rest(root: Path) -> dict[str, Sequence[str]]:
-    """The parts, and what is in none of them."""
+    """The parts, with what is named in none of them."""
     taken = [path for paths in PARTS.values() for path in paths if path.startswith("tests/integration/")]
     rest = [path for path in files_in(("tests/integration",), root) if path not in taken]
     return {**PARTS, "rest": rest}

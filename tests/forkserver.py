@@ -33,7 +33,7 @@ def run_ranks(main: Callable[..., None], size: int, folder: Path, *arguments: An
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=300)
+        process.join(timeout=600)
         if process.is_alive():
             process.kill()
     assert [process.exitcode for process in processes] == [0] * size
