@@ -156,17 +156,22 @@ class Forks:
             env={**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
         )
         self.answers: queue.Queue[str] = queue.Queue()
+        self.latest: Attempt | None = None
         threading.Thread(target=self._read, daemon=True).start()
         assert self.answers.get(timeout=DEADLINE_S) == "ready"
 
     def start(self, trial: Trial, *flags: str) -> Attempt:
         """Start an attempt at a trial."""
+        if self.latest is not None and self.latest.running():  # of a test that has failed
+            self.latest.send(signal.SIGKILL)
+            self.latest.end()
         command = {"argv": [str(trial.file), *flags], "console": str(trial.console)}
         trial.console.unlink(missing_ok=True)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
-        return Attempt(int(self.answers.get(timeout=DEADLINE_S).removeprefix("pid ")), self.answers)
+        self.latest = Attempt(int(self.answers.get(timeout=DEADLINE_S).removeprefix("pid ")), self.answers)
+        return self.latest
 
     def run(self, trial: Trial, *flags: str) -> int:
         """Run an attempt to its end; returns the exit code."""
