@@ -23,6 +23,12 @@ def test_fails_once():
 """
 
 
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time that pytest takes to start is theirs."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def judge(
     root: Path,
     capfd: pytest.CaptureFixture[str],
