@@ -25,7 +25,7 @@ constraints: setup  ## Write constraints.txt, the versions that `make setup` ins
 demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
 
-test: test-parts  ## Run the tests of a quarter of an hour: real training, real crashes, and (as root) real hosts on this machine
+test: test-parts  ## Run all tests but the long ones: real training, real crashes, and (as root) real hosts on this machine
 	$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
 
 test-long: test-parts  ## Run the tests that take long: more seeds and kills, every fault of hosts, images, dispatched runs

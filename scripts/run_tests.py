@@ -37,7 +37,7 @@ PARTS = {
     "learning": ("tests/learning",),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
-        "eval_real",
+        "eval_real", "prefix_sharing_real",
     ),
     "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
     "unit": ("tests/unit",),
