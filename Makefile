@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH_WHEELS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup constraints demo test test-cluster test-fast lint format types clean
+.PHONY: help setup constraints demo test test-long test-cluster test-fast test-parts lint format types clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,13 +25,17 @@ constraints: setup  ## Write constraints.txt, the versions that `make setup` ins
 demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
 
-test: setup  ## Run every test: real training, real crashes, and (as root) real hosts on this machine
+test: test-parts  ## Run all tests but the long ones: real training, real crashes, and (as root) real hosts on this machine
+	$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
+
+test-long: test-parts  ## Run the tests that take long: more seeds and kills, every fault of hosts, images, dispatched runs
+	$(BIN)/python scripts/run_tests.py --long $(PYTEST_ARGS)
+
+test-parts: setup  # What the tests want beside the virtual environment
 	bash scripts/test-tools.sh
 	$(BIN)/python scripts/vllm_cpu.py
-	CLUSTERKIT_REQUIRE_REAL=$${CLUSTERKIT_REQUIRE_REAL:-} $(BIN)/python scripts/run_tests.py --durations=15 $(PYTEST_ARGS)
 
-test-cluster: setup  ## Only set-up, images, Ray and dispatched runs on three real hosts on this machine (root)
-	bash scripts/test-tools.sh
+test-cluster: test-parts  ## Only set-up, images, Ray and dispatched runs on three real hosts on this machine (root)
 	CLUSTERKIT_REQUIRE_REAL=1 $(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 test-fast: setup  ## Run the tests that take no training

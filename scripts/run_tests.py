@@ -1,83 +1,115 @@
-"""Run all tests in two halves side by side: each mostly waits, for servers, hosts and trainings with one thread.
+"""Run the tests in parts, some side by side: each mostly waits, for servers, hosts and trainings with one thread.
 
-    python scripts/run_tests.py [PYTEST_OPTION ...]
+    python scripts/run_tests.py [--long] [PYTEST_OPTION ...]
 
-Options go to both halves. Where tests are named, these alone are run, in one piece. What a half prints is shown line by
-line after its name.
+Without --long these are the tests that are not marked `long`, with it those that are. Other options go to every part.
+Where tests are named, these alone are run, marked or not, in one piece. What a part prints is shown line by line after
+its name; the slowest tests of all parts stand at the end.
 
 Where a few tests failed, their files are run a second time with the machine to themselves: that tells what is broken
-from what the other half was in the way of. The exit code is 0 when all that failed passed then. Either way the last
+from what another part was in the way of. The exit code is 0 when all that failed passed then. Either way the last
 lines name every test that failed, and how it went alone: one that passes only alone has a race or a deadline to mend.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LEARNING = (
-    "tests/learning",
-    *(
-        f"tests/integration/test_{name}.py"
-        for name in (
-            "asynchronous", "eval_real", "eval_server_url", "judge_server", "recovery_ranks", "servers", "servers_ray",
-            "slurm", "synchronous", "vllm_engine", "weight_publishing",
-        )
+
+
+def integration(*names: str) -> tuple[str, ...]:
+    """Paths of integration tests."""
+    return tuple(f"tests/integration/test_{name}.py" for name in names)
+
+
+PARTS = {
+    "cluster": ("tests/cluster",),
+    "rest": (),
+    "learning": ("tests/learning",),
+    "servers": integration(
+        "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
+        "eval_real", "prefix_sharing_real",
     ),
-)  # fmt: skip
-"""Trainings and the servers that they need."""
-REST = ("tests/unit", "tests/integration", "tests/cluster")
-"""The other half, less what is in the first."""
+    "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
+    "unit": ("tests/unit",),
+}  # fmt: skip
+"""Tests that share what is dear to start, the longest part first. The rest: integration tests that none names."""
+AT_ONCE = (os.cpu_count() or 1) + 1
+"""Parts side by side: while one waits, the others keep the cores busy."""
+MARK = "mark.long"
+NO_TESTS = 5
+"""pytest's exit code where every test was left out."""
 TESTS_FAILED = 1
 """pytest's exit code; others say that tests could not be run."""
 FILES_ALONE = 3
 """Files that are run a second time. More of them that fail are no accident."""
+SLOWEST = 15
 
 
-def show(name: str, process: subprocess.Popen[str], failed: list[str]) -> None:
-    """Pass on what a half prints, until it ends; its summary's lines about tests that failed are kept."""
+@dataclass
+class Outcome:
+    """How a part went. failed: pytest's lines about what did; slowest: seconds, and pytest's line."""
+
+    name: str
+    code: int = 0
+    seconds: float = 0.0
+    failed: list[str] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        said = {0: "passed", NO_TESTS: "has no such tests"}.get(self.code, f"exit code {self.code}")
+        return f"{self.name}: {said} ({self.seconds:.0f} s)"
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Pass on what pytest prints; keep its lines about failures and durations."""
+        summary = False
+        for line in lines:
+            print(f"[{self.name}] {line}", end="", flush=True)
+            summary = summary or " short test summary info " in line  # before it, a test's own log may have such lines
+            if summary and line.startswith(("FAILED ", "ERROR ")):
+                self.failed.append(line.rstrip())
+            elif found := re.match(r"([\d.]+)s +(?:call|setup|teardown) +.*::", line):
+                self.slowest.append((float(found[1]), line.rstrip()))
+
+
+def run(name: str, paths: Sequence[str], options: Sequence[str], root: Path, cores: int) -> Outcome:
+    """Run pytest over a part. cores: that it may use."""
+    began, outcome = time.monotonic(), Outcome(name)
+    # Threads that spin while they wait for each other on cores that others want are many times slower than one.
+    shared = {"OMP_NUM_THREADS": str(cores)} if cores < (os.cpu_count() or 1) else {}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *paths, f"--durations={SLOWEST}", *options],
+        cwd=root,
+        env={**os.environ, "CLUSTERKIT_TEST_CORES": str(cores), **shared},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.stdout is not None
-    summary = False
-    for line in process.stdout:
-        print(f"[{name}] {line}", end="", flush=True)
-        summary = summary or " short test summary info " in line  # before it, a test's own log may have such lines
-        if summary and line.startswith(("FAILED ", "ERROR ")):
-            failed.append(line.rstrip())
+    outcome.read(process.stdout)
+    outcome.code, outcome.seconds = process.wait(), time.monotonic() - began
+    return outcome
 
 
-def run(parts: dict[str, Sequence[str]], options: Sequence[str], root: Path, cores: int) -> tuple[list[int], list[str]]:
-    """Run pytest over every part, side by side; exit codes, and lines about what failed. cores: that each may use."""
-    environment = {**os.environ, "CLUSTERKIT_TEST_CORES": str(cores)}
-    if len(parts) > 1:
-        # Threads that spin while they wait for each other on cores that others want are many times slower than one.
-        environment["OMP_NUM_THREADS"] = str(cores)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "pytest", *paths, *options],
-            cwd=root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name, paths in parts.items()
-    }
-    failed: list[str] = []
-    shows = [threading.Thread(target=show, args=(*item, failed)) for item in running.items()]
-    for thread in shows:
-        thread.start()
-    try:
-        codes = [process.wait() for process in running.values()]
-    except KeyboardInterrupt:  # it reaches both halves as well
-        codes = [process.wait() or 130 for process in running.values()]
-    for thread in shows:
-        thread.join()
-    return codes, failed
+def run_parts(parts: dict[str, Sequence[str]], options: Sequence[str], root: Path) -> list[Outcome]:
+    """Run all parts, some at once, in their order."""
+    cores = max((os.cpu_count() or 1) // AT_ONCE, 1)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(run, name, paths, options, root, cores) for name, paths in parts.items()]
+        try:
+            return [future.result() for future in running]
+        except KeyboardInterrupt:  # it reaches the parts that run as well
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def files_of(failed: Sequence[str]) -> list[str]:
@@ -85,32 +117,58 @@ def files_of(failed: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(line.split()[1].partition("::")[0] for line in failed))
 
 
-def judged(name: str, code: int) -> str:
-    """How a part went, in a line."""
-    return f"{name}: {f'exit code {code}' if code else 'passed'}"
-
-
-def all_tests(halves: dict[str, Sequence[str]], options: Sequence[str], root: Path) -> int:
-    """Run the halves, and what failed in them once more alone; the exit code."""
-    cores = os.cpu_count() or 1
-    codes, failed = run(halves, options, root, max(cores // len(halves), 1))
+def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Path) -> int:
+    """Run the parts, and what failed in them once more alone; the exit code."""
+    outcomes = run_parts(parts, options, root)
+    failed = [line for outcome in outcomes for line in outcome.failed]
     files = files_of(failed)
-    told = [*failed, *map(judged, halves, codes)]
+    codes = [outcome.code for outcome in outcomes if outcome.code != NO_TESTS] or [NO_TESTS]
     code = max(codes, key=abs)
+    told = [*failed, *outcomes]
     if set(codes) <= {0, TESTS_FAILED} and 0 < len(files) <= FILES_ALONE:
         print("\nonce more, alone:", *files, flush=True)
-        (code,), again = run({"alone": files}, options, root, cores)
-        told += [*again, judged(f"alone, {', '.join(files)}", code)]
-    print(*told, sep="\n")
+        alone = run(f"alone, {', '.join(files)}", files, options, root, os.cpu_count() or 1)
+        told += [*alone.failed, alone]
+        code = alone.code
+    slowest = sorted((one for outcome in outcomes for one in outcome.slowest), reverse=True)[:SLOWEST]
+    print("\nslowest:", *(line for _, line in slowest), "", *told, sep="\n")
     return code
+
+
+def with_rest(root: Path) -> dict[str, Sequence[str]]:
+    """The parts, with what is named in none of them."""
+    taken = [path for paths in PARTS.values() for path in paths if path.startswith("tests/integration/")]
+    rest = [path for path in files_in(("tests/integration",), root) if path not in taken]
+    return {**PARTS, "rest": rest}
+
+
+def files_in(paths: Iterable[str], root: Path) -> list[str]:
+    """Files of tests, for files and folders."""
+    found = [
+        file for path in paths for file in ([root / path] if path.endswith(".py") else (root / path).rglob("test_*.py"))
+    ]
+    return sorted(str(file.relative_to(root)) for file in found)
+
+
+def marked(parts: dict[str, Sequence[str]], root: Path) -> dict[str, Sequence[str]]:
+    """The files of each part that have tests with the mark; the others need not even be read by pytest."""
+    files = {
+        name: [file for file in files_in(paths, root) if MARK in (root / file).read_text()]
+        for name, paths in parts.items()
+    }
+    return {name: found for name, found in files.items() if found}
 
 
 def main(options: list[str]) -> int:
     """Run the tests; the exit code."""
     if any(not option.startswith("-") and (ROOT / option.partition("::")[0]).exists() for option in options):
+        options = [option for option in options if option != "--long"]
         return subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, check=False).returncode
-    halves = {"learning": LEARNING, "rest": (*REST, *(f"--ignore={path}" for path in LEARNING))}
-    return all_tests(halves, options, ROOT)
+    parts = with_rest(ROOT)
+    if "--long" in options:
+        options.remove("--long")
+        return all_tests(marked(parts, ROOT), ["-m", "long", *options], ROOT)
+    return all_tests(parts, ["-m", "not long", *options], ROOT)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 from builders import grouped_query_lm, learner, small_config, small_parts
+from forkserver import CONTEXT
 from safetensors.torch import load_file
 from weightserver import Faults, serve
 
@@ -26,18 +26,6 @@ from trainer.weights.buckets import plan_buckets
 from trainer.weights.folders import FolderPublisher
 from trainer.weights.nccl import NcclPublisher
 from trainer.weights.publisher import Outlet
-
-# Processes start from one that has imported everything already.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "transformers.models.llama.modeling_llama",
-        "transformers.models.qwen2.modeling_qwen2",
-        "trainer.weights.nccl",
-        "trainer.rollout.controller",
-        "trainer.engines.embedded",
-    ]
-)
 
 MODELS = ("llama", "qwen2")  # tied and untied output weights
 

@@ -100,8 +100,8 @@ def running(gpus: int) -> Iterator[RayCluster]:
     # Ports of its own: other tests may have a Ray, too.
     start += [f"--num-gpus={gpus}", "--node-ip-address=127.0.0.1", *own_ports()]
     try:
-        subprocess.run(start, check=True, env=ray, capture_output=True, timeout=120)
-        wait_for(_answers, 60)
+        subprocess.run(start, check=True, env=ray, capture_output=True, timeout=300)
+        wait_for(_answers)
         yield RayCluster(_storage(world), _operator(world))
     finally:
         end_processes_of(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from trainer.paths import RunPaths
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 TOTAL_STEPS = 12
 
 SETTINGS: dict[str, Any] = {
@@ -54,6 +55,7 @@ class Trial:
 
     def __init__(self, fileroot: Path, cache: Path, **changes: Any) -> None:
         self.values: dict[str, Any] = {}
+        self._made = (fileroot, cache, changes)
         self.file = fileroot / "config.yaml"
         self.console = fileroot.with_name(f"{fileroot.name}.console.log")
         fileroot.mkdir(parents=True, exist_ok=True)
@@ -81,6 +83,19 @@ class Trial:
             name = part.get(choice.key, choice.default)
             for field in [field for field in part if choice.lacks(name, field) and field in SETTINGS[section]]:
                 del part[field]
+
+    def kept(self) -> Callable[[], Trial]:
+        """Keep the folder as it is now; what is returned puts it back, as often as it is called."""
+        fileroot, cache, changes = self._made
+        copy = fileroot.with_name(f"{fileroot.name}.kept")
+        shutil.copytree(fileroot, copy)
+
+        def restored() -> Trial:
+            shutil.rmtree(fileroot)
+            shutil.copytree(copy, fileroot)
+            return Trial(fileroot, cache, **changes)
+
+        return restored
 
     def records(self, kind: str = "") -> list[dict[str, Any]]:
         """Complete records of metrics.jsonl, of one kind or of all."""
@@ -120,6 +135,9 @@ class Trial:
         return self.paths.recover / (self.paths.recover / "LATEST").read_text().strip()
 
 
+SHORT_WARMUP = {"warmup.recall_steps": 2, "warmup.steps": 2}
+"""For runs of another task than the reference's: their warm-up is in no cache, and nobody compares their weights."""
+
 NewTrial = Callable[..., Trial]
 """The fixture `new_trial`: makes a trial from a name and settings."""
 
@@ -138,17 +156,22 @@ class Forks:
             env={**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
         )
         self.answers: queue.Queue[str] = queue.Queue()
+        self.latest: Attempt | None = None
         threading.Thread(target=self._read, daemon=True).start()
         assert self.answers.get(timeout=DEADLINE_S) == "ready"
 
     def start(self, trial: Trial, *flags: str) -> Attempt:
         """Start an attempt at a trial."""
+        if self.latest is not None and self.latest.running():  # of a test that has failed
+            self.latest.send(signal.SIGKILL)
+            self.latest.end()
         command = {"argv": [str(trial.file), *flags], "console": str(trial.console)}
         trial.console.unlink(missing_ok=True)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
-        return Attempt(int(self.answers.get(timeout=DEADLINE_S).removeprefix("pid ")), self.answers)
+        self.latest = Attempt(int(self.answers.get(timeout=DEADLINE_S).removeprefix("pid ")), self.answers)
+        return self.latest
 
     def run(self, trial: Trial, *flags: str) -> int:
         """Run an attempt to its end; returns the exit code."""

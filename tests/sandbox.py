@@ -143,7 +143,7 @@ class _Script:
                 env={"PATH": "/stand-ins", "FAULT": fault, "LASTING": lasting, "HOME": "/root"},
                 preexec_fn=lambda: (os.chroot(self.root), os.chdir("/")),  # type: ignore[func-returns-value]
                 check=False,
-                timeout=120,
+                timeout=300,
             )
             out.seek(0)
             said = out.read().decode(errors="replace")[-2000:]

@@ -31,7 +31,7 @@ class Slurm:
 
     def run(self, *command: str) -> str:
         """Output of one of Slurm's commands."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{command}: {done.stderr}\n{self.logs()}"
         return done.stdout
 
@@ -144,7 +144,7 @@ def _idle(made: Slurm) -> int:
         env=made.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return sum(line.split()[1:] == ["idle"] for line in done.stdout.splitlines())

@@ -52,14 +52,14 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """A new private key, its public half beside it."""
     bits = ["-b", "2048"] if kind == "rsa" else []
     command = ["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-C", path.name, "-f", str(path)]
-    subprocess.run(command, check=True, timeout=30)
+    subprocess.run(command, check=True, timeout=300)
     return path
 
 
 def fingerprint_of(key: Path) -> str:
     """SHA256:… of a key."""
     command = ["ssh-keygen", "-lf", str(key)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()[1]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.split()[1]
 
 
 def wait_for_port(address: str, port: int, seconds: float = 20.0) -> None:
@@ -273,10 +273,10 @@ def account(*, sudo: str = "", shell: str = "/bin/sh") -> Iterator[Account]:
     require(os.geteuid() == 0, "test users can only be made by root")
     user = Account(f"ck{secrets.token_hex(4)}", secrets.token_urlsafe(9))
     rule = Path("/etc/sudoers.d") / user.name
-    subprocess.run(["useradd", "-m", "-s", shell, user.name], check=True, capture_output=True, timeout=30)
+    subprocess.run(["useradd", "-m", "-s", shell, user.name], check=True, capture_output=True, timeout=300)
     try:
         line = f"{user.name}:{user.password}\n".encode()
-        subprocess.run(["chpasswd"], input=line, check=True, capture_output=True, timeout=30)
+        subprocess.run(["chpasswd"], input=line, check=True, capture_output=True, timeout=300)
         if sudo:
             tag = "NOPASSWD: " if sudo == "nopasswd" else ""
             rule.write_text(f"{user.name} ALL=(ALL) {tag}ALL\n")
@@ -285,7 +285,7 @@ def account(*, sudo: str = "", shell: str = "/bin/sh") -> Iterator[Account]:
     finally:
         rule.unlink(missing_ok=True)
         _end_processes_of(user.name)
-        subprocess.run(["userdel", "-r", user.name], check=False, capture_output=True, timeout=30)
+        subprocess.run(["userdel", "-r", user.name], check=False, capture_output=True, timeout=300)
 
 
 def _end_processes_of(name: str) -> None:
@@ -307,7 +307,7 @@ def ssh_agent(*keys: Path) -> Iterator[str]:
             time.sleep(0.01)
         for key in keys:
             command = ["ssh-add", "-q", str(key)]
-            subprocess.run(command, check=True, env=os.environ | {"SSH_AUTH_SOCK": str(path)}, timeout=30)
+            subprocess.run(command, check=True, env=os.environ | {"SSH_AUTH_SOCK": str(path)}, timeout=300)
         yield str(path)
     finally:
         agent.kill()

@@ -170,6 +170,11 @@ class Operator:
         logs = self._logs(node if isinstance(node, str) else node.address, cluster)
         return logs[-1].read_text(errors="replace") if logs else ""
 
+    def new_log(self, node: Node) -> str:
+        """What the command that the last `start` began has logged of a host so far."""
+        new = [path for path in self._logs(node.address, "*") if path not in self._earlier]
+        return new[-1].read_text(errors="replace") if new else ""
+
     def await_log(self, node: Node, text: str, running: subprocess.Popen[str], seconds: float = 180.0) -> None:
         """Wait until what `running`, begun by the last `start`, has logged of a host holds `text`.
 
@@ -179,8 +184,7 @@ class Operator:
         """
         deadline = time.monotonic() + seconds
         while True:
-            new = [path for path in self._logs(node.address, "*") if path not in self._earlier]
-            log = new[-1].read_text(errors="replace") if new else ""
+            log = self.new_log(node)
             if text in log:
                 return
             assert running.poll() is None, f"it ended before {text!r}: {running.communicate()}"

@@ -21,7 +21,7 @@ from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.session import SshSession
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.long
 REGISTRY_PORT = 5000
 
 

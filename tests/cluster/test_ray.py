@@ -17,7 +17,6 @@ from clusterkit.provision.images import Image
 from clusterkit.provision.ray.model import token_file
 from clusterkit.provision.ray.ports import Ports
 
-pytestmark = pytest.mark.timeout(900)
 CLUSTER = "lab"
 
 

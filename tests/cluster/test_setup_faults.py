@@ -21,7 +21,7 @@ from testbed_runtime import put_on_storage
 
 from clusterkit.provision.images import Image
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.long
 
 NEIGHBOUR = "neighbour"
 USERS_DAEMON_JSON = '{"log-level": "warn"}'
@@ -132,7 +132,7 @@ def test_changed_host_key_and_hosts_that_do_not_answer(stranger: Operator) -> No
     # Host keys are never accepted on the quiet: the way out is a command, and it works.
     assert stranger.check("--no-probes", hosts=[changed]).exit_code == 1
     (command,) = [line for line in told.splitlines() if line.startswith("ssh-keygen -R")]
-    subprocess.run(shlex.split(command), check=True, capture_output=True, timeout=30)
+    subprocess.run(shlex.split(command), check=True, capture_output=True, timeout=300)
     assert stranger.check("--no-probes", hosts=[changed]).exit_code == 0
 
 
@@ -467,7 +467,7 @@ def unmet(*nodes: Node) -> Iterator[None]:
 
     def said(node: Node) -> str:
         words = node.testbed.engine.argv("logs", node.container)
-        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stderr
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stderr
 
     before = [said(node) for node in nodes]
     yield
@@ -477,7 +477,7 @@ def unmet(*nodes: Node) -> Iterator[None]:
 def own_authority(folder: Path) -> bytes:
     """A certificate of nobody's."""
     words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    subprocess.run([*words.split(), "-keyout", "key.pem", "-out", "own.pem"], cwd=folder, check=True, timeout=60)
+    subprocess.run([*words.split(), "-keyout", "key.pem", "-out", "own.pem"], cwd=folder, check=True, timeout=300)
     return (folder / "own.pem").read_bytes()
 
 

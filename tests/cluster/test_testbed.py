@@ -11,8 +11,6 @@ import pytest
 from testbed import Node, Testbed
 from testbed_engine import Engine, command, process_runs
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def ssh(testbed: Testbed, node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     known = testbed.folder / "known_hosts"
@@ -20,7 +18,7 @@ def ssh(testbed: Testbed, node: Node, *words: str) -> subprocess.CompletedProces
     options = ["-i", str(testbed.key), "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"]
     options += ["-o", "ConnectTimeout=2", "-o", "BatchMode=yes", "-p", str(node.ssh_port)]
     command = ["ssh", "-F", "none", *options, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_nodes_are_hosts_of_their_own_that_share_one_folder(testbed: Testbed, nodes: list[Node]) -> None:

@@ -24,7 +24,7 @@ from clusterkit.config.presets import leaves
 from clusterkit.provision.images import Image
 from clusterkit.runs.directory import hold_lock, user_name
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 STEPS = 2
 WARMUP = ("warmup.recall_steps=5", "warmup.steps=5", "warmup.gate=0")

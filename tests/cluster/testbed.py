@@ -121,7 +121,7 @@ class Node:
     def remove(self) -> None:
         """Take the node and its disks away."""
         engine = self.testbed.engine
-        engine.docker("rm", "-f", "-v", self.container, timeout=120, check=False)
+        engine.docker("rm", "-f", "-v", self.container, timeout=300, check=False)
         engine.docker("volume", "rm", "-f", self.container, timeout=600)
 
     @property

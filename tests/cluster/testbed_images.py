@@ -75,7 +75,7 @@ def _pip_setting(name: str) -> str:
         return value
     for section in ("install", "global"):
         words = [sys.executable, "-m", "pip", "config", "get", f"{section}.{name}"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode == 0:
             return done.stdout.strip()
     return ""

@@ -61,7 +61,7 @@ def test_it_knows_the_capital_of_france(model_and_tokenizer) -> None:
 def test_a_second_get_keeps_the_verified_copy(smollm2_path: Path) -> None:
     before = (smollm2_path / "model.safetensors").stat().st_mtime_ns
     command = [sys.executable, "-m", "clusterkit.cli.main", "assets", "get", "smollm2-135m"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "is there already, unchanged" in done.stdout
     assert (smollm2_path / "model.safetensors").stat().st_mtime_ns == before

@@ -16,7 +16,7 @@ from runs import ENVIRONMENT, Trial, command
 from vllmflags import FLAGS
 from vllmserver import vllm_python
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.long
 
 
 def train(trial: Trial) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from clusterkit.provision.facts.probe import Wants, gather
 from clusterkit.ssh.secrets import SUDO_PASSWORD
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 def facts_of(ssh: Ssh, server: Sshd, username: str = "root") -> Facts:

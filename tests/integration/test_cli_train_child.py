@@ -129,14 +129,14 @@ class Operator:
 
     def end(self) -> tuple[int, str, dict[str, object], str]:
         """Exit code, stderr, outcome and its message."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         outcome = json.loads(out) if out else {}
         return self.process.returncode, err, outcome, str(outcome.get("message", ""))
 
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until the condition holds; give up, failing, after a minute."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.02)

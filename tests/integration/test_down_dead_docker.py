@@ -35,7 +35,7 @@ class Engine:
         command += ["--exec-root", f"{folder}/exec", "--bridge", "none", "--iptables=false", "--ip6tables=false"]
         command += ["--storage-driver", "vfs"]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while subprocess.run(["docker", "-H", self.host, "version"], capture_output=True, check=False).returncode:
             assert self.process.poll() is None, (folder / "log").read_text()[-2000:]
             assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]

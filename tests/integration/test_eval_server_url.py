@@ -20,7 +20,7 @@ from vllmserver import start_vllm
 
 from trainer.engines.process import ServerProcess, free_port
 
-pytestmark = [pytest.mark.data, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.data, pytest.mark.long, pytest.mark.timeout(1500)]
 
 EIGHT_AT_ONCE = ("--max-num-seqs", "8")
 
@@ -147,7 +147,7 @@ def test_a_server_that_is_killed_is_waited_for_and_the_evaluation_goes_on_later(
         )
         wait_for(lambda: len(samples(tmp_path / "out")) >= 3 or process.poll() is not None)
         server.stop()
-        assert process.wait(timeout=120) == 1
+        assert process.wait(timeout=300) == 1
     told = (tmp_path / "stderr.log").read_text()
     assert f"{server.url} does not answer: the connection failed" in told
     assert "Waiting for it for up to 2 s" in told

@@ -150,7 +150,7 @@ def test_killed_and_resumed_it_goes_on_with_what_is_missing(
     process = command(config, tmp_path)
     wait_for(lambda: len(lines_of(tmp_path / "out")) >= 4 or process.poll() is not None)
     process.send_signal(number)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     kept = lines_of(tmp_path / "out")
     assert 4 <= len(kept) < 36, err
     if number == signal.SIGTERM:
@@ -161,7 +161,7 @@ def test_killed_and_resumed_it_goes_on_with_what_is_missing(
         file.write(b'{"id": "1", "sample": "0", "text": "half a li')
 
     process = command(config, tmp_path)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     answer = json.loads(out)
     row = results_of(Path(answer["results"]))["rows"][0]

@@ -25,7 +25,7 @@ CASES = {
 def _trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "trainer", *arguments]
     return subprocess.run(
-        argv, env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+        argv, env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300
     )
 
 
@@ -57,7 +57,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> No
 def test_a_judge_that_is_not_there_is_told_before_minutes_of_warming_up(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", "memalpha-tiny", "judge.reader=server"]
     command += ["judge.url=http://127.0.0.1:9", f"fileroot={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "the judge at http://127.0.0.1:9 cannot be reached" in done.stderr
     assert not (tmp_path / "cache" / "warmup").exists()

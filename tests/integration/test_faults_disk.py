@@ -48,10 +48,10 @@ class SmallDisk:
                 file.write(bytes(min(room - free, 1 << 20)))
 
     def grow(self) -> None:
-        subprocess.run(["mount", "-o", "remount,size=128m", str(self.folder)], check=True, timeout=60)
+        subprocess.run(["mount", "-o", "remount,size=128m", str(self.folder)], check=True, timeout=300)
 
     def unmount(self) -> None:
-        subprocess.run(["umount", "-l", str(self.folder)], check=True, timeout=60)
+        subprocess.run(["umount", "-l", str(self.folder)], check=True, timeout=300)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_full_for_the_message_too(forks: Forks, small_disk: SmallDisk, warm_cach
     _stop_after(forks, trial, 2)
     small_disk.leave(0)
     process = command(trial, stderr=(small_disk.folder / "runs" / "printed").open("w"))
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode == 1
     assert (small_disk.folder / "runs" / "printed").read_text() == ""
 
@@ -223,7 +223,7 @@ def test_a_run_directory_that_may_not_be_written(new_trial: NewTrial, place: str
     # Without this right root is as bound by permissions as anyone.
     drop = ["setpriv", "--inh-caps=-dac_override", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
     process = command(trial, prefix=drop)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     closed.chmod(0o755)
     assert (process.returncode, out) == (2, ""), err
     told = f"cannot write the run directory: {closed / 'logs'}: Permission denied. Choose another fileroot=DIR"
@@ -234,7 +234,7 @@ def test_a_run_directory_that_may_not_be_written(new_trial: NewTrial, place: str
 
 def test_a_disk_that_is_read_only(forks: Forks, small_disk: SmallDisk, warm_cache: Path) -> None:
     trial = small_disk.trial(warm_cache)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True, timeout=300)
     assert forks.run(trial) == 2
     assert _one_message(trial) == (
         f"error: cannot write the run directory: {trial.file.parent / 'logs'}: Read-only file system. "

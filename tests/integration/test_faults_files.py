@@ -38,7 +38,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     )
     require(not made.returncode, f"a real full disk needs the right to mount a tmpfs: {made.stderr.strip()}")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=60)
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=300)
 
 
 def fill(disk: Path) -> None:
@@ -55,7 +55,7 @@ def run(folder: Path, *words: str, prefix: list[str] | None = None, **places: Pa
     chosen = {f"CLUSTERKIT_{name}": str(path) for name, path in {**usual, **places}.items()}
     return subprocess.run(
         [*(prefix or []), CLUSTERKIT, *words],
-        cwd=folder, env={**os.environ, **chosen}, capture_output=True, text=True, check=False, timeout=120,
+        cwd=folder, env={**os.environ, **chosen}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_every_place_of_the_operators_is_named(
 
 
 def test_a_disk_that_may_only_be_read(disk: Path, tmp_path: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=300)
 
     done = run(tmp_path, "init", "h1", "--cluster", "c", CONFIG=disk / "config")
 

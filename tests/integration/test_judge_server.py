@@ -23,7 +23,7 @@ from vllmserver import vllm_python
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.paths import user_name
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 START_S = 900.0
 FAST = " ".join((*FLAGS, "--max-model-len", "2048", "--max-num-seqs", "16"))
@@ -71,7 +71,7 @@ def judge(fileroot: Path, smollm2_path: Path, tmp_path: Path) -> Iterator[subpro
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-                process.wait(timeout=120)
+                process.wait(timeout=300)
 
 
 def urls(fileroot: Path) -> list[str]:
@@ -106,7 +106,7 @@ def test_a_run_trains_with_a_real_judge_that_is_killed_in_the_middle(
     assert trial.summary()["status"] == "completed"
 
     judge.terminate()  # the command alone: it hands the signal on
-    assert judge.wait(timeout=120) == 0
+    assert judge.wait(timeout=300) == 0
     assert urls(fileroot) == []  # the registration is gone with the servers
     said = (tmp_path / "judge.log").read_text()
     assert "judge server judge-0 is no longer used: it was told to end" in said

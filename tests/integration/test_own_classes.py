@@ -36,7 +36,7 @@ def clusterkit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "clusterkit.cli.main", *arguments]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY), "CLUSTERKIT_CACHE": str(folder / "cache")}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

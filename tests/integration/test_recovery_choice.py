@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from runs import TOTAL_STEPS, Forks, NewTrial, Trial, assert_same_run, command, wait_for
+from runs import SHORT_WARMUP, TOTAL_STEPS, Forks, NewTrial, Trial, assert_same_run, command, wait_for
+
+
+@pytest.fixture(scope="module")
+def completed(
+    forks: Forks, tmp_path_factory: pytest.TempPathFactory, warm_cache: Path, reference: Trial
+) -> Callable[[], Trial]:
+    trial = Trial(tmp_path_factory.mktemp("choice") / "trial", warm_cache, **{"train.total_steps": 5})
+    assert forks.run(trial) == 0, trial.said()
+    return trial.kept()
 
 
 @pytest.fixture
-def short(forks: Forks, new_trial: NewTrial) -> Trial:
+def short(completed: Callable[[], Trial]) -> Trial:
     """A trial completed after 5 of the reference's steps."""
-    trial = new_trial(**{"train.total_steps": 5})
-    assert forks.run(trial) == 0, trial.said()
-    return trial
+    return completed()
 
 
 def _untouched(trial: Trial) -> dict[str, object]:
@@ -81,7 +90,7 @@ def test_a_complete_run_is_left_alone(forks: Forks, short: Trial) -> None:
 
 
 def test_completeness_by_epochs(forks: Forks, new_trial: NewTrial) -> None:
-    trial = new_trial(**{"train.total_steps": 0, "task.train_size": 8})
+    trial = new_trial(**{"train.total_steps": 0, "task.train_size": 8, **SHORT_WARMUP})
     assert forks.run(trial) == 0, trial.said()
     assert trial.summary()["global_step"] == 2
     assert forks.run(trial) == 0
@@ -157,7 +166,7 @@ def test_two_trainers_of_one_trial(new_trial: NewTrial, forks: Forks, reference:
     records, log = trial.records(), trial.log()
     try:
         second = command(trial, stderr=subprocess.PIPE)
-        out, err = second.communicate(timeout=120)
+        out, err = second.communicate(timeout=300)
         assert (second.returncode, out) == (2, "")
         assert err == (
             f"error: small/run1 is already running (process {first.pid}): `clusterkit status` shows it; "

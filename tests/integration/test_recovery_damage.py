@@ -9,20 +9,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import Forks, NewTrial, Trial, assert_same_run
+from runs import Forks, Trial, assert_same_run
 
 STOP_AT = 6
 
 
-@pytest.fixture
-def stopped(forks: Forks, new_trial: NewTrial) -> Trial:
-    """A trial that was killed after some steps: two whole slots, a step apart."""
-    trial = new_trial()
+@pytest.fixture(scope="module")
+def killed(
+    forks: Forks, tmp_path_factory: pytest.TempPathFactory, warm_cache: Path, reference: Trial
+) -> Callable[[], Trial]:
+    trial = Trial(tmp_path_factory.mktemp("damage") / "trial", warm_cache)
     attempt = forks.start(trial)
     assert attempt.reach(lambda: len(trial.records("recover")) >= STOP_AT)
     attempt.send(signal.SIGKILL)
     assert attempt.end() == -signal.SIGKILL
-    return trial
+    return trial.kept()
+
+
+@pytest.fixture
+def stopped(killed: Callable[[], Trial]) -> Trial:
+    """A trial that was killed after some steps: two whole slots, a step apart."""
+    return killed()
 
 
 def _step(slot: Path) -> int:

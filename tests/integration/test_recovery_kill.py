@@ -20,7 +20,7 @@ from clusterkit.runs.trials import run_directory
 from clusterkit.ui.progress import Silent
 from trainer.paths import cache_folder
 
-KILLS = 40
+KILLS = 20
 # From what can be seen from outside to the blow, at most: about as long as that part of a step takes.
 MOMENTS = {"start": 0.15, "step": 0.1, "checkpoint": 0.08, "export": 0.03, "end": 0.05}
 
@@ -46,6 +46,7 @@ def _kill(attempt: Attempt, condition: Callable[[], bool], delay: float) -> bool
     return attempt.end() == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_kill_9_at_random_points(
     forks: Forks, tmp_path: Path, warm_cache: Path, reference: Trial, record_property: Callable[[str, object], None]
 ) -> None:

@@ -9,71 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import TOTAL_STEPS, Forks, NewTrial, Trial
+from runs import SHORT_WARMUP, TOTAL_STEPS, Forks, NewTrial, Trial
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.agents.memagent import MemAgent, RolloutOptions
-from trainer.config import CheckpointConfig, RunConfig
+from trainer.config import RunConfig
 from trainer.loop import TrainingRun
 from trainer.rewards.boxed import boxed_reward
-from trainer.schedule import LONG_WAIT_S, Schedule, recover_due, save_due, seconds_to_first_save
+from trainer.schedule import Schedule
 from trainer.tasks import make_source
 from trainer.types import Completion, SamplingParams
-
-HOUR = 3600.0
-
-
-def _course(steps_per_epoch: int = 6, total: int = 12) -> Schedule:
-    return Schedule(steps_per_epoch, total, 4 * steps_per_epoch, 4)
-
-
-def _saves(total: int, steps_per_epoch: int, **settings: float) -> list[int]:
-    config = CheckpointConfig.model_validate({"save_freq_epochs": 0, **settings})
-    course = _course(steps_per_epoch, total)
-    return [step for step in range(1, total + 1) if save_due(config, course, step, 0.0)]
-
-
-def test_due_by_steps_by_epochs_and_at_the_end() -> None:
-    assert _saves(12, 6, save_freq_steps=4) == [4, 8, 12]
-    assert _saves(12, 5, save_freq_epochs=1) == [5, 10, 12]
-    assert _saves(24, 4, save_freq_epochs=2) == [8, 16, 24]
-    assert _saves(12, 5, save_freq_steps=3, save_freq_epochs=2) == [3, 6, 9, 10, 12]
-    assert _saves(7, 100) == [7]
-
-
-def test_due_by_time() -> None:
-    config = CheckpointConfig(save_freq_epochs=0, save_freq_secs=100.0)
-    assert not save_due(config, _course(), 3, 100.0)
-    assert save_due(config, _course(), 3, 100.1)
-
-
-@pytest.mark.parametrize(
-    ("step", "since", "have_one", "due"),
-    [
-        (1, 9999.0, False, False),  # before ckpt_first_step
-        (2, 0.0, False, True),
-        (5, 0.0, False, True),  # the first was missed: at the next step
-        (3, 599.0, True, False),
-        (3, 600.5, True, True),
-    ],
-)
-def test_recover_checkpoints_after_the_second_step_then_by_time(
-    step: int, since: float, have_one: bool, due: bool
-) -> None:
-    assert recover_due(CheckpointConfig(), step, since, have_one) is due
-
-
-def test_recover_checkpoints_by_steps() -> None:
-    config = CheckpointConfig(ckpt_freq_steps=3)
-    assert [s for s in range(2, 10) if recover_due(config, s, 0.0, have_one=s > 2)] == [2, 3, 6, 9]
-
-
-def test_how_long_until_the_first_persistent_checkpoint() -> None:
-    course = _course(19, 19)
-    assert seconds_to_first_save(CheckpointConfig(), course, 2200.0) == 19 * 2200.0 > LONG_WAIT_S
-    assert seconds_to_first_save(CheckpointConfig(save_freq_steps=5), course, 2200.0) == 5 * 2200.0 < LONG_WAIT_S
-    assert seconds_to_first_save(CheckpointConfig(save_freq_secs=HOUR), course, 2200.0) == HOUR + 2200.0
-    assert seconds_to_first_save(CheckpointConfig(save_freq_epochs=0), _course(19, 190), 10.0) == 1900.0
 
 
 @pytest.mark.parametrize(("step_seconds", "words"), [(2200.0, "after 12 hours"), (60.0, "")], ids=["slow", "fast"])
@@ -81,7 +26,7 @@ def test_a_late_first_save_is_warned_of(step_seconds: float, words: str) -> None
     warnings: list[str] = []
     run = SimpleNamespace(
         config=RunConfig(agent={"chunk_tokens": 500}),
-        course=_course(19, 19),
+        course=Schedule(19, 19, 4 * 19, 4),
         monitor=SimpleNamespace(warn=warnings.append),
     )
     TrainingRun._warn_of_late_save(run, step_seconds)
@@ -104,7 +49,9 @@ def test_the_reference_has_them_under_their_names(reference: Trial) -> None:
 
 
 def test_epoch_saves_of_a_real_run(forks: Forks, new_trial: NewTrial) -> None:
-    trial = new_trial(checkpoint={"save_freq_steps": 0, "save_freq_epochs": 1}, **{"task.train_size": 12})
+    trial = new_trial(
+        checkpoint={"save_freq_steps": 0, "save_freq_epochs": 1}, **{"task.train_size": 12, **SHORT_WARMUP}
+    )
     trial.change(**{"train.total_steps": 7})
     assert forks.run(trial) == 0, trial.said()
     names = ["epoch1epochstep3globalstep3", "epoch2epochstep3globalstep6", "epoch3epochstep1globalstep7"]

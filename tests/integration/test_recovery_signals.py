@@ -97,7 +97,7 @@ def test_a_signal_during_the_imports_is_heeded(
     wait_for(lambda: b"libtorch" in Path(f"/proc/{process.pid}/maps").read_bytes())
     assert not (trial.paths.logs / "run.lock").exists(), "still importing"
     process.send_signal(number)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in err) == (130, False)
     assert "the same command goes on from there" in err
     assert trial.records("step") == []
@@ -115,7 +115,7 @@ def test_the_operator_passes_the_signal_on(new_trial: NewTrial, reference: Trial
     process = subprocess.Popen(argv, env=ENVIRONMENT, cwd=REPOSITORY, **pipes)
     wait_for(lambda: len(trial.records("step")) >= 2 or process.poll() is not None)
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     done = len(trial.records("step"))
 
     assert (process.returncode, out) == (130, ""), err
@@ -125,7 +125,7 @@ def test_the_operator_passes_the_signal_on(new_trial: NewTrial, reference: Trial
     assert "train.learning_rate=0.001" in told
     assert "trial_name=run1" in told
 
-    again = subprocess.run([*argv, "--json"], env=ENVIRONMENT, cwd=REPOSITORY, check=False, timeout=120, **pipes)
+    again = subprocess.run([*argv, "--json"], env=ENVIRONMENT, cwd=REPOSITORY, check=False, timeout=300, **pipes)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["summary"]["parameter_sha256"] == reference.summary()["parameter_sha256"]
     assert [r["resume_step"] for r in trial.records("attempt")] == [0, done]

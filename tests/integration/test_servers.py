@@ -18,6 +18,8 @@ from vllmserver import START_SECONDS, vllm_python
 
 from trainer.serving import registry
 
+pytestmark = pytest.mark.long
+
 SERVE = [sys.executable, "-m", "clusterkit.cli.main", "serve"]
 
 
@@ -118,7 +120,7 @@ def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Tr
 def test_what_a_server_printed_is_shown(trial: Trial) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "clusterkit.cli.main", "logs", "--engine", "0", "--fileroot", trial.config.fileroot],
-        capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY,
+        capture_output=True, text=True, timeout=300, check=False, cwd=REPOSITORY,
     )  # fmt: skip
     assert "EngineCore" in done.stdout, done.stderr
 
@@ -133,7 +135,7 @@ def test_servers_end_when_they_are_told_to_and_the_run_says_that_none_is_left(tr
     assert registered(trial) == []
     assert not any(registry.process_runs(pid) for pid in pids)
     assert serve(trial, "list").strip() == "the run has no engine servers"
-    said = running.communicate(timeout=120)[1]
+    said = running.communicate(timeout=300)[1]
     assert running.returncode == 1, said  # the run's job starts it again, and that its servers
     assert "no engine server came back within 1 s: 0 of 1 engine servers answer (server-0" in said
     assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
@@ -148,7 +150,7 @@ def test_a_run_that_waits_for_servers_ends_in_order_when_it_is_asked_to(trial: T
     serve(trial, "stop")
     wait_for(lambda: trial.log().count("requests wait up to 600 s") > asked or running.poll() is not None, 60.0)
     running.send_signal(signal.SIGTERM)
-    said = running.communicate(timeout=60)[1]
+    said = running.communicate(timeout=300)[1]
     assert running.returncode == 130, said
     assert f"interrupted after step {len(steps(trial))}: a recover checkpoint of step {len(steps(trial))}" in said
 
@@ -156,7 +158,7 @@ def test_a_run_that_waits_for_servers_ends_in_order_when_it_is_asked_to(trial: T
 def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> None:
     run = ["--fileroot", trial.config.fileroot]
     done = subprocess.run(
-        [*SERVE, "stop", "server-7", *run], capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY
+        [*SERVE, "stop", "server-7", *run], capture_output=True, text=True, timeout=300, check=False, cwd=REPOSITORY
     )
     assert done.returncode == 2
     assert "no server server-7 (there: none)" in done.stderr

@@ -25,6 +25,8 @@ from trainer.engines.process import free_port
 from trainer.judge.registry import judge_urls, judges_folder
 from trainer.serving import registry
 
+pytestmark = pytest.mark.long
+
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
@@ -45,7 +47,7 @@ def environment() -> Iterator[dict[str, str]]:
     )
     for address, options in zip(NODES, starts, strict=True):
         start = [*RAY, "start", *options, *own_ports(), f"--node-ip-address={address}", "--num-cpus=4"]
-        subprocess.run(start, check=True, env=found, capture_output=True, timeout=120)
+        subprocess.run(start, check=True, env=found, capture_output=True, timeout=300)
     yield found
     end_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)

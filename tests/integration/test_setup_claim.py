@@ -45,8 +45,6 @@ from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.connection import connect
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
-
 HERE = Claim("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UTC")
 THERE = replace(HERE, identity="b" * 16, who="bob@desk", process=22)
 HOLDING = """
@@ -359,7 +357,7 @@ class Machine:
 
     def outcome(self) -> tuple[str, int]:
         process = self.start()
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
         return said, process.returncode
 
 
@@ -395,7 +393,7 @@ def test_two_machines_with_one_home_on_storage_without_locks(ssh: Ssh, tmp_path:
     both = [machine.start() for machine in (desk, laptop, desk, laptop)]
     firsts = [process.stdout.readline() for process in both if process.stdout is not None]
     assert sorted(first.split()[0] for first in firsts) == ["held", "refused", "refused", "refused"]
-    assert sorted(code for process in both for code in [process.communicate(timeout=60) and process.returncode]) == [
+    assert sorted(code for process in both for code in [process.communicate(timeout=300) and process.returncode]) == [
         0,
         2,
         2,

@@ -32,8 +32,6 @@ from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
-
 HERE = Claim("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UTC")
 THERE = replace(HERE, identity="b" * 16, who="bob@desk", process=22)
 

@@ -30,7 +30,6 @@ from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)

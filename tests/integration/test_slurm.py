@@ -127,6 +127,7 @@ def wait_for(condition: Callable[[], object], said: Callable[[], object] = lambd
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_run_is_submitted_attached_to_requeued_stopped_and_goes_on_to_its_end(login: LoginNode) -> None:
     command = login.train("--requeue", "--time=60")
     following = login.command(*command)

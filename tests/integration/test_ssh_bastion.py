@@ -13,7 +13,6 @@ from clusterkit.ssh.connection import connect
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 def jump(server: Sshd) -> str:

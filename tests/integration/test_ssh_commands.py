@@ -17,8 +17,6 @@ from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.stream import relay
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
-
 AWKWARD = """
 # quotes, backslashes, $ and here documents reach the shell as they are
 x='a "b" \\n $HOME'

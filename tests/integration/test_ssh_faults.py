@@ -15,7 +15,6 @@ from clusterkit.ssh.api import ErrorKind, HostError
 from clusterkit.ssh.connection import connect
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 def test_port_that_nobody_listens_on(ssh: Ssh) -> None:

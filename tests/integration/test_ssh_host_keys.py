@@ -15,7 +15,6 @@ from sshd import Ssh, Sshd, fingerprint_of, make_key
 from clusterkit.ssh.api import ErrorKind
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 async def hello(session) -> str:  # type: ignore[no-untyped-def]
@@ -126,7 +125,7 @@ async def main():
 asyncio.run(main())
 """
     processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
     names = [line.split()[0] for line in ssh.known_hosts.read_text().splitlines()]
     assert sorted(names) == sorted(f"[127.0.0.1]:{port}" for port in ports)
 

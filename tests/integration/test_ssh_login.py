@@ -15,7 +15,6 @@ from clusterkit.ssh.secrets import Secrets
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 async def whoami(session) -> str:  # type: ignore[no-untyped-def]

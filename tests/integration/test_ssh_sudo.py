@@ -15,7 +15,6 @@ from clusterkit.ssh.api import ErrorKind, HostError
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

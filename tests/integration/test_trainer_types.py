@@ -118,7 +118,7 @@ def test_two_ranks_learn_what_one_does(new_trial: NewTrial, tmp_path: Path) -> N
     for ranks in (1, 2):
         trial = sft(new_trial, tmp_path, f"ranks{ranks}", **{"train.ranks": ranks, "train.total_steps": 4})
         process = command(trial)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         losses.append([step["stats"]["loss"] for step in trial.records("step")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

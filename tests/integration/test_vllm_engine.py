@@ -222,6 +222,7 @@ def test_a_server_with_other_weights_than_expected_is_not_taken(served: Served) 
         asyncio.run(engine.join(Server("stranger", served.server.url)))
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_start_says_why(served: Served, tmp_path: Path) -> None:
     strange = shutil.copytree(served.folders[0], tmp_path / "strange")
     config = json.loads((strange / "config.json").read_text())

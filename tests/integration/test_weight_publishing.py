@@ -15,7 +15,8 @@ import publishing
 import pytest
 import torch
 from builders import sampled_rows, small_parts
-from publishing import CONTEXT, MODELS, Servers, Trainer, digest_of, folder_tensors, save_model, servers
+from forkserver import run_ranks
+from publishing import MODELS, Servers, Trainer, digest_of, folder_tensors, save_model, servers
 from runs import wait_for
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -378,7 +379,7 @@ def test_the_publisher_follows_the_servers_and_the_settings(rig: Servers, tmp_pa
         make_publisher(one.learner, rig.outlet, tokenizer, WeightsConfig(transport="nccl"), tmp_path / "run")
 
 
-def run_rank(rank: int, size: int, model: str, folder: Path, there: list[Server]) -> None:
+def run_rank(rank: int, size: int, folder: Path, model: str, there: list[Server]) -> None:
     """One of several trainer ranks: publishes twice over groups; rank 0 has the servers."""
     torch.set_num_threads(1)
     world = join_world(rank, size, f"file://{folder}/rendezvous")
@@ -403,18 +404,11 @@ def run_rank(rank: int, size: int, model: str, folder: Path, there: list[Server]
 def test_three_ranks_gather_the_bytes_of_an_export(tmp_path: Path, model: str, fault: dict[str, int]) -> None:
     with servers(save_model(model, tmp_path / "model")) as rig:
         there = [rig.start(), rig.start(**fault)]
-        processes = [CONTEXT.Process(target=run_rank, args=(r, 3, model, tmp_path, there)) for r in range(3)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(timeout=120)
-            if process.is_alive():
-                process.kill()
-        assert [process.exitcode for process in processes] == [0, 0, 0]
+        told = run_ranks(run_rank, 3, tmp_path, model, there)
         digests = [rig.state(server)["digest"] for server in there]
     whole = {name: tensor.to(torch.bfloat16) for name, tensor in folder_tensors(tmp_path / "export").items()}
     assert digests == [digest_of(whole)] * 2
     assert digest_of(folder_tensors(tmp_path / "weights" / "v2")) == digest_of(whole)
-    first, *others = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(3)]
+    first, *others = told
     assert others == [first, first]
     assert [stats.transport for stats in first] == (["disk", "disk"] if fault else ["nccl", "nccl"])

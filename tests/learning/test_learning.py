@@ -5,29 +5,27 @@ Everything is measured on held-out test tasks that no setting was chosen on (doc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from learning.arms import SEEDS, Outcome, run_all
+from learning.arms import SEEDS, Outcomes
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(3600)]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("learning")
+pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.fixture(scope="module")
-def outcomes(root: Path) -> dict[str, Outcome]:
-    return run_all(root)
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    found = Outcomes(tmp_path_factory.mktemp("learning"))
+    yield found
+    found.show()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_accuracy_rises_by_40_points_to_80_percent(outcomes: dict[str, Outcome], seed: int) -> None:
-    row = outcomes[f"true-{seed}"].row(0)
+def test_accuracy_rises_by_40_points_to_80_percent(outcomes: Outcomes, seed: int) -> None:
+    row = outcomes(seed).row(0)
 
     assert row["after"] >= 0.80
     assert row["after"] - row["before"] >= 0.40
@@ -35,10 +33,8 @@ def test_accuracy_rises_by_40_points_to_80_percent(outcomes: dict[str, Outcome],
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("control", ["shuffled", "flipped"])
-def test_true_rewards_beat_a_control_by_20_points_at_the_same_step(
-    outcomes: dict[str, Outcome], seed: int, control: str
-) -> None:
-    true, other = outcomes[f"true-{seed}"], outcomes[f"{control}-{seed}"]
+def test_true_rewards_beat_a_control_by_20_points_at_the_same_step(outcomes: Outcomes, seed: int, control: str) -> None:
+    true, other = outcomes(seed), outcomes(seed, control)
 
     assert true.summary["global_step"] == other.summary["global_step"]
     assert true.row(0)["before"] == other.row(0)["before"]  # the same warmed-up model
@@ -47,9 +43,9 @@ def test_true_rewards_beat_a_control_by_20_points_at_the_same_step(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_zero_advantages_change_nothing_at_all(outcomes: dict[str, Outcome], root: Path, seed: int) -> None:
-    zero = outcomes[f"zero-{seed}"]
-    start = [load_file(f) for f in (root / "cache" / "warmup").glob("*/model.safetensors")]
+def test_zero_advantages_change_nothing_at_all(outcomes: Outcomes, seed: int) -> None:
+    zero = outcomes(seed, zero=True)
+    start = [load_file(f) for f in (outcomes.root / "cache" / "warmup").glob("*/model.safetensors")]
     end = load_file(Path(zero.summary["checkpoint"]) / "model.safetensors")
 
     assert any(s.keys() == end.keys() and all(s[k].equal(end[k]) for k in end) for s in start)
@@ -58,8 +54,8 @@ def test_zero_advantages_change_nothing_at_all(outcomes: dict[str, Outcome], roo
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_with_the_memory_blanked_a_forced_answer_is_a_guess(outcomes: dict[str, Outcome], seed: int) -> None:
-    outcome = outcomes[f"true-{seed}"]
+def test_with_the_memory_blanked_a_forced_answer_is_a_guess(outcomes: Outcomes, seed: int) -> None:
+    outcome = outcomes(seed)
     chance = outcome.summary["chance"]
 
     # Four standard errors above a blind guess, over the tasks of the table.
@@ -68,8 +64,8 @@ def test_with_the_memory_blanked_a_forced_answer_is_a_guess(outcomes: dict[str, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_learned_reaches_sixteen_times_the_trained_length(outcomes: dict[str, Outcome], seed: int) -> None:
-    outcome = outcomes[f"true-{seed}"]
+def test_what_was_learned_reaches_sixteen_times_the_trained_length(outcomes: Outcomes, seed: int) -> None:
+    outcome = outcomes(seed)
     trained = outcome.summary["trained_chunks"][1]
     at_length, far = outcome.row(trained), outcome.row(16 * trained)
 
@@ -78,22 +74,10 @@ def test_what_was_learned_reaches_sixteen_times_the_trained_length(outcomes: dic
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_on_policy_ratios_and_kl_stay_exact_throughout(outcomes: dict[str, Outcome], seed: int) -> None:
-    steps = [r["stats"] for r in outcomes[f"true-{seed}"].records if r["kind"] == "step"]
+def test_on_policy_ratios_and_kl_stay_exact_throughout(outcomes: Outcomes, seed: int) -> None:
+    steps = [r["stats"] for r in outcomes(seed).records if r["kind"] == "step"]
     stats = [s for s in steps if s["trained_tokens"]]
 
     assert len(stats) > 10
     assert max(s["behave_ratio_max_dev"] for s in stats) <= 2e-5  # the rounding of float32 log-probs
     assert max(abs(s["mismatch_kl"]) for s in stats) <= 1e-6
-
-
-def test_summaries_for_the_documents(outcomes: dict[str, Outcome]) -> None:
-    """Prints docs/learning.md's table, whole with CLUSTERKIT_LEARNING_TABLE=1; every arm must be complete."""
-    for name, outcome in sorted(outcomes.items()):
-        cells = [
-            f"{r['chunks']}{'b' if r['blank_memory'] else ''}: {r['before']:.3f}->{r['after']:.3f}"
-            for r in outcome.summary["table"]
-        ]
-        first = outcome.summary["table"][0]
-        print(f"{name:12} sampled {first['sampled_before']:.3f}->{first['sampled_after']:.3f}  {'  '.join(cells)}")
-        assert outcome.summary["status"] == "completed"

@@ -45,7 +45,7 @@ def test_a_set_comes_from_the_hub_and_is_found_by_evaluations(
         published(hub, gzip.decompress(packed))
         command = [sys.executable, "-m", "clusterkit.cli.main", "assets", "get", "math_500", "--json"]
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "CLUSTERKIT_CACHE": str(cache)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
         record = json.loads(done.stdout)
         assert (record["outcome"], record["questions"]) == ("fetched", 500)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)

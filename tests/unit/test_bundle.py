@@ -180,7 +180,7 @@ class TestOnTheHost:
         own = f"-o Dir::State::status={tmp_path}/status -o Dir::Cache::archives={tmp_path}/archives"
         own += " -o Acquire::http::Proxy=http://127.0.0.1:1 -o Debug::NoLocking=true -o APT::Sandbox::User=root"
         script = f"set -eu\n{prelude}apt_update\napt_get {own} --download-only install {names}\n"
-        return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=300, check=False)
 
     def test_apt_resolves_everything_from_the_bundle_alone(self, built: Path, tmp_path: Path) -> None:
         done = self.install(built, tmp_path, f"$(cat {built}/packages/debian-12/docker.names) ca-certificates")

@@ -68,7 +68,7 @@ def test_two_ranks_reduce_on_the_cpu(tmp_path: Path) -> None:
         ["bash", "-c", rank_script(0, 2, 2, "127.0.0.1")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env=environment,
     )

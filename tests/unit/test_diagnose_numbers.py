@@ -299,7 +299,7 @@ def test_a_stopped_process_is_told_from_one_that_hangs(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while process_state(process.pid) != "T" and time.monotonic() < deadline:
             os.sched_yield()
         finding = _findings(writer)["stall"]

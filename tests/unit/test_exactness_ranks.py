@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import ranks
 import torch
+from forkserver import run_ranks
 
 from trainer.train.distributed import single_world
 from trainer.train.packing import share_out
@@ -17,17 +17,7 @@ from trainer.train.prefixes import prefix_groups
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes reports."""
-    folder = tmp_path_factory.mktemp("ranks")
-    context = get_context("spawn")
-    processes = [context.Process(target=ranks.main, args=(rank, 2, folder)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    return run_ranks(ranks.main, 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")

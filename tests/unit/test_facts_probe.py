@@ -206,7 +206,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     mounts = f"mount -o remount,bind,ro / 2>/dev/null; mount -t tmpfs -o ro none /tmp; {script}"
 
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mounts], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "-m", "sh", "-c", mounts], capture_output=True, text=True, timeout=300, check=False
     )
 
     assert done.stdout.rstrip().endswith("@@end")

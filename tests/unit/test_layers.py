@@ -64,7 +64,11 @@ def test_rows_through_a_flash_kernel_give_the_gradients_of_padded_blocks(
     assert relative_difference(found, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    ("lm", "checkpointing"),
+    [("llama", "none"), ("qwen2_grouped", "selective"), ("qwen2_grouped", "full")],
+    indirect=["lm"],
+)
 def test_compiled_layers_give_the_same_gradients_and_are_compiled_once(
     lm: Any, checkpointing: str, compiled: Any
 ) -> None:

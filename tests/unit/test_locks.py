@@ -42,7 +42,7 @@ print("closed")
 def test_where_nothing_can_be_written_it_fails_once(tmp_path: Path) -> None:
     """Not again when the file is closed, where the words of the caller would be lost."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "lock")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FULL, str(tmp_path / "lock")], capture_output=True, text=True, timeout=300, check=False
     )
 
     assert (done.stdout, done.returncode) == ("told\nclosed\n", 0), done.stderr

@@ -60,7 +60,7 @@ def _run(
     return subprocess.run(
         command,
         capture_output=True,
-        timeout=100,
+        timeout=300,
         check=False,
         preexec_fn=limited,
         pass_fds=fds,
@@ -164,7 +164,6 @@ def test_a_bomb_gives_a_piece_at_a_time() -> None:
         assert max(sizes) <= MOST_BYTES * (1 if packing != "zstd" else 64), packing
 
 
-@pytest.mark.timeout(120)
 def test_a_log_that_does_not_fit_into_memory(tmp_path: Path) -> None:
     noise = b"(model_worker/3 pid=7) 20250601-12:00:00.000 model worker INFO: Model worker 3 #gen#\n" * 10_000
     log = tmp_path / "log"

@@ -214,7 +214,7 @@ def fetch(hub: FakeHub, folder: Path, repository: str = "org/name", **more: str)
         env=environment(hub, folder, **more),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -269,7 +269,7 @@ def test_download_killed_in_the_middle_goes_on_where_it_stopped(hub: FakeHub, tm
     process.stdin.write(Path(hub_fetch.__file__).read_bytes())
     process.stdin.close()
     part = tmp_path / ".name.partial" / "model.safetensors.part"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not part.exists() or part.stat().st_size < 8 * MEGABYTE:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -165,7 +165,7 @@ def test_the_look_imports_nothing_heavy(here: Path) -> None:
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        timeout=60,
+        timeout=300,
         check=True,
     )
 

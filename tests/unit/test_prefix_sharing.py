@@ -2,7 +2,7 @@
 
 The server is a stand-in with SGLang's routes and its kind of cache, which serves what was read before and nothing that
 is being read: SGLang itself wants a GPU (benchmarks/rollout_settings.py measures it). vLLM, whose cache is of another
-kind, is asked in tests/integration/test_prefix_sharing.py.
+kind, is asked in tests/integration/test_prefix_sharing_real.py.
 """
 
 from __future__ import annotations

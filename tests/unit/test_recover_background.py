@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from multiprocessing import get_context
 from pathlib import Path
 
 import background_saver
@@ -13,6 +12,7 @@ import pytest
 import shardedranks
 import torch
 from builders import grouped_query_lm, learner, parameters, sampled_rows, small_config
+from forkserver import run_ranks
 
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.errors import RunError
@@ -112,16 +112,7 @@ def test_killed_in_the_middle_the_other_slot_is_whole(tmp_path: Path) -> None:
 
 def test_two_ranks_save_while_they_train_on(tmp_path: Path) -> None:
     """The training's collectives and those of the checkpoint do not meet, and tensor parallel weights load anywhere."""
-    context = get_context("spawn")
-    processes = [context.Process(target=shardedranks.main, args=(rank, 2, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
-    told = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    told = run_ranks(shardedranks.main, 2, tmp_path)
 
     lm = shardedranks.model()
     for name, (_, world_dtype) in shardedranks.WORLDS.items():

@@ -211,7 +211,7 @@ def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) ->
             assert connection.getresponse().status == status
             connection.close()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=300)
     finally:
         process.kill()
 

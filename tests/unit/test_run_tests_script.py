@@ -1,14 +1,14 @@
-"""How `make test` judges: halves side by side, what failed once more alone, everything named at the end."""
+"""How `make test` judges: parts side by side, what failed once more alone, everything named at the end."""
 
 from __future__ import annotations
 
-import importlib.util
+import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
+from scripts import run_tests as script
+
 PASSES = "def test_passes(): pass\n"
 FAILS = "def test_fails(): assert False, 'for good'\n"
 ONCE = """
@@ -23,40 +23,41 @@ def test_fails_once():
 """
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_tests", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time that pytest takes to start is theirs."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 def judge(
-    script: ModuleType, root: Path, capfd: pytest.CaptureFixture[str], left: dict[str, str], right: dict[str, str]
+    root: Path,
+    capfd: pytest.CaptureFixture[str],
+    left: dict[str, str],
+    right: dict[str, str],
+    *options: str,
 ) -> tuple[int, str]:
-    """Exit code and output for two halves of test files."""
-    (root / "pytest.ini").write_text("[pytest]\n")
-    for half, files in {"left": left, "right": right}.items():
-        (root / half).mkdir()
+    """Exit code and output for two parts of test files, without the seconds."""
+    (root / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
+    for part, files in {"left": left, "right": right}.items():
+        (root / part).mkdir()
         for name, text in files.items():
-            (root / half / f"test_{name}.py").write_text(text)
-    code = script.all_tests({"left": ("left",), "right": ("right",)}, ["-p", "no:cacheprovider"], root)
-    return code, capfd.readouterr().out
+            (root / part / f"test_{name}.py").write_text(text)
+    parts = {"left": ("left",), "right": ("right",)}
+    if "long" in options:
+        parts = script.marked(parts, root)
+    code = script.all_tests(parts, ["-p", "no:cacheprovider", *options], root)
+    return code, re.sub(r" \(\d+ s\)\n", "\n", capfd.readouterr().out)
 
 
-def test_all_pass(script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = judge(script, tmp_path, capfd, {"a": PASSES}, {"b": PASSES})
+def test_all_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = judge(tmp_path, capfd, {"a": PASSES}, {"b": PASSES})
     assert code == 0
     assert said.endswith("left: passed\nright: passed\n")
     assert "once more" not in said
 
 
-def test_what_passes_alone_is_named_and_fails_nothing(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, said = judge(script, tmp_path, capfd, {"a": PASSES}, {"b": ONCE})
+def test_what_passes_alone_is_named_and_fails_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = judge(tmp_path, capfd, {"a": PASSES}, {"b": ONCE})
     assert code == 0
     assert "once more, alone: right/test_b.py\n" in said
     first, *rest = said.splitlines()[-4:]
@@ -64,19 +65,17 @@ def test_what_passes_alone_is_named_and_fails_nothing(
     assert rest == ["left: passed", "right: exit code 1", "alone, right/test_b.py: passed"]
 
 
-def test_what_fails_alone_too_fails_the_run(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, said = judge(script, tmp_path, capfd, {"a": FAILS}, {"b": ONCE})
+def test_what_fails_alone_too_fails_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = judge(tmp_path, capfd, {"a": FAILS}, {"b": ONCE})
     assert code == 1
     assert "once more, alone: left/test_a.py right/test_b.py\n" in said or "right/test_b.py left/test_a.py\n" in said
     assert said.splitlines()[-2].startswith("FAILED left/test_a.py::test_fails - AssertionError: for good")
     assert said.endswith(": exit code 1\n")
 
 
-def test_many_failures_are_no_accident(script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_many_failures_are_no_accident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     many = dict.fromkeys("abcd", ONCE)
-    code, said = judge(script, tmp_path, capfd, many, {"z": PASSES})
+    code, said = judge(tmp_path, capfd, many, {"z": PASSES})
     assert code == 1
     assert "once more" not in said
     assert said.count("\nFAILED left/") == 4
@@ -84,9 +83,48 @@ def test_many_failures_are_no_accident(script: ModuleType, tmp_path: Path, capfd
 
 @pytest.mark.parametrize("broken", ["import nothing_of_that_name\n", "def test_x(:\n"])
 def test_tests_that_cannot_be_run_are_not_tried_again(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], broken: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], broken: str
 ) -> None:
-    code, said = judge(script, tmp_path, capfd, {"a": broken}, {"b": PASSES})
+    code, said = judge(tmp_path, capfd, {"a": broken}, {"b": PASSES})
     assert code != 0
     assert "once more" not in said
     assert "ERROR left/test_a.py" in said.splitlines()[-3]
+
+
+MARKED = f"""
+import time
+import pytest
+@pytest.{script.MARK}
+def test_long(): time.sleep(0.01)
+def test_short(): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named", "last"),
+    [("not long", "test_short", ["left: passed", "right: passed"]), ("long", "test_long", ["left: passed"])],
+)
+def test_long_tests_are_run_by_themselves_and_the_slowest_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], chosen: str, named: str, last: list[str]
+) -> None:
+    options = ("-m", chosen, "--durations-min=0.005")
+    code, said = judge(tmp_path, capfd, {"a": MARKED}, {"b": PASSES}, *options)
+    assert code == 0
+    _, _, after = said.partition("\nslowest:\n")
+    assert {"test_long", "test_short"} & {line.split("::")[-1] for line in after.splitlines()} == {named}
+    assert after.splitlines()[-len(last) :] == last
+
+
+def test_a_part_without_tests_of_the_kind_fails_nothing_and_no_test_at_all_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, said = judge(tmp_path, capfd, {"a": MARKED}, {"b": PASSES}, "-k", "short")
+    assert (code, said.splitlines()[-2:]) == (0, ["left: passed", "right: has no such tests"])
+    assert script.all_tests({"left": ("left",)}, ["-k", "nothing", "-p", "no:cacheprovider"], tmp_path) == 5
+
+
+def test_every_test_of_the_repository_is_in_one_part() -> None:
+    parts = script.with_rest(script.ROOT)
+    files = [file for paths in parts.values() for file in script.files_in(paths, script.ROOT)]
+    there = [str(path.relative_to(script.ROOT)) for path in (script.ROOT / "tests").rglob("test_*.py")]
+    assert sorted(files) == sorted(path for path in there if not path.startswith("tests/gpu/"))

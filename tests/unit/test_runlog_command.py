@@ -22,7 +22,7 @@ def command(*arguments: object) -> list[str]:
 def status(state: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CLUSTERKIT_STATE": str(state)}
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=state.parent
+        command(*arguments), capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=state.parent
     )
 
 
@@ -76,7 +76,7 @@ def test_a_log_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     script += "except Exception as error: print(type(error).__name__, error.exit_code, error)\n"
     log.chmod(0o000)
 
-    done = subprocess.run([sys.executable, "-c", script, log], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script, log], capture_output=True, text=True, timeout=300, check=True)
 
     assert done.stdout.startswith("UserError 2")
     assert "may not be read" in done.stdout

@@ -82,7 +82,7 @@ def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -
     argv = [sys.executable, "-m", "clusterkit.cli.main", "serve", "judge", *where, "--model", str(model)]
     # SGLang asks for a GPU; the interpreter is one that is there, so that nothing else is wrong.
     done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=120, check=False,
+        argv, capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "CLUSTERKIT_SGLANG_PYTHON": "/bin/sh"},
     )  # fmt: skip
     assert done.returncode == 2

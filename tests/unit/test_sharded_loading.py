@@ -4,7 +4,6 @@ out then, in a fraction of the memory.
 
 from __future__ import annotations
 
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import shardedranks
 import torch
 from builders import grouped_query_lm, small_config, small_parts
+from forkserver import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -65,21 +65,6 @@ def large_model(folder: Path) -> Path:
     return folder
 
 
-def run_ranks(size: int, folder: Path, models: list[Path], large: Path | None) -> list[dict[str, Any]]:
-    context = get_context("spawn")
-    processes = [
-        context.Process(target=loadingranks.main, args=(rank, size, folder, models, large)) for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in processes] == [0] * size
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(size)]
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
@@ -90,7 +75,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def two_ranks(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> list[dict[str, Any]]:
     """What each of two processes reports."""
     large = large_model(tmp_path_factory.mktemp("large"))
-    return run_ranks(2, tmp_path_factory.mktemp("ranks"), list(folders.values()), large)
+    return run_ranks(loadingranks.main, 2, tmp_path_factory.mktemp("ranks"), list(folders.values()), large)
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -129,7 +114,7 @@ def test_ranks_hold_what_a_whole_model_would_give_them(
 
 def test_layers_shared_by_two_and_sharded_over_two(tmp_path: Path, folders: dict[str, Path]) -> None:
     models = [folders[name] for name in ("llama_tied_one_file", "qwen3_uneven_tied")]
-    for told in run_ranks(4, tmp_path, models, None):
+    for told in run_ranks(loadingranks.main, 4, tmp_path, models, None):
         for folder in models:
             check(told[f"{folder.name}: both"], folder, torch.float32)
 

@@ -72,14 +72,14 @@ def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
 def test_an_interrupted_process_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     process = start_maker(tmp_path / "asset")
     process.send_signal(number)
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=300) != 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_left_goes_away_with_the_next_call(tmp_path: Path) -> None:
     process = start_maker(tmp_path / "asset")
     process.kill()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     assert len(list(tmp_path.iterdir())) == 1
     with staged_folder(tmp_path / "asset"):
         pass
@@ -92,7 +92,7 @@ def test_another_process_that_is_still_at_work_is_left_alone(tmp_path: Path) -> 
         pass
     assert len(list(tmp_path.iterdir())) == 2
     process.terminate()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
 
 
 def test_an_existing_folder_is_kept_unless_it_is_to_be_replaced(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def sh(script: str, stdin: bytes = b"", path: str = "") -> subprocess.CompletedP
     """As the engine runs a script."""
     environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"]}
     return subprocess.run(
-        ["sh", "-c", f"set -eu\n{script}"], input=stdin, capture_output=True, check=False, timeout=60, env=environment
+        ["sh", "-c", f"set -eu\n{script}"], input=stdin, capture_output=True, check=False, timeout=300, env=environment
     )
 
 
@@ -212,7 +212,7 @@ class TestFiles:
         assert process.stdin is not None
         process.stdin.write(b"new")
         process.stdin.flush()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while not any(file.stat().st_size == 3 for file in tmp_path.glob(".*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
