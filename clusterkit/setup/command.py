@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Any
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets.hub import Hub
-from clusterkit.provision.cluster_lock import Claim, local_lock
+from clusterkit.provision.cluster_lock import LockOwner, local_lock
 from clusterkit.provision.images.needs import needs_of_image
 from clusterkit.provision.ray.current import choose, current, option, ready_clusters
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.ray.state import ClusterState
 from clusterkit.provision.ray.view import lines_of
-from clusterkit.provision.site import Site, keep, passwords_of, proxies_of, until_ready, with_kept, with_secrets
+from clusterkit.provision.site import (
+    Site,
+    passwords_in,
+    proxies_of,
+    resolve_secrets,
+    save_site,
+    site_before_ready,
+    with_saved,
+)
 from clusterkit.setup import view
 from clusterkit.setup.assetstage import AssetStage
-from clusterkit.setup.failed import failed_hosts, keep_failed
+from clusterkit.setup.failed import failed_hosts, save_failed
 from clusterkit.setup.hostlog import new_log_folder
 from clusterkit.setup.imagestage import ImageStage
 from clusterkit.setup.model import Report
@@ -29,11 +37,11 @@ from clusterkit.setup.options import (
     bundle_of,
     check_refresh,
     check_values,
+    desired_state,
     hub_token,
     image_of,
     needs_of,
     preset_of,
-    wish_of,
 )
 from clusterkit.setup.raystage import RayStage
 from clusterkit.setup.setup import Request, Setup
@@ -89,37 +97,37 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
     cluster = selection.cluster
     is_new = cluster.name not in ready_clusters()
     needs = needs_of(cluster, options)
-    given, typed = with_secrets(options.site)
-    options = replace(options, site=with_kept(cluster.name, given))
+    given, typed = resolve_secrets(options.site)
+    options = replace(options, site=with_saved(cluster.name, given))
     check_values(options)
     assets, order = preset_of(cluster, options)
     bundle = bundle_of(options)
     image = ImageStage(image_of(options, bundle), None if order is None else needs_of_image(order.config))
-    check_refresh(image.wish, selection)
+    check_refresh(image.request, selection)
     token = hub_token(options)
-    wish = wish_of(cluster, options, bundle)
+    desired = desired_state(cluster, options, bundle)
     if not options.dry_run:
-        refuse_forgetting(cluster)
+        refuse_dropped_hosts(cluster)
     ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
     training = TrainStage(order, ray)
     hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=proxies_of(options.site))
     request = Request(
         cluster=cluster,
         hosts=selection.hosts,
-        wish=wish,
+        desired=desired,
         needs=needs,
         log_folder=new_log_folder(cluster.name, "setup"),
         dry=options.dry_run,
-        secrets=(token, *passwords_of(options.site)),
+        secrets=(token, *passwords_in(options.site)),
         stages=(SharedStage(), image, AssetStage(assets, hub, image), ray, training),
         bundle=bundle,
         uploads=options.uploads,
         retries=options.retries,
     )
-    with nullcontext() if options.dry_run else local_lock(cluster.name, "setup") as claim:
-        report = asyncio.run(_run(request, selection, options.site, claim))
+    with nullcontext() if options.dry_run else local_lock(cluster.name, "setup") as owner:
+        report = asyncio.run(_run(request, selection, options.site, owner))
         if not options.dry_run:
-            _keep_failed(request, report)
+            _save_failed(request, report)
     if typed:
         report.notes.append(
             f"{', '.join(typed)}: other users of this machine could see the password as it was typed. Next time say "
@@ -148,25 +156,25 @@ def nothing_failed(cluster: Cluster) -> SetupOutcome:
     return SetupOutcome(text, Report({}, notes=[text]), cluster)
 
 
-def _keep_failed(request: Request, report: Report) -> None:
+def _save_failed(request: Request, report: Report) -> None:
     try:
-        keep_failed(request.cluster, report)
+        save_failed(request.cluster, report)
     except OSError as error:
         report.notes.append(f"--retry will not know who failed: {error.filename}: {error.strerror}")
 
 
-async def _run(request: Request, selection: Selection, site: Site, claim: Claim | None) -> Report:
-    early = until_ready(request.cluster.name, site)
+async def _run(request: Request, selection: Selection, site: Site, owner: LockOwner | None) -> Report:
+    early = site_before_ready(request.cluster.name, site)
 
     async def connect_and_keep(host: Host) -> Session:
         session = await connect(host, selection.ssh)
         # From the first host that lets us in, later commands need not be told; a mistyped key is not kept.
         if not request.dry:
-            keep_inventory(request.cluster)
-            keep(request.cluster.name, early)
+            save_inventory(request.cluster)
+            save_site(request.cluster.name, early)
         return session
 
-    setup = Setup(request, connect_and_keep, lambda _: None, claim)
+    setup = Setup(request, connect_and_keep, lambda _: None, owner)
     with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
         setup.watch = watch
         selection.ssh.secrets.around_prompt = watch.aside
@@ -178,7 +186,7 @@ async def _run(request: Request, selection: Selection, site: Site, claim: Claim 
             ) from None
     head = report.hosts.get(request.cluster.head_host.name)
     if not request.dry and head is not None and (head.failure is None or head.failure.step == TrainStage.name):
-        keep(request.cluster.name, site)
+        save_site(request.cluster.name, site)
     return report
 
 
@@ -235,13 +243,13 @@ def _ready(training: TrainStage, state: ClusterState, following: list[NextStep])
     return [*lines, *next_lines(following)]
 
 
-def keep_inventory(cluster: Cluster) -> None:
+def save_inventory(cluster: Cluster) -> None:
     """Keep the cluster under its name, so that later commands need no hosts."""
     if not inventory.path_of(cluster.name).exists() or inventory.load(cluster.name) != cluster:
         inventory.save(cluster)
 
 
-def refuse_forgetting(cluster: Cluster) -> None:
+def refuse_dropped_hosts(cluster: Cluster) -> None:
     """Refuse a shorter list of hosts under a name that is kept.
 
     Raises:

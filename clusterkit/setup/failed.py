@@ -22,7 +22,7 @@ def failed_hosts(cluster: Cluster) -> tuple[str, ...]:
     return tuple(host.name for host in cluster.hosts if host.name in known)
 
 
-def keep_failed(cluster: Cluster, report: Report) -> None:
+def save_failed(cluster: Cluster, report: Report) -> None:
     """Add who failed, take out who got through; hosts that were not worked on stay as they were.
 
     Raises:

@@ -27,7 +27,7 @@ LOAD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class ImageWish:
+class ImageRequest:
     """What was asked for. reference: empty: built on the head. how: see `How`. refresh: take what the reference means
     now, not what the lock file says. base: of a built image; the other fields say how a build reaches its mirrors.
     """
@@ -50,12 +50,12 @@ class ImageWish:
 class ImageStage(Stage):
     """The stage's state.
 
-    wish: what was asked for.
+    request: what was asked for.
     needs: packages that the preset's run imports; None without a run.
     reference: what the containers run, known once the head has it.
     """
 
-    wish: ImageWish
+    request: ImageRequest
     needs: ImageNeeds | None = None
     name: str = "image"
     reference: str = ""
@@ -94,28 +94,28 @@ class ImageStage(Stage):
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """What would be done, should the image not be there."""
         head = setup.runners.get(setup.request.cluster.head_host.name) or setup.observed
-        reference = self._wanted(head) if head is not None else self.wish.reference
+        reference = self._wanted(head) if head is not None else self.request.reference
         self.reference = reference
         there = reference in runner.facts.docker.images
-        if there and not self.wish.refresh:
+        if there and not self.request.refresh:
             return []
         if runner.host.name != setup.request.cluster.head_host.name:
             which = f"the runtime image {reference}" + (", should a newer one be there" if there else "")
             return [f"get {which} from the head, the storage or a registry"]
         if there:
             return [f"get the runtime image {reference} anew, should a newer one be there"]
-        return [f"{'pull' if self.wish.reference else 'build'} the runtime image {reference}"]
+        return [f"{'pull' if self.request.reference else 'build'} the runtime image {reference}"]
 
     async def _first(self, setup: Setup, runner: HostRunner, session: Session) -> None:
         self.reference = self._wanted(runner)
         made = False
-        if self.wish.bundle is not None and (stored := self.wish.bundle.image(self.reference)) is not None:
+        if self.request.bundle is not None and (stored := self.request.bundle.image(self.reference)) is not None:
             made = await self._from_bundle(setup, runner, session, *stored)
-        elif not self.wish.reference:
+        elif not self.request.reference:
             made = await self._build(setup, runner, session)
-        if self.wish.refresh:
+        if self.request.refresh:
             # What a bundle brought is what the reference means now; a registry has to be asked.
-            self._distribution = self._prepare(setup, None, refresh=self.wish.bundle is None)
+            self._distribution = self._prepare(setup, None, refresh=self.request.bundle is None)
         else:
             self._distribution = self._prepare(setup, await self._lock(setup, session))
         outcome = await self._distribution.seed(session)
@@ -132,7 +132,7 @@ class ImageStage(Stage):
             self._note(setup, runner, outcome)
 
     async def _build(self, setup: Setup, runner: HostRunner, session: Session) -> bool:
-        recipe, wish = self._recipe(runner), setup.request.wish
+        recipe, desired = self._recipe(runner), setup.request.desired
         if await built(session, recipe) is not None:
             return False
         runner.show(self.name, State.RUNNING, f"build {recipe.reference}")
@@ -140,12 +140,16 @@ class ImageStage(Stage):
         await build(
             session,
             recipe,
-            ca_bundle=wish.ca_bundle,
-            apt_mirror=wish.apt_mirror,
-            pip_index_url=wish.pip_index_url,
-            pip_find_links=self.wish.pip_find_links,
-            torch_index=self.wish.torch_index or None,
-            proxies={"http_proxy": wish.http_proxy, "https_proxy": wish.https_proxy, "no_proxy": wish.no_proxy},
+            ca_bundle=desired.ca_bundle,
+            apt_mirror=desired.apt_mirror,
+            pip_index_url=desired.pip_index_url,
+            pip_find_links=self.request.pip_find_links,
+            torch_index=self.request.torch_index or None,
+            proxies={
+                "http_proxy": desired.http_proxy,
+                "https_proxy": desired.https_proxy,
+                "no_proxy": desired.no_proxy,
+            },
             on_output=runner.log.line,
         )
         runner.report.changes.append(f"build the runtime image {recipe.reference}")
@@ -155,7 +159,7 @@ class ImageStage(Stage):
         self, setup: Setup, runner: HostRunner, session: Session, image_id: str, archive: Path
     ) -> bool:
         there = await inspect(session, self.reference)
-        if there is not None and not (self.wish.refresh and there.image_id != image_id):
+        if there is not None and not (self.request.refresh and there.image_id != image_id):
             return False
         target, size = f"/var/lib/clusterkit/{archive.name}", archive.stat().st_size
 
@@ -181,7 +185,7 @@ class ImageStage(Stage):
 
         return Distribution(
             self.reference,
-            How(self.wish.how),
+            How(self.request.how),
             hosts=len(setup.runners),
             storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
             lock=lock,
@@ -197,10 +201,10 @@ class ImageStage(Stage):
         )
 
     def _wanted(self, head: HostRunner) -> str:
-        return self.wish.reference or self._recipe(head).reference
+        return self.request.reference or self._recipe(head).reference
 
     def _recipe(self, head: HostRunner) -> Recipe:
-        return Recipe("gpu" if head.facts.gpus else "cpu", self.wish.base, self.wish.torch)
+        return Recipe("gpu" if head.facts.gpus else "cpu", self.request.base, self.request.torch)
 
     def _note(self, setup: Setup, runner: HostRunner, outcome: ImageOutcome) -> None:
         if outcome.how is How.PRESENT:

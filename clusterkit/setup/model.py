@@ -28,7 +28,7 @@ class State(StrEnum):
 class StepFailedError(Exception):
     """A step failed on one host. message: one sentence. command: what was being done. lines: the last output.
 
-    trouble: how the connection failed, where it was that.
+    kind: how the connection failed, where it was that.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class StepFailedError(Exception):
         command: str = "",
         lines: Iterable[str] = (),
         fix: str = "",
-        trouble: ErrorKind | None = None,
+        kind: ErrorKind | None = None,
     ) -> None:
         super().__init__(message)
-        self.step, self.message, self.command, self.fix, self.trouble = step, message, command, fix, trouble
+        self.step, self.message, self.command, self.fix, self.kind = step, message, command, fix, kind
         self.lines = [line for line in lines if line.strip()][-LAST_LINES:]
 
     @property
     def transient(self) -> bool:
         """Whether the same may go well a moment later: the way to the host failed, not what was done there."""
-        return self.trouble in _PASSING
+        return self.kind in _PASSING
 
 
 @dataclass

@@ -22,7 +22,7 @@ from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.site import ADDRESSES, HF_TOKEN
 from clusterkit.provision.steps.step import DesiredState, Refused
-from clusterkit.setup.imagestage import ImageWish
+from clusterkit.setup.imagestage import ImageRequest
 from clusterkit.setup.typed import SetupOptions
 from trainer.errors import UserError
 
@@ -70,7 +70,7 @@ def check_values(options: SetupOptions) -> None:
     shm_bytes(options.site.shm)
 
 
-def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
+def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
     """What the steps are to make of the hosts.
 
     Raises:
@@ -84,20 +84,17 @@ def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> D
         nvidia_url=options.site.nvidia_url,
         apt_mirror=options.site.apt_mirror,
         pip_index_url=options.site.pip_index_url,
-        pip_find_links=options.site.pip_find_links,
-        hf_endpoint=options.site.hf_endpoint,
         ca_bundle=_certificates(options.site.ca_bundle),
         http_proxy=options.site.http_proxy,
         https_proxy=options.site.https_proxy,
         no_proxy=options.site.no_proxy,
         bundle=HOST_FOLDER if bundle else "",
         force=options.force,
-        image=options.site.image,
         gpus=options.gpus,
     )
 
 
-def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
+def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
     """Which runtime image, and how hosts get it.
 
     Raises:
@@ -107,7 +104,7 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
     reference = options.site.image
     if bundle is not None and not reference:
         reference = next(iter(bundle.manifest.images), "")
-    return ImageWish(
+    return ImageRequest(
         reference=reference,
         how=options.image_from,
         refresh=options.image_refresh,
@@ -119,18 +116,20 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
     )
 
 
-def check_refresh(wish: ImageWish, selection: Selection) -> None:
+def check_refresh(request: ImageRequest, selection: Selection) -> None:
     """Refuse --image-refresh where there is no tag to look at again, or no head to do it.
 
     Raises:
         UserError: it says which.
 
     """
-    if not wish.refresh:
+    if not request.refresh:
         return
-    if not wish.reference or not is_tag(wish.reference):
+    if not request.reference or not is_tag(request.reference):
         kind = (
-            "an image that is built follows its recipe" if not wish.reference else f"{wish.reference} names one image"
+            "an image that is built follows its recipe"
+            if not request.reference
+            else f"{request.reference} names one image"
         )
         raise UserError(f"--image-refresh asks a registry what a tag means now, and {kind}: add --image NAME:TAG")
     head = selection.cluster.head_host.name

@@ -14,8 +14,8 @@ from clusterkit.provision.ray.start import (
     NodeFailedError,
     NotReadyError,
     answering,
-    may_replace,
     ready,
+    require_replaceable,
     settings_for_plan,
 )
 from clusterkit.provision.ray.state import ClusterState
@@ -107,7 +107,7 @@ class RayStage(Stage):
         try:
             actions = plan_node(runner.host, runner.facts, replace(settings, recreate=False))
         except MustReplace as refusal:
-            await may_replace(refusal, head, settings)
+            await require_replaceable(refusal, head, settings)
             actions = plan_node(runner.host, runner.facts, settings)
         if not actions:
             runner.show(self.name, State.OK)
@@ -117,13 +117,13 @@ class RayStage(Stage):
         runner.show(self.name, State.CHANGED)
 
     def _wished(self, setup: Setup, head: HostRunner) -> RaySettings:
-        cluster, wish = setup.request.cluster, setup.request.wish
+        cluster, desired = setup.request.cluster, setup.request.desired
         return RaySettings(
             cluster=cluster,
             image=self.image.reference,
             image_id=self.image.image_id,
             head_address=head_address(cluster, head.facts),
-            gpus=wish.gpus,
+            gpus=desired.gpus,
             privileged=self.privileged,
             recreate=self.recreate,
             shm=self.shm,

@@ -61,7 +61,7 @@ class HostRunner:
         self.report.details[step] = detail
         self.watch(self.report)
 
-    def begin_again(self) -> None:
+    def reset_for_retry(self) -> None:
         """Make ready for another try. The connection stays (`former`): others may be using it. So do the facts."""
         self.report.retries += 1
         self._changed |= {step for step, state in self.report.states.items() if state is State.CHANGED}
@@ -104,7 +104,7 @@ class HostRunner:
         except HostError as error:
             command = self.report.details.get(step, "")
             raise StepFailedError(
-                step, error.message, command=command, lines=self.log.tail, fix=error.fix, trouble=error.trouble
+                step, error.message, command=command, lines=self.log.tail, fix=error.fix, kind=error.kind
             ) from error
         except Refused as refusal:
             raise StepFailedError(step, refusal.message, fix=refusal.fix) from refusal
@@ -116,14 +116,14 @@ class HostRunner:
             own = time.monotonic() - began - (self.waited - waited)
             self.report.seconds[step] = self.report.seconds.get(step, 0.0) + own
 
-    async def run_steps(self, steps: Sequence[Step], wish: DesiredState) -> None:
+    async def run_steps(self, steps: Sequence[Step], desired: DesiredState) -> None:
         """All pure steps in order. Raises StepFailedError."""
         for step in steps:
             async with self.timed(step.name):
-                await self._step(step, wish)
+                await self._step(step, desired)
 
-    async def _step(self, step: Step, wish: DesiredState) -> None:
-        actions = step.plan(self.host, self.facts, wish)
+    async def _step(self, step: Step, desired: DesiredState) -> None:
+        actions = step.plan(self.facts, desired)
         if not actions:
             self.show(step.name, State.OK)
             return
@@ -134,7 +134,7 @@ class HostRunner:
         await self.apply(step.name, actions)
         assert self.session is not None
         self.facts = await self.look(self.session)
-        left = step.plan(self.host, self.facts, wish)
+        left = step.plan(self.facts, desired)
         if left:
             raise StepFailedError(
                 step.name,

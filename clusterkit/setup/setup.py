@@ -17,13 +17,14 @@ from clusterkit.provision.checks.cluster import judge_cluster
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
 from clusterkit.provision.checks.needs import Needs
-from clusterkit.provision.cluster_lock import Claim, ClaimedError, Lease, LeaseLostError, release
+from clusterkit.provision.cluster_lock import ClusterLockedError, Lease, LeaseLostError, LockOwner, release
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.provision.ray.model import token_file
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.provision.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
+from clusterkit.provision.steps.all import PROBED_COMMANDS, PROBED_FILES, PROBED_PACKAGES, STEPS
 from clusterkit.provision.steps.step import DesiredState
+from clusterkit.provision.steps.storage import probed_paths
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.milestones import Milestones
 from clusterkit.setup.model import HostReport, Report, State, StepFailedError
@@ -49,7 +50,7 @@ Connect = Callable[[Host], Awaitable[Session]]
 class Request:
     """What `setup` was asked for.
 
-    hosts: those of the cluster to work on. wish: of the steps. needs: of the preset. dry: plan only. secrets: texts
+    hosts: those of the cluster to work on. desired: of the steps. needs: of the preset. dry: plan only. secrets: texts
     that no log may hold. log_folder: for one file a host. bundle: packages to install from. uploads: how many hosts are
     sent large files from this machine at once. retries: how often a host is connected to again when the way to it
     failed, first after `retry_wait` seconds, then after twice as long each time, a minute at most.
@@ -57,7 +58,7 @@ class Request:
 
     cluster: Cluster
     hosts: tuple[Host, ...]
-    wish: DesiredState
+    desired: DesiredState
     needs: Needs
     log_folder: Path
     dry: bool = False
@@ -97,14 +98,18 @@ class Stage:
 class Setup:
     """One run. Made anew for every command.
 
-    connect: opens connections. watch: told of every change of a row. claim: on the cluster, for the leases on its
-    hosts; None: none are taken.
+    Args:
+        request: what to do.
+        connect: opens connections.
+        watch: gets every row that changes.
+        owner: of the cluster's lock, for the leases on its hosts; None: take no leases.
+
     """
 
     request: Request
     connect: Connect
     watch: Watch
-    claim: Claim | None = None
+    owner: LockOwner | None = None
     report: Report = field(default_factory=lambda: Report({}))
     runners: dict[str, HostRunner] = field(default_factory=dict)
 
@@ -162,7 +167,7 @@ class Setup:
         """Take all hosts through. What happens to one host is in the report, and the others finish.
 
         Raises:
-            ClaimedError: somebody else works on the cluster; nothing was changed.
+            ClusterLockedError: somebody else works on the cluster; nothing was changed.
             UserError: a key or an answer that all hosts want is missing; nothing was changed.
 
         """
@@ -243,7 +248,7 @@ class Setup:
         if not self._changing:
             self._refused = self._refused or error
             self._cancel(besides=runner)
-        elif self._is_head(runner) and isinstance(error, ClaimedError):
+        elif self._is_head(runner) and isinstance(error, ClusterLockedError):
             self._stop(str(error))
 
     def _cancel(self, besides: HostRunner | None = None) -> None:
@@ -285,7 +290,7 @@ class Setup:
             if error is None or self.report.stopped or task is None:
                 raise
             task.uncancel()
-            raise StepFailedError(runner.current, str(error), trouble=ErrorKind.LOST) from None
+            raise StepFailedError(runner.current, str(error), kind=ErrorKind.LOST) from None
         finally:
             self._guarding.discard(runner.host.name)
 
@@ -313,7 +318,7 @@ class Setup:
                 what = f"{failure.step}: {failure.message.splitlines()[0]}"
                 runner.log.heading(f"{what}; again in {wait:g} s ({tries} of {most})")
                 self.note(f"{runner.host.name}: tried again ({tries} of {most}) after {what}")
-                runner.begin_again()
+                runner.reset_for_retry()
                 runner.show(LOGIN, State.RUNNING, f"{what}; again in {wait:g} s ({tries} of {most})")
                 await asyncio.sleep(wait)
             else:
@@ -321,12 +326,12 @@ class Setup:
         await self._guarded(runner, work)
 
     async def _take_lease(self, runner: HostRunner) -> None:
-        """Raises ClaimedError, and HostError where it cannot be taken."""
-        if self.claim is None or self.request.dry:
+        """Raises ClusterLockedError, and HostError where it cannot be taken."""
+        if self.owner is None or self.request.dry:
             return
         name = runner.host.name
         if name not in self._leases:
-            self._leases[name] = Lease(self.claim, lambda error: self._lease_lost(name, error))
+            self._leases[name] = Lease(self.owner, lambda error: self._lease_lost(name, error))
         assert runner.session is not None
         await self._leases[name].take(runner.session)
 
@@ -351,7 +356,7 @@ class Setup:
             runner.show(LOGIN, State.OK)
         self._changing = self._changing or not self.request.dry
         await self._send_bundle(runner)
-        await runner.run_steps(STEPS, self.request.wish)
+        await runner.run_steps(STEPS, self.request.desired)
         if self.request.dry:
             await self._plan_stages(runner)
             return
@@ -418,18 +423,18 @@ class Setup:
     # -- facts ------------------------------------------------------------------------------------------------------
 
     async def _look(self, session: Session) -> Facts:
-        return await gather(session, wants_of(self.request.cluster, session.host))
+        return await gather(session, probe_request(self.request.cluster, session.host))
 
 
-def wants_of(cluster: Cluster, host: Host) -> Wants:
+def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
     """What setup has to know of a host."""
     head = cluster.head_host
-    return Wants(
+    return ProbeRequest(
         storage=cluster.storage,
-        paths=wanted_paths(cluster),
-        packages=WANTED_PACKAGES,
-        files=(*WANTED_FILES, token_file(cluster.name)),
+        paths=probed_paths(cluster),
+        packages=PROBED_PACKAGES,
+        files=(*PROBED_FILES, token_file(cluster.name)),
         ports=tuple(Ports().listening(head=host.name == head.name).values()),
         head_address=head.private_address or head.target,
-        commands=tuple(dict.fromkeys((*Wants().commands, *WANTED_COMMANDS))),
+        commands=tuple(dict.fromkeys((*ProbeRequest().commands, *PROBED_COMMANDS))),
     )

@@ -27,9 +27,9 @@ class ErrorKind(StrEnum):
 class HostError(Exception):
     """A host could not be worked with. `message`: what happened; `fix`: what to do next."""
 
-    def __init__(self, host: str, trouble: ErrorKind, message: str, fix: str = "") -> None:
+    def __init__(self, host: str, kind: ErrorKind, message: str, fix: str = "") -> None:
         super().__init__(f"{host}: {message}" + (f"\n{fix}" if fix else ""))
-        self.host, self.trouble, self.message, self.fix = host, trouble, message, fix
+        self.host, self.kind, self.message, self.fix = host, kind, message, fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,14 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Exit code 0."""
+        """Whether the exit code is 0."""
         return self.exit_code == 0
+
+    @property
+    def reason(self) -> str:
+        """The last line of stderr, 500 characters of it at most, or the exit code: why a command failed."""
+        lines = self.stderr.strip().splitlines()
+        return lines[-1].strip()[-500:] if lines else f"exit code {self.exit_code}"
 
 
 class Session(Protocol):

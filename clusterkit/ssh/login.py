@@ -51,7 +51,7 @@ async def open_link(endpoint: Endpoint, options: SshOptions) -> Link:
             lambda: open_link(resolve_bastion(endpoint.jump, options), options),
         )
     except HostError as error:
-        raise HostError(endpoint.name, error.trouble, f"{error.host}: {error.message}", error.fix) from None
+        raise HostError(endpoint.name, error.kind, f"{error.host}: {error.message}", error.fix) from None
     try:
         async with bastion.opening:
             return Link(await _log_in(endpoint, options, bastion), bastion)

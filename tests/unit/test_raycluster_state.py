@@ -118,14 +118,14 @@ def test_host_that_cannot_be_asked_is_named() -> None:
     silent = {"n2": HostError("n2", ErrorKind.UNREACHABLE, "no route to host")}
     state = state_of({"n1": HEALTHY["n1"]}, BOTH, silent)
     assert state.wrong == ("n2: no route to host",)
-    assert state.hopeless
+    assert state.cannot_recover
 
 
 def test_waiting_goes_on_while_containers_run_and_ends_when_one_is_dead() -> None:
     joining = state_of(HEALTHY, RayAnswer("2.60.0", (alive("n1"),)))
     assert not joining.ready
-    assert not joining.hopeless
-    assert state_of({**HEALTHY, "n2": (container("worker", "exited"),)}, BOTH).hopeless
+    assert not joining.cannot_recover
+    assert state_of({**HEALTHY, "n2": (container("worker", "exited"),)}, BOTH).cannot_recover
 
 
 def test_node_that_is_not_expected_is_shown_and_does_no_harm() -> None:

@@ -218,8 +218,8 @@ def _address(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
     if len(cluster.hosts) == 1:
         return
     route = host.private_address or facts.route_to_head
-    if _is_loopback(route) and not _is_loopback(facts.met_at):
-        route = facts.met_at or route  # as node_address chooses
+    if _is_loopback(route) and not _is_loopback(facts.ssh_address):
+        route = facts.ssh_address or route  # as node_address chooses
     if _is_loopback(route):
         message = f"the way to the head node leaves from {route}, where no other host can answer"
         fix = f"Give {cluster.head_host.name} a private_address in the inventory that all hosts reach it at."

@@ -69,7 +69,7 @@ class _Peer:
     bound: list[int] = field(default_factory=list)
     unbound: dict[int, str] = field(default_factory=dict)
     pid: int = 0
-    trouble: str = ""
+    error: str = ""
 
     @property
     def name(self) -> str:
@@ -134,12 +134,12 @@ echo "nothing there can listen (no python3, no perl)"
         elif words[0] == "pid":
             peer.pid = int(words[1])
         elif line.startswith("nothing there"):
-            peer.trouble = line
+            peer.error = line
 
     try:
         await peer.session.run(script, timeout=LISTEN_SECONDS + 10.0, on_output=note)
     except HostError as error:
-        peer.trouble = peer.trouble or error.message
+        peer.error = peer.error or error.message
 
 
 async def _until_ready(peer: _Peer, task: asyncio.Task[None]) -> None:
@@ -148,7 +148,7 @@ async def _until_ready(peer: _Peer, task: asyncio.Task[None]) -> None:
             while not peer.pid and not task.done():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        peer.trouble = f"its listener was not ready within {READY_SECONDS:.0f} s"
+        peer.error = f"its listener was not ready within {READY_SECONDS:.0f} s"
 
 
 async def _end(peer: _Peer) -> None:
@@ -182,8 +182,8 @@ echo done
 
 
 def _cannot_listen(peer: _Peer) -> list[Finding]:
-    if peer.trouble:
-        return [_finding(peer, Level.WARN, f"not checked whether others reach its ports: {peer.trouble}")]
+    if peer.error:
+        return [_finding(peer, Level.WARN, f"not checked whether others reach its ports: {peer.error}")]
     wrong = [why for why in peer.unbound.values() if re.search(r"assign", why)]
     if wrong:
         message = f"{peer.address} is on none of its interfaces, so Ray cannot listen there"

@@ -16,7 +16,7 @@ from clusterkit.provision.checks.speed import send_rates, write_rates
 from clusterkit.provision.checks.storage import storage_shared
 from clusterkit.provision.checks.verdicts import judge
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.provision.ray.addresses import node_address
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.ports import Ports
@@ -143,9 +143,9 @@ async def _inside(cluster: Cluster, facts: dict[str, Facts], able: list[Session]
     return [replace(finding, check="container storage") for finding in report.findings]
 
 
-def _wants(cluster: Cluster, host: Host) -> Wants:
+def _wants(cluster: Cluster, host: Host) -> ProbeRequest:
     head, ports = cluster.head_host, Ports()
-    return Wants(
+    return ProbeRequest(
         storage=cluster.storage,
         head_address=head.private_address or head.target,
         ports=tuple(ports.listening(head=host.name == head.name).values()),

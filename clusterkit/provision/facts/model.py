@@ -5,6 +5,7 @@ None or an empty value means: not there, or it could not be read. Sizes are in b
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import Field
@@ -97,7 +98,7 @@ class Facts(Record):
     disks: dict[str, Disk] = Field(default_factory=dict)
     addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by interface, IPv4 and IPv6
     route_to_head: str = ""  # own address that the route to the head leaves from
-    met_at: str = ""  # own address that our SSH connection came in at
+    ssh_address: str = ""  # own address that our SSH connection came in at
     listening: tuple[int, ...] = ()  # TCP ports
     # installed version by package name, of those that steps ask about
     packages: dict[str, str] = Field(default_factory=dict)
@@ -121,3 +122,8 @@ class Facts(Record):
     hard_limits: dict[str, int | None] = Field(default_factory=dict)  # nofile, memlock; None: unlimited
     docker: Docker = Docker()
     extra: dict[str, Any] = Field(default_factory=dict)
+
+
+def version_numbers(version: str, count: int) -> tuple[int, ...]:
+    """Return the first `count` numbers of a version: 2.13.0+cpu is (2, 13, 0). Fewer where it has fewer."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:count])

@@ -46,7 +46,7 @@ printf "@@sudo\\n%s\\n%s\\n@@end\\n" "$sudo" "$said"
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class ProbeRequest:
     """What to ask beyond what is always asked.
 
     storage: the shared folder. paths: further paths whose disks matter. packages: names whose versions are wanted.
@@ -69,7 +69,7 @@ class Wants:
     limit: int = 20
 
 
-async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Facts:
+async def gather(session: Session, wants: ProbeRequest, *, timeout: float = 90.0) -> Facts:
     """Read the facts, as root where the login user is root or may become it; `Facts.sudo` says which.
 
     Where root is out of reach, what needs it stays empty, and `extra` has `sudo_error` and `sudo_fix`.
@@ -83,16 +83,16 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
     result = await asked.run(f"probe={shlex.quote(script)}\n{_AS_ROOT}")
     sections = split(result.stdout)
     state, connection = sections["sudo"], sections["connection"].first.split()
-    sudo, trouble = state.first, {}
+    sudo, extra = state.first, {}
     if sudo == "password":
         try:
             result = await asked.run(script, root=True)
         except HostError as error:
-            if error.trouble is not ErrorKind.SUDO:
+            if error.kind is not ErrorKind.SUDO:
                 raise
-            sudo, trouble = "none", {"sudo_error": error.message, "sudo_fix": error.fix}
+            sudo, extra = "none", {"sudo_error": error.message, "sudo_fix": error.fix}
     elif sudo == "none":
-        trouble = {"sudo_error": " ".join(state.lines[1:]).strip(), "sudo_fix": ""}
+        extra = {"sudo_error": " ".join(state.lines[1:]).strip(), "sudo_fix": ""}
     if sudo == "none":
         result = await asked.run(script)
     if sudo in ("password", "none"):
@@ -110,15 +110,15 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
     return facts.model_copy(
         update={
             "sudo": sudo or facts.sudo,
-            "met_at": connection[2] if len(connection) == 4 else "",
+            "ssh_address": connection[2] if len(connection) == 4 else "",
             "clock_offset": offset,
             "clock_error": error_bound,
-            "extra": {**facts.extra, **trouble},
+            "extra": {**facts.extra, **extra},
         }
     )
 
 
-def probe_script(wants: Wants) -> str:
+def probe_script(wants: ProbeRequest) -> str:
     """The whole probe as one POSIX sh script. It reads no stdin and writes nothing but its output."""
     paths = dict.fromkeys([*PATHS, *([wants.storage] if wants.storage else []), *wants.paths])
     lists = {

@@ -12,7 +12,7 @@ from clusterkit.provision.images import archive as archives
 from clusterkit.provision.images.archive import Archive
 from clusterkit.provision.images.context import CONTENT_LABEL
 from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.holders import Holders, NoHolderError
+from clusterkit.provision.images.holders import NoSeederError, Seeders
 from clusterkit.provision.images.identity import Image, check_reference, inspect, is_id, is_tag
 from clusterkit.provision.images.lock import Lock
 from clusterkit.provision.images.meter import Progress
@@ -75,7 +75,7 @@ class Distribution:
     def __post_init__(self) -> None:
         check_reference(self.reference)
         self._digest = ""
-        self._holders = Holders()
+        self._holders = Seeders()
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE)
         self._origin: Session | None = None
         self._archive: asyncio.Task[Archive] | None = None
@@ -237,7 +237,7 @@ class Distribution:
                     async with self.slot(session.host.name):
                         await relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
                     return
-            except NoHolderError:
+            except NoSeederError:
                 raise ImageError(session.host.name, "every host with the image was lost", "run setup again") from None
             except HostError as error:
                 if error.host == session.host.name:

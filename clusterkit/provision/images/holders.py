@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from clusterkit.ssh.api import HostError, Session
 
 
-class NoHolderError(Exception):
+class NoSeederError(Exception):
     """Nobody is left who could hand the image on."""
 
 
-class Holders:
+class Seeders:
     """Hosts with the image."""
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Holders:
         """A host that has it and is busy with nobody else; free for the next one afterwards, unless it was lost.
 
         Raises:
-            NoHolderError: all of them were lost.
+            NoSeederError: all of them were lost.
 
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._free or not self._busy)
             if not self._free:
-                raise NoHolderError
+                raise NoSeederError
             session = self._free.popleft()
             self._busy += 1
         lost = False

@@ -88,7 +88,7 @@ async def inspect(session: Session, reference: str) -> Image | None:
         record = await docker.ask(
             session, "image", "inspect", "--format", "{{json .}}", reference, timeout=INSPECT_SECONDS
         )
-    except docker.NotThereError:
+    except docker.NotFoundError:
         return None
     except docker.NoAnswerError as error:
         raise ImageError(error.host, error.message, error.fix) from None

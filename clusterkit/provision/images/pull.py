@@ -38,7 +38,7 @@ async def resolve(session: Session, reference: str) -> str:
         command = f"docker manifest inspect --verbose {shlex.quote(reference)}"
         result = await session.run(command, root=True, timeout=60.0)
     except HostError as error:
-        if error.trouble is not ErrorKind.TIMEOUT:
+        if error.kind is not ErrorKind.TIMEOUT:
             raise
         return ""
     digest = _manifest_digest(result.stdout) if result.ok else ""

@@ -46,7 +46,7 @@ async def relay(
         try:
             await copy(reading, writing, moved)
         except HostError as error:
-            if error.trouble is not ErrorKind.WRITE:
+            if error.kind is not ErrorKind.WRITE:
                 raise
             raise ImageError(host, f"the image cannot be loaded: {error.message}", _ROOM) from None
         for session, stream in ((source, reading), (target, writing)):

@@ -20,8 +20,8 @@ def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
         Refused: none of them is an address that other nodes can use.
 
     """
-    met_at = "" if alone else facts.met_at
-    for candidate in (host.private_address or "", facts.route_to_head, met_at, host.target):
+    ssh_address = "" if alone else facts.ssh_address
+    for candidate in (host.private_address or "", facts.route_to_head, ssh_address, host.target):
         if _usable(candidate, alone):
             return candidate
     if alone:

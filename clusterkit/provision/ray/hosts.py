@@ -18,7 +18,7 @@ class Connected:
     """Sessions by host, and the errors of those that have none."""
 
     sessions: dict[str, Session]
-    silent: dict[str, HostError]
+    unreachable: dict[str, HostError]
 
 
 @asynccontextmanager
@@ -33,11 +33,11 @@ async def connected(hosts: Iterable[Host], connect: Connect) -> AsyncIterator[Co
     outcomes = await asyncio.gather(*(connect(host) for host in wanted), return_exceptions=True)
     answers = dict(zip((host.name for host in wanted), outcomes, strict=True))
     sessions = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
-    silent = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
+    unreachable = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
     try:
         for answer in answers.values():
             if isinstance(answer, BaseException) and not isinstance(answer, HostError):
                 raise answer
-        yield Connected(sessions, silent)
+        yield Connected(sessions, unreachable)
     finally:
         await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True)

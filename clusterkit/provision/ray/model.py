@@ -104,7 +104,7 @@ def fingerprint(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
-def own_nodes(facts: Facts, cluster: str) -> tuple[Container, ...]:
+def node_containers(facts: Facts, cluster: str) -> tuple[Container, ...]:
     """Head and worker containers of this cluster on the host, running or not."""
     return tuple(
         container
@@ -113,6 +113,6 @@ def own_nodes(facts: Facts, cluster: str) -> tuple[Container, ...]:
     )
 
 
-def node_of(containers: Iterable[Container], role: str) -> Container | None:
+def container_with_role(containers: Iterable[Container], role: str) -> Container | None:
     """The container of that role."""
     return next((container for container in containers if container.labels.get(LABEL_ROLE) == role), None)

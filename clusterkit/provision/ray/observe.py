@@ -118,7 +118,7 @@ async def containers_on(session: Session, cluster: str, inside: bool = False) ->
     stdin = _PROBE.read_bytes() if inside else b""
     result = await session.run(_containers_script(cluster, inside), root=True, stdin=stdin, timeout=LOOK_SECONDS)
     if not result.ok:
-        raise docker.no_answer(session.host.name, result.stderr, result.exit_code)
+        raise docker.no_answer(session.host.name, result)
     return parse_containers(result.stdout)
 
 

@@ -24,13 +24,13 @@ from clusterkit.provision.ray.model import (
     WORKER,
     RaySettings,
     container_name,
+    container_with_role,
     fingerprint,
+    node_containers,
     node_folder,
-    node_of,
-    own_nodes,
     token_file,
 )
-from clusterkit.provision.steps.shell import put_back_mode
+from clusterkit.provision.steps.shell import restore_mode
 from clusterkit.provision.steps.step import Action, Refused
 from clusterkit.ssh.shell import for_each
 
@@ -60,13 +60,13 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
     """
     cluster, role = settings.cluster.name, settings.role(host)
     labels = _labels(host, facts, settings)
-    own = own_nodes(facts, cluster)
-    current = node_of(own, role)
+    own = node_containers(facts, cluster)
+    current = container_with_role(own, role)
     running = current is not None and current.state == "running"
     if current is not None and running and _same(current, labels):
         others = tuple(container for container in own if container is not current)
         former = Action("remove Ray containers of this host's former role", _drop(others, settings))
-        token = put_back_mode(facts, "Ray's token", token_file(cluster), 0o600)
+        token = restore_mode(facts, "Ray's token", token_file(cluster), 0o600)
         return (*token, *((former,) if others else ()))
     _refuse_foreign(facts, cluster, container_name(cluster, role))
     if not any(container.state == "running" for container in own):

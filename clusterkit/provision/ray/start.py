@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.ray.model import HEAD, RaySettings, node_of, own_nodes
+from clusterkit.provision.ray.model import HEAD, RaySettings, container_with_role, node_containers
 from clusterkit.provision.ray.observe import ContainerState, ask_ray, containers_on, log_tail
 from clusterkit.provision.ray.plan import MustReplace, plan_node
 from clusterkit.provision.ray.ports import Ports
@@ -48,7 +48,7 @@ def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
 
     A head that does not run as wished will be a new one, so its workers will have to be, too.
     """
-    container = node_of(own_nodes(head_facts, settings.cluster.name), HEAD)
+    container = container_with_role(node_containers(head_facts, settings.cluster.name), HEAD)
     try:
         stays = container is not None and not plan_node(settings.cluster.head_host, head_facts, settings)
     except Refused:
@@ -117,12 +117,12 @@ async def ready(
         if state.ready:
             return state
         waited = loop.time() - began
-        if state.hopeless or waited > seconds:
+        if state.cannot_recover or waited > seconds:
             raise NotReadyError(await _with_logs(state, sessions, cluster.name), waited)
         await asyncio.sleep(poll_seconds)
 
 
-async def may_replace(refusal: MustReplace, head: Session, settings: RaySettings) -> None:
+async def require_replaceable(refusal: MustReplace, head: Session, settings: RaySettings) -> None:
     """Return where a running container may be replaced: --recreate was given, and no job of others is alive.
 
     Raises:

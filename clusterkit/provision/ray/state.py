@@ -57,7 +57,7 @@ class ClusterState:
         return (*self.problems, *(f"{node.name}: {node.problem}" for node in self.nodes if node.problem))
 
     @property
-    def hopeless(self) -> bool:
+    def cannot_recover(self) -> bool:
         """Waiting changes nothing: an expected container does not run, or cannot be asked."""
         return any(node.problem and node.container != "running" for node in self.nodes)
 
