@@ -1,4 +1,4 @@
-"""The stage that brings one runtime image to all hosts: the head gets it first, every other host when it is ready."""
+"""The stage that brings one runtime image to all hosts: the head gets it first, then every other host."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from clusterkit.common.text_plot import progress_bar
 from clusterkit.provision.images import lock as locks
-from clusterkit.provision.images.build import build, built
+from clusterkit.provision.images.build import build, find_built
 from clusterkit.provision.images.context import Recipe
-from clusterkit.provision.images.distribute import Distribution, How, ImageOutcome
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.identity import check_reference, inspect
+from clusterkit.provision.images.distribute import Distribution, ImageOutcome, Method
+from clusterkit.provision.images.identity import ImageError, check_reference, inspect
 from clusterkit.provision.images.needs import ImageNeeds, check_image
-from clusterkit.setup.model import State, StepFailedError
+from clusterkit.setup.model import State
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Setup, Stage
 from clusterkit.ssh.api import Session
@@ -28,14 +27,12 @@ LOAD_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """What was asked for. reference: empty: built on the head. how: see `How`. refresh: take what the reference means
-    now, not what the lock file says. base: of a built image; the other fields say how a build reaches its mirrors.
-    """
+    """Which runtime image the user asked for, and how hosts get it."""
 
-    reference: str = ""
-    how: str = "auto"
-    refresh: bool = False
-    base: str = ""
+    reference: str = ""  # empty: build one on the head
+    method: str = "auto"  # see `Method`
+    refresh: bool = False  # take what the reference means now, not what the lock file says
+    base: str = ""  # image that a build starts from
     torch: bool = True
     pip_find_links: str = ""
     torch_index: str = ""
@@ -48,17 +45,12 @@ class ImageRequest:
 
 @dataclass
 class ImageStage(Stage):
-    """The stage's state.
-
-    request: what was asked for.
-    needs: packages that the preset's run imports; None without a run.
-    reference: what the containers run, known once the head has it.
-    """
+    """The stage, and what it has found out."""
 
     request: ImageRequest
-    needs: ImageNeeds | None = None
+    needs: ImageNeeds | None = None  # packages that the preset's run imports; None without a run
     name: str = "image"
-    reference: str = ""
+    reference: str = ""  # of the containers' image, known once the head has it
     image_id: str = ""
     _distribution: Distribution | None = field(default=None, repr=False)
 
@@ -68,31 +60,26 @@ class ImageStage(Stage):
         assert session is not None
         if runner.host.name == setup.request.cluster.head_host.name:
             async with runner.timed(self.name):
-                with _explained(self.name):
-                    await self._first(setup, runner, session)
+                await self._first(setup, runner, session)
             await setup.head.reach("image")
             return
         await setup.head.wait("image", self.name)
         assert self._distribution is not None
         async with runner.timed(self.name):
-            with _explained(self.name):
-                outcome = await self._distribution.join(session)
-            self._note(setup, runner, outcome)
+            self._note(setup, runner, await self._distribution.join(session))
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
-        """Others get the image that the head's Ray runs on."""
+        """Let the others get the image that the head's Ray runs on."""
         assert head.session is not None
         self.reference = self._wanted(head)
         async with head.timed(self.name):
-            with _explained(self.name):
-                self._distribution = self._prepare(setup, await self._lock(setup, head.session))
-                outcome = await self._distribution.seed(head.session)
-        assert outcome.image is not None
+            self._distribution = self._prepare(setup, await self._lock(setup, head.session))
+            outcome = await self._distribution.seed(head.session)
         self.image_id = outcome.image.image_id
         await setup.head.reach("image")
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
-        """What would be done, should the image not be there."""
+        """Return what would be done where the image is missing."""
         head = setup.runners.get(setup.request.cluster.head_host.name) or setup.observed
         reference = self._wanted(head) if head is not None else self.request.reference
         self.reference = reference
@@ -114,12 +101,11 @@ class ImageStage(Stage):
         elif not self.request.reference:
             made = await self._build(setup, runner, session)
         if self.request.refresh:
-            # What a bundle brought is what the reference means now; a registry has to be asked.
+            # An image of a bundle is what the reference means now; without a bundle the registry is asked.
             self._distribution = self._prepare(setup, None, refresh=self.request.bundle is None)
         else:
             self._distribution = self._prepare(setup, await self._lock(setup, session))
         outcome = await self._distribution.seed(session)
-        assert outcome.image is not None
         if self.needs is not None:  # before others get it, and before Ray starts from it
             await check_image(session, self.reference, self.needs)
         self.image_id = outcome.image.image_id
@@ -133,7 +119,7 @@ class ImageStage(Stage):
 
     async def _build(self, setup: Setup, runner: HostRunner, session: Session) -> bool:
         recipe, desired = self._recipe(runner), setup.request.desired
-        if await built(session, recipe) is not None:
+        if await find_built(session, recipe) is not None:
             return False
         runner.show(self.name, State.RUNNING, f"build {recipe.reference}")
         runner.log.heading(f"image: build {recipe.reference}")
@@ -185,7 +171,7 @@ class ImageStage(Stage):
 
         return Distribution(
             self.reference,
-            How(self.request.how),
+            Method(self.request.method),
             hosts=len(setup.runners),
             storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
             lock=lock,
@@ -207,26 +193,11 @@ class ImageStage(Stage):
         return Recipe("gpu" if head.facts.gpus else "cpu", self.request.base, self.request.torch)
 
     def _note(self, setup: Setup, runner: HostRunner, outcome: ImageOutcome) -> None:
-        if outcome.how is How.PRESENT:
+        if outcome.method is Method.PRESENT:
             runner.show(self.name, State.OK)
             return
-        runner.report.changes.append(f"get the runtime image {self.reference} ({outcome.how})")
+        runner.report.changes.append(f"get the runtime image {self.reference} ({outcome.method})")
         runner.show(self.name, State.CHANGED)
         assert self._distribution is not None
         for note in self._distribution.notes:
             setup.note(note)
-
-
-class _explained:  # noqa: N801 (a context manager reads as a function)
-    """Turn an ImageError into the step's failure."""
-
-    def __init__(self, step: str) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if isinstance(error, ImageError):
-            first, *rest = error.message.splitlines() or [""]
-            raise StepFailedError(self._step, first, lines=rest, fix=error.fix) from error

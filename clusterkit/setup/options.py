@@ -106,7 +106,7 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
         reference = next(iter(bundle.manifest.images), "")
     return ImageRequest(
         reference=reference,
-        how=options.image_from,
+        method=options.image_from,
         refresh=options.image_refresh,
         base=options.site.image_base,
         torch=options.image_torch,

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.images.identity import ImageError
 from clusterkit.provision.steps.step import Action, DesiredState, Refused, Step
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.model import HostReport, State, StepFailedError
@@ -108,6 +109,9 @@ class HostRunner:
             ) from error
         except Refused as refusal:
             raise StepFailedError(step, refusal.message, fix=refusal.fix) from refusal
+        except ImageError as error:
+            first, *rest = error.message.splitlines() or [""]
+            raise StepFailedError(step, first, lines=rest, fix=error.fix) from error
         except UserError as error:
             if step == LOGIN:  # a key or an answer that all hosts want: no host's own failure
                 raise

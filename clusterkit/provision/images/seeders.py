@@ -1,4 +1,4 @@
-"""Who has the image already and may hand it on: one receiver at a time, so that the holders double every round."""
+"""Hosts that have the image and send it on, each to one host at a time, so that their number doubles every round."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from clusterkit.ssh.api import HostError, Session
 
 
 class NoSeederError(Exception):
-    """Nobody is left who could hand the image on."""
+    """No host is left that could send the image."""
 
 
 class Seeders:
-    """Hosts with the image."""
+    """Hosts that have the image."""
 
     def __init__(self) -> None:
         self._free: deque[Session] = deque()
@@ -23,17 +23,17 @@ class Seeders:
         self._changed = asyncio.Condition()
 
     async def add(self, session: Session) -> None:
-        """One more host has it."""
+        """Add a host that has it."""
         async with self._changed:
             self._free.append(session)
             self._changed.notify()
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Session]:
-        """A host that has it and is busy with nobody else; free for the next one afterwards, unless it was lost.
+        """Wait for a host that is not sending, and hold it for the block. A lost host is not used again.
 
         Raises:
-            NoSeederError: all of them were lost.
+            NoSeederError: all hosts were lost.
 
         """
         async with self._changed:
