@@ -18,12 +18,12 @@ from clusterkit.hosts.model import Host
 from clusterkit.provision.images import versions as pins
 from clusterkit.provision.images.build import _script, build
 from clusterkit.provision.images.context import Recipe, context
-from clusterkit.provision.images.holders import NoSeederError, Seeders
 from clusterkit.provision.images.identity import Image, ImageError, check_reference, parse, repository
 from clusterkit.provision.images.lock import Lock
 from clusterkit.provision.images.lock import parse as parse_lock
 from clusterkit.provision.images.meter import counter, readable
 from clusterkit.provision.images.pull import _manifest_digest, _Meter, _reason
+from clusterkit.provision.images.seeders import NoSeederError, Seeders
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.errors import UserError
 
