@@ -13,10 +13,10 @@ from clusterkit.provision.ray.plan import MustReplace, plan_node
 from clusterkit.provision.ray.start import (
     NodeFailedError,
     NotReadyError,
-    answering,
-    ready,
     require_replaceable,
     settings_for_plan,
+    wait_for_head,
+    wait_until_ready,
 )
 from clusterkit.provision.ray.state import ClusterState
 from clusterkit.provision.ray.token import cluster_token, read_token
@@ -65,7 +65,7 @@ class RayStage(Stage):
         async with head.timed(self.name):
             token = await cluster_token(head.session, setup.request.cluster.name)
             settings = replace(self._wished(setup, head), token=token)
-            await self._answering(head, settings)
+            await self._wait_for_head(head, settings)
         await setup.head.reach("ray")
 
     async def _head(self, setup: Setup, runner: HostRunner) -> None:
@@ -77,7 +77,7 @@ class RayStage(Stage):
             for left in reversed(range(STARTS)):
                 await self._node(runner, settings, runner.session)
                 try:
-                    await self._answering(runner, settings)
+                    await self._wait_for_head(runner, settings)
                     break
                 except StepFailedError as failure:
                     if not left:
@@ -94,10 +94,10 @@ class RayStage(Stage):
         setup.note(f"{runner.host.name}: Ray ended while it started and was started again")
         runner.facts = await runner.look(runner.session)
 
-    async def _answering(self, head: HostRunner, settings: RaySettings) -> None:
+    async def _wait_for_head(self, head: HostRunner, settings: RaySettings) -> None:
         assert head.session is not None
         try:
-            container = await answering(head.session, settings.cluster.name, settings.ports)
+            container = await wait_for_head(head.session, settings.cluster.name, settings.ports)
         except NodeFailedError as error:
             raise StepFailedError(self.name, error.message, lines=error.lines, fix=error.fix) from error
         self._settings = replace(settings, head_container=container.id)
@@ -155,7 +155,7 @@ class RayStage(Stage):
         try:
             for left in reversed(range(STARTS)):
                 try:
-                    self.state = await ready(sessions, cluster, dict.fromkeys(setup.alive))
+                    self.state = await wait_until_ready(sessions, cluster, dict.fromkeys(setup.alive))
                     return
                 except NotReadyError as error:
                     self.state = error.state

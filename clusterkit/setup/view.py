@@ -13,6 +13,7 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
+from clusterkit.common.text_plot import columns
 from clusterkit.setup.model import HostReport, Report, State
 
 MARKS = {
@@ -102,8 +103,7 @@ def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
     rows += [
         [host.name, *(MARKS[host.states.get(step, State.SKIPPED)] for step in steps)] for host in report.hosts.values()
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = columns(rows)
     if dry:
         lines.append("")
         for host in report.hosts.values():

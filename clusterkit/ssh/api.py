@@ -114,3 +114,11 @@ class Session(Protocol):
     async def close(self) -> None:
         """Close the connection."""
         ...
+
+
+async def run_or_error(session: Session, script: str, **options: Any) -> Result | HostError:
+    """Run a script as `Session.run` does, and return its HostError instead of raising it."""
+    try:
+        return await session.run(script, **options)
+    except HostError as error:
+        return error

@@ -1,4 +1,4 @@
-"""What the PCI bus, the kernel module and NVIDIA's commands say."""
+"""Parse what the PCI bus, the kernel module and NVIDIA's commands say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NVSWITCH_CLASS = "0x0680"
 
 
 def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
-    """The fields of Facts that are about NVIDIA hardware and software."""
+    """Return the fields of Facts on NVIDIA hardware and software."""
     classes = [line.strip() for line in sections["nvidia.pci"].lines]
     manager = "absent"
     if "nvidia.fabricmanager" in sections:
@@ -43,7 +43,7 @@ def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
 
 
 def parse_gpus(rows: list[str], processes: list[str]) -> tuple[Gpu, ...]:
-    """GPUs from nvidia-smi's CSV: index, name, UUID, MiB, driver, uncorrected ECC errors, %, MiB used, MIG mode."""
+    """Return the GPUs in nvidia-smi's CSV: index, name, UUID, MiB, driver, uncorrected ECC errors, %, MiB used, MIG."""
     busy = Counter(line.split(",")[0].strip() for line in processes if line.startswith("GPU-"))
     gpus = []
     for row in rows:

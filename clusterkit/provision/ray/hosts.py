@@ -1,4 +1,4 @@
-"""Connections to several hosts at once: those that could be made, and why the others could not."""
+"""Connect to several hosts at once, and keep the errors of those that cannot be reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Connect = Callable[[Host], Awaitable[Session]]
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Sessions by host, and the errors of those that have none."""
+    """Sessions by host, and the errors of hosts without one."""
 
     sessions: dict[str, Session]
     unreachable: dict[str, HostError]
@@ -26,7 +26,7 @@ async def connected(hosts: Iterable[Host], connect: Connect) -> AsyncIterator[Co
     """Connect to all hosts at once; the sessions are closed when the block ends.
 
     Raises:
-        UserError: a key or configuration that no host can be reached with.
+        UserError: a key or configuration is wrong for all hosts.
 
     """
     wanted = list(hosts)
