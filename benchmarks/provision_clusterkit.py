@@ -168,7 +168,7 @@ def main() -> int:
     run = Run(work)
     names = ("connect", "check", *(step.name for step in run.steps(work["hosts"][0])))
     report = Report({h["name"]: HostReport(h["name"], dict.fromkeys(names, State.WAITING)) for h in work["hosts"]})
-    with view.watching(list(report.hosts.values()), names) as watch:
+    with view.show(list(report.hosts.values()), names) as watch:
         asyncio.run(run.all(watch, report))
     print(view.summary(report, names, dry=False), file=sys.stderr)
     rows = report.as_dict()

@@ -1,4 +1,4 @@
-"""What `clusterkit setup` does with its options: check them, set up, keep the inventory, say what came of it."""
+"""What `clusterkit setup` does with its options: check them, set up, save the inventory, return the outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from clusterkit.provision.site import (
     with_saved,
 )
 from clusterkit.setup import view
-from clusterkit.setup.assetstage import AssetStage
 from clusterkit.setup.failed import failed_hosts, save_failed
 from clusterkit.setup.hostlog import new_log_folder
 from clusterkit.setup.imagestage import ImageStage
@@ -45,7 +44,7 @@ from clusterkit.setup.options import (
 )
 from clusterkit.setup.raystage import RayStage
 from clusterkit.setup.setup import Request, Setup
-from clusterkit.setup.sharedstage import SharedStage
+from clusterkit.setup.storagestages import AssetStage, SharedStage
 from clusterkit.setup.trainstage import TrainStage
 from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.connection import connect
@@ -58,19 +57,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SetupOutcome:
-    """What the command prints and ends with."""
+    """What the command prints, and its exit code."""
 
     text: str
     report: Report
     cluster: Cluster
     ray: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
-    following: tuple[str, ...] = ()
-    """The commands that may come next."""
+    following: tuple[str, ...] = ()  # commands that may come next
 
     @property
     def exit_code(self) -> int:
-        """0 done, 1 failed, 3 partly done."""
+        """0: done; 1: failed; 3: partly done."""
         return self.report.exit_code
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,8 +87,8 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
     """Set the selected hosts up.
 
     Raises:
-        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, somebody else
-            at work on the cluster.
+        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, or another
+            command that works on the cluster.
         InterruptedRunError: Ctrl-C; what is done stays done.
 
     """
@@ -100,16 +98,16 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
     given, typed = resolve_secrets(options.site)
     options = replace(options, site=with_saved(cluster.name, given))
     check_values(options)
-    assets, order = preset_of(cluster, options)
+    assets, run = preset_of(cluster, options)
     bundle = bundle_of(options)
-    image = ImageStage(image_of(options, bundle), None if order is None else needs_of_image(order.config))
+    image = ImageStage(image_of(options, bundle), None if run is None else needs_of_image(run.config))
     check_refresh(image.request, selection)
     token = hub_token(options)
     desired = desired_state(cluster, options, bundle)
     if not options.dry_run:
         refuse_dropped_hosts(cluster)
     ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
-    training = TrainStage(order, ray)
+    training = TrainStage(run, ray)
     hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=proxies_of(options.site))
     request = Request(
         cluster=cluster,
@@ -137,7 +135,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
 
 
 def only_failed(selection: Selection) -> Selection | None:
-    """Of the selected hosts those that failed when they were last set up; None where no host of the cluster did.
+    """Keep the selected hosts that failed in their last set-up. Return None where no host of the cluster did.
 
     Raises:
         UserError: some did, and --limit and --exclude leave none of them.
@@ -151,7 +149,7 @@ def only_failed(selection: Selection) -> Selection | None:
 
 
 def nothing_failed(cluster: Cluster) -> SetupOutcome:
-    """What `--retry` comes to where no host failed last time."""
+    """Return the outcome of `--retry` where no host failed last time."""
     text = f"nothing failed in the last set-up of cluster {cluster.name}: nothing to do"
     return SetupOutcome(text, Report({}, notes=[text]), cluster)
 
@@ -166,18 +164,18 @@ def _save_failed(request: Request, report: Report) -> None:
 async def _run(request: Request, selection: Selection, site: Site, owner: LockOwner | None) -> Report:
     early = site_before_ready(request.cluster.name, site)
 
-    async def connect_and_keep(host: Host) -> Session:
+    async def connect_and_save(host: Host) -> Session:
         session = await connect(host, selection.ssh)
-        # From the first host that lets us in, later commands need not be told; a mistyped key is not kept.
+        # Save only after the first login, so that a mistyped key is not saved.
         if not request.dry:
             save_inventory(request.cluster)
             save_site(request.cluster.name, early)
         return session
 
-    setup = Setup(request, connect_and_keep, lambda _: None, owner)
-    with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
+    setup = Setup(request, connect_and_save, lambda _: None, owner)
+    with view.show(list(setup.report.hosts.values()), setup.step_names) as watch:
         setup.watch = watch
-        selection.ssh.secrets.around_prompt = watch.aside
+        selection.ssh.secrets.around_prompt = watch.paused
         try:
             report = await setup.run()
         except asyncio.CancelledError:
@@ -200,10 +198,10 @@ def _outcome(
     elif not options.dry_run and training.ray.state is not None:
         chosen = make_current(request.cluster.name, is_new=is_new)
         state, memory = training.ray.state, min((gpu.memory for gpu in training.ray.gpus), default=0)
-        following = next_steps(request.cluster, state, memory, options, training.dispatched)
+        following = next_steps(request.cluster, state, memory, options, training.submitted)
         lines += ["", *_ready(training, state, following), *([chosen] if chosen else [])]
     ray = None if training.ray.state is None else training.ray.state.as_dict()
-    run = None if training.dispatched is None else training.dispatched.as_dict()
+    run = None if training.submitted is None else training.submitted.as_dict()
     return SetupOutcome("\n".join(lines), report, request.cluster, ray, run, tuple(step.command for step in following))
 
 
@@ -220,10 +218,10 @@ def _repair(request: Request, report: Report) -> list[str]:
 
 
 def make_current(name: str, *, is_new: bool) -> str:
-    """Have commands go to a new cluster, as minikube and gcloud do; one that was there before changes no choice.
+    """Make a new cluster the current one, as minikube and gcloud do. A known cluster changes no choice.
 
     Returns:
-        What to tell of it.
+        A line about it; empty where nothing changed.
 
     """
     with suppress(UserError):  # a damaged choice is replaced
@@ -238,22 +236,22 @@ def make_current(name: str, *, is_new: bool) -> str:
 
 def _ready(training: TrainStage, state: ClusterState, following: list[NextStep]) -> list[str]:
     lines = [*lines_of(state), ""]
-    if training.dispatched is not None:
-        lines += [f"{training.dispatched.sentence}; its files: {training.dispatched.run.logs}", ""]
+    if training.submitted is not None:
+        lines += [f"{training.submitted.sentence}; its files: {training.submitted.run.logs}", ""]
     return [*lines, *next_lines(following)]
 
 
 def save_inventory(cluster: Cluster) -> None:
-    """Keep the cluster under its name, so that later commands need no hosts."""
+    """Save the cluster under its name, so that later commands need no list of hosts."""
     if not inventory.path_of(cluster.name).exists() or inventory.load(cluster.name) != cluster:
         inventory.save(cluster)
 
 
 def refuse_dropped_hosts(cluster: Cluster) -> None:
-    """Refuse a shorter list of hosts under a name that is kept.
+    """Refuse a list of hosts that lacks some of the saved cluster.
 
     Raises:
-        UserError: it names the hosts that would be forgotten.
+        UserError: it names the missing hosts.
 
     """
     if not inventory.path_of(cluster.name).exists():

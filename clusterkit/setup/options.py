@@ -1,4 +1,4 @@
-"""The options of `clusterkit setup`, checked and turned into what its parts want."""
+"""Check the options of `clusterkit setup`, and convert them for its parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:
-    """What the preset needs of the hosts.
+    """Return what the preset needs of the hosts.
 
     Raises:
         UserError: an unknown preset; fewer hosts than it needs.
@@ -71,10 +71,10 @@ def check_values(options: SetupOptions) -> None:
 
 
 def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
-    """What the steps are to make of the hosts.
+    """Return the desired state of the hosts, for the steps.
 
     Raises:
-        UserError: certificates that cannot be read.
+        UserError: the certificates cannot be read.
 
     """
     return DesiredState(
@@ -95,10 +95,10 @@ def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None
 
 
 def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
-    """Which runtime image, and how hosts get it.
+    """Return which runtime image hosts get, and how.
 
     Raises:
-        UserError: no image has such a name.
+        UserError: the reference is malformed.
 
     """
     reference = options.site.image
@@ -117,10 +117,10 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
 
 
 def check_refresh(request: ImageRequest, selection: Selection) -> None:
-    """Refuse --image-refresh where there is no tag to look at again, or no head to do it.
+    """Refuse --image-refresh without a tag to resolve again, or without the head, which resolves it.
 
     Raises:
-        UserError: it says which.
+        UserError: it says which of the two is missing.
 
     """
     if not request.refresh:
@@ -150,40 +150,40 @@ def _certificates(path: str) -> bytes:
 
 
 def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, ...], RunRequest | None]:
-    """What the preset needs on the storage, and the run to start; nothing without a preset.
+    """Return what the preset needs on the storage, and the run to submit; nothing without a preset.
 
     Raises:
-        UserError: as `resolve`; options that belong to a preset without one; a preset that cannot be trained yet.
+        UserError: as `resolve`; options of a preset without a preset; a preset that cannot be trained yet.
 
     """
     if not options.preset:
         if options.model_path or options.dataset_path or options.task or options.settings:
             raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
         return (), None
-    wanted = resolve(options.preset, options.task, options.settings).config
+    config = resolve(options.preset, options.task, options.settings).config
     try:
-        assets = required_assets(wanted, cluster, options.model_path, options.dataset_path)
+        assets = required_assets(config, cluster, options.model_path, options.dataset_path)
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
     if not options.train:
         return assets, None
-    if missing := missing_parts(wanted):
+    if missing := missing_parts(config):
         raise UserError(
             f"preset {options.preset} cannot be trained by this version: it asks for {'; '.join(missing)}.\nTo make "
             "the hosts ready for it and fetch what it needs: add --no-train"
         )
-    there = [*options.settings, *(asset.override for asset in assets)]
-    resolved = resolve(options.preset, options.task, there)
+    settings = [*options.settings, *(asset.override for asset in assets)]
+    resolved = resolve(options.preset, options.task, settings)
     config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
     own_code = own_files(resolved.config)
     return assets, RunRequest(cluster, config, resolved.trial_is_named, once=True, own_code=own_code)
 
 
 def bundle_of(options: SetupOptions) -> Bundle | None:
-    """The bundle to install from, opened.
+    """Open the bundle to install from; None without one.
 
     Raises:
-        UserError: it cannot be read, or is not whole.
+        UserError: it cannot be read, or is incomplete.
 
     """
     if options.bundle is None:
@@ -192,7 +192,7 @@ def bundle_of(options: SetupOptions) -> Bundle | None:
 
 
 def hub_token(options: SetupOptions) -> str:
-    """The token for the hub's gated models; empty without one.
+    """Return the token for gated models of the hub; empty without one.
 
     Raises:
         UserError: its file cannot be read.

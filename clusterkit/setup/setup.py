@@ -1,4 +1,4 @@
-"""`clusterkit setup`: every host on its own way from SSH to a Ray node, waiting for others only where it must."""
+"""`clusterkit setup`: take all hosts from SSH to a Ray node in parallel. A host waits for others only where it must."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from clusterkit.provision.bundle.folder import Bundle
 
 LEFT_TO_STEPS = {"docker", "toolkit", "packages"}
-"""Checks whose matters the steps put right, or refuse in their own words."""
+"""Checks whose problems the steps mend, or refuse with messages of their own."""
 
 LONGEST_WAIT_S = 60.0
-"""Before a host is connected to again."""
+"""Longest wait before another connection to a host."""
 
 Connect = Callable[[Host], Awaitable[Session]]
 """Opens the connection to a host."""
@@ -48,55 +48,48 @@ Connect = Callable[[Host], Awaitable[Session]]
 
 @dataclass(frozen=True)
 class Request:
-    """What `setup` was asked for.
-
-    hosts: those of the cluster to work on. desired: of the steps. needs: of the preset. dry: plan only. secrets: texts
-    that no log may hold. log_folder: for one file a host. bundle: packages to install from. uploads: how many hosts are
-    sent large files from this machine at once. retries: how often a host is connected to again when the way to it
-    failed, first after `retry_wait` seconds, then after twice as long each time, a minute at most.
-    """
+    """What `setup` was asked for."""
 
     cluster: Cluster
-    hosts: tuple[Host, ...]
-    desired: DesiredState
-    needs: Needs
-    log_folder: Path
-    dry: bool = False
-    secrets: tuple[str, ...] = ()
+    hosts: tuple[Host, ...]  # of the cluster, to work on
+    desired: DesiredState  # for the steps
+    needs: Needs  # of the preset
+    log_folder: Path  # for one file a host
+    dry: bool = False  # only plan
+    secrets: tuple[str, ...] = ()  # texts that no log may hold
     stages: tuple[Stage, ...] = ()
-    bundle: Bundle | None = None
-    uploads: int = UPLOADS
-    retries: int = 0
-    retry_wait: float = 2.0
+    bundle: Bundle | None = None  # packages to install from
+    uploads: int = UPLOADS  # hosts that get large files from this machine at once
+    retries: int = 0  # further connections to a host after the connection failed
+    retry_wait: float = 2.0  # seconds before the first of them; doubled each time, a minute at most
 
 
 class Stage:
-    """Something beyond the pure steps that a host goes through: shared storage, image, assets, Ray.
+    """What a host goes through after the steps: shared storage, image, assets, Ray.
 
-    `run` does it for one host; it may wait for others by `setup.head` (the head's milestones). `plan` says for a dry
-    run what it would do, as far as that can be known.
+    `run` takes one host through; it can wait for the head (`setup.head`). `plan` tells a dry run what `run` would do.
     """
 
     name = ""
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
-        """Bring the host through, its own work within `runner.timed(self.name)`. Raises StepFailedError."""
+        """Take the host through, with its own work in `runner.timed(self.name)`. Raises StepFailedError."""
         raise NotImplementedError
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:  # noqa: ARG002
-        """Titles of what would be done."""
+        """Return the titles of what would be done."""
         return []
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
-        """Let the others go on by what the head is now, without changing it."""
+        """End the others' waits where the head is only looked at (--limit, --exclude)."""
 
     async def finish(self, setup: Setup) -> None:
-        """Look at the whole once all hosts are through; failures go to `setup.fail`."""
+        """Check the whole cluster when all hosts are done. Failures go to `setup.fail`."""
 
 
 @dataclass
 class Setup:
-    """One run. Made anew for every command.
+    """One set-up.
 
     Args:
         request: what to do.
@@ -129,10 +122,9 @@ class Setup:
             row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
             self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._refused: UserError | None = None
-        """Ends the run before anything was changed."""
+        self._refused: UserError | None = None  # ends the set-up before anything was changed
         self._changing = False
-        # Nobody changes anything before it is clear whether somebody else does so at this moment.
+        # No host changes anything before it is clear that no other command works on the cluster.
         self._leases: dict[str, Lease] = {}
         self._not_renewed: dict[str, LeaseLostError] = {}
         self._guarding: set[str] = set()
@@ -144,7 +136,7 @@ class Setup:
             self.runners[host].waited += seconds
 
     def _row_changed(self, row: HostReport) -> None:
-        self.watch(row)  # whichever is the watcher by then: it is made of our rows, so after them
+        self.watch(row)  # looked up late: the watcher is made from our rows
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -164,11 +156,11 @@ class Setup:
         return {name: runner for name, runner in self.runners.items() if runner.report.failure is None}
 
     async def run(self) -> Report:
-        """Take all hosts through. What happens to one host is in the report, and the others finish.
+        """Take all hosts through and return the report. Where one host fails, the others finish.
 
         Raises:
-            ClusterLockedError: somebody else works on the cluster; nothing was changed.
-            UserError: a key or an answer that all hosts want is missing; nothing was changed.
+            ClusterLockedError: another command works on the cluster; nothing was changed.
+            UserError: a key or an answer is missing that all hosts need; nothing was changed.
 
         """
         began = time.monotonic()
@@ -206,15 +198,18 @@ class Setup:
             try:
                 await stage.finish(self)
             except Exception as error:
-                self.fail(head if head is not self.observed else next(iter(self.runners.values())), head.fault(error))
+                self.fail(
+                    head if head is not self.observed else next(iter(self.runners.values())),
+                    head.unexpected_failure(error),
+                )
 
     # -- one host ---------------------------------------------------------------------------------------------------
 
     async def _host(self, runner: HostRunner) -> None:
-        """One host from end to end. Where only other hosts are worked on (--limit, --exclude) the head is looked at."""
+        """Take one host from end to end. Only look at a head that --limit or --exclude leaves out."""
         failure: StepFailedError | None = None
         try:
-            await self._with_retries(runner, self._observing if runner is self.observed else self._through)
+            await self._with_retries(runner, self._observe_head if runner is self.observed else self._set_up)
         except StepFailedError as error:
             failure = error
         except UserError as error:  # of the connection: see HostRunner.timed
@@ -225,8 +220,7 @@ class Setup:
                 raise
             self._stopped(runner)
         except Exception as error:
-            # Nobody else's work ends for it.
-            failure = runner.fault(error)
+            failure = runner.unexpected_failure(error)
         finally:
             await self._let_others_go_on(runner, failure)
             if failure is not None and runner is not self.observed:
@@ -244,7 +238,7 @@ class Setup:
         return runner.host.name == self.request.cluster.head_host.name
 
     def _refuse(self, runner: HostRunner, error: UserError) -> None:
-        """End the whole run, as far as nothing was changed; else it is the host's own failure."""
+        """End the whole set-up where nothing was changed yet; otherwise it is the host's own failure."""
         if not self._changing:
             self._refused = self._refused or error
             self._cancel(besides=runner)
@@ -257,7 +251,7 @@ class Setup:
                 task.cancel()
 
     def _stop(self, reason: str) -> None:
-        """End all work in the middle; the report says where each host is."""
+        """Stop all hosts in the middle; the report says where each one is."""
         if not self.report.stopped:
             self.report.stopped = reason
             self.note(f"stopped: {reason}")
@@ -276,11 +270,11 @@ class Setup:
         elif host in self._guarding:
             self._not_renewed[host] = error
             self._tasks[host].cancel()
-        else:  # it is through, or about to be connected to again and to ask for the lease anew
+        else:  # the host is done, or will connect and take the lease again
             self.note(str(error))
 
     async def _guarded(self, runner: HostRunner, work: Callable[[HostRunner], Awaitable[None]]) -> None:
-        """Do the work; a lease that cannot be renewed ends it as a lost connection does."""
+        """Do the work. A lease that cannot be renewed ends it like a lost connection."""
         self._guarding.add(runner.host.name)
         try:
             await work(runner)
@@ -294,7 +288,7 @@ class Setup:
         finally:
             self._guarding.discard(runner.host.name)
 
-    async def _observing(self, head: HostRunner) -> None:
+    async def _observe_head(self, head: HostRunner) -> None:
         async with head.timed(LOGIN):
             head.session = await self.connect(head.host)
             await self._take_lease(head)
@@ -305,7 +299,7 @@ class Setup:
                 await stage.observe(self, head)
 
     async def _with_retries(self, runner: HostRunner, work: Callable[[HostRunner], Awaitable[None]]) -> None:
-        """Take a host through, and again from its connection on when the way to it failed. Raises StepFailedError."""
+        """Take a host through, and again from its connection on where that failed. Raises StepFailedError."""
         most = self.request.retries
         for tries in range(1, most + 1):
             try:
@@ -314,7 +308,7 @@ class Setup:
                 if not failure.transient:
                     raise
                 wait = min(self.request.retry_wait * 2 ** (tries - 1), LONGEST_WAIT_S)
-                await self._let_others_go_on(runner, None)  # they compare themselves without it; it does when it comes
+                await self._let_others_go_on(runner, None)  # it compares itself when it comes back
                 what = f"{failure.step}: {failure.message.splitlines()[0]}"
                 runner.log.heading(f"{what}; again in {wait:g} s ({tries} of {most})")
                 self.note(f"{runner.host.name}: tried again ({tries} of {most}) after {what}")
@@ -326,7 +320,7 @@ class Setup:
         await self._guarded(runner, work)
 
     async def _take_lease(self, runner: HostRunner) -> None:
-        """Raises ClusterLockedError, and HostError where it cannot be taken."""
+        """Take the host's lease. Raises ClusterLockedError or HostError."""
         if self.owner is None or self.request.dry:
             return
         name = runner.host.name
@@ -335,7 +329,7 @@ class Setup:
         assert runner.session is not None
         await self._leases[name].take(runner.session)
 
-    async def _through(self, runner: HostRunner) -> None:
+    async def _set_up(self, runner: HostRunner) -> None:
         async with runner.timed(LOGIN):
             runner.session = await self.connect(runner.host)
             if self._is_head(runner):
@@ -344,13 +338,13 @@ class Setup:
         runner.show(LOGIN, State.OK)
         async with runner.timed("check"):
             runner.facts = await self._look(runner.session)
-            asked = (runner.host, runner.facts, self.request.cluster, self.request.needs)
-            self._refuse_unfit([*judge_host(*asked), *judge_gpus(*asked)], runner)
+            judged = (runner.host, runner.facts, self.request.cluster, self.request.needs)
+            self._refuse_unfit([*judge_host(*judged), *judge_gpus(*judged)], runner)
         self._looked[runner.host.name].set()
         runner.show("check", State.OK)
         await self._may_change.wait()
         if not self._is_head(runner):
-            # The head may be down, or somebody else's as well: each host that is changed has its own.
+            # The head may be down, or part of another cluster too: so each host that is changed has its own lease.
             async with runner.timed(LOGIN):
                 await self._take_lease(runner)
             runner.show(LOGIN, State.OK)
@@ -387,7 +381,7 @@ class Setup:
             runner.show(stage.name, State.PLANNED if titles else State.OK, f"{len(titles)} to do" if titles else "")
 
     async def _compare(self, runner: HostRunner) -> None:
-        """What only all hosts together can show: clocks, names, machine ids. Waits until all have been looked at."""
+        """Wait until all hosts have been looked at, then compare clocks, names and machine ids."""
         await asyncio.gather(*(event.wait() for event in self._looked.values()))
         facts = {name: other.facts for name, other in self.runners.items() if other.facts.hostname}
         async with runner.timed("check"):
@@ -409,7 +403,7 @@ class Setup:
             self.report.notes.append(text)
 
     def fail(self, runner: HostRunner, failure: StepFailedError) -> None:
-        """Note a host's failure; it is left alone from here on."""
+        """Record a host's failure. Nothing more is done on it."""
         row, masked = runner.report, runner.log.masked
         failure.message, failure.lines = masked(failure.message), [masked(line) for line in failure.lines]
         row.failure = failure
@@ -420,14 +414,12 @@ class Setup:
             runner.log.heading(f"FAILED at {failure.step}: {failure.message}")
         runner.show(failure.step, State.FAILED, failure.message)
 
-    # -- facts ------------------------------------------------------------------------------------------------------
-
     async def _look(self, session: Session) -> Facts:
         return await gather(session, probe_request(self.request.cluster, session.host))
 
 
 def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
-    """What setup has to know of a host."""
+    """Return which facts setup reads of a host."""
     head = cluster.head_host
     return ProbeRequest(
         storage=cluster.storage,

@@ -115,18 +115,10 @@ def assess(
     """Compare what was seen with what is expected. inside: the containers were asked for versions and GPUs."""
     alive = answer.alive()
     head = cluster.head_host.name
-    rows = [
-        _row(
-            name,
-            HEAD if name == head else WORKER,
-            gpus,
-            containers.get(name, ()),
-            unreachable.get(name),
-            answer,
-            inside,
-        )
-        for name, gpus in expected.items()
-    ]
+    rows = []
+    for name, gpus in expected.items():
+        role, found = HEAD if name == head else WORKER, containers.get(name, ())
+        rows.append(_row(name, role, gpus, found, unreachable.get(name), answer, inside))
     # Other nodes are shown and are no problem: a command with --limit looks at a part of the cluster.
     rows += [_measured(NodeState(name, "other"), node) for name, node in alive.items() if name not in expected]
     problems = [*_answer_problem(answer), *_disagreement(rows)]
