@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
@@ -47,12 +47,10 @@ from clusterkit.setup.setup import Request, Setup
 from clusterkit.setup.storagestages import AssetStage, SharedStage
 from clusterkit.setup.trainstage import TrainStage
 from clusterkit.setup.typed import SetupOptions
+from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
+from clusterkit.ssh.selection import Selection
 from trainer.errors import InterruptedRunError, UserError
-
-if TYPE_CHECKING:
-    from clusterkit.ssh.api import Session
-    from clusterkit.ssh.selection import Selection
 
 
 @dataclass(frozen=True)

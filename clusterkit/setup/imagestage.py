@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterkit.common.text_plot import progress_bar
+from clusterkit.provision.bundle.folder import Bundle
 from clusterkit.provision.images import lock as locks
 from clusterkit.provision.images.build import build, find_built
 from clusterkit.provision.images.context import Recipe
@@ -18,9 +18,6 @@ from clusterkit.setup.model import State
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Setup, Stage
 from clusterkit.ssh.api import Session
-
-if TYPE_CHECKING:
-    from clusterkit.provision.bundle.folder import Bundle
 
 LOAD_SECONDS = 3600.0
 
@@ -56,9 +53,8 @@ class ImageStage(Stage):
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
         """Get the image to this host."""
-        session = runner.session
-        assert session is not None
-        if runner.host.name == setup.request.cluster.head_host.name:
+        session = runner.connected
+        if setup.is_head(runner):
             async with runner.timed(self.name):
                 await self._first(setup, runner, session)
             await setup.head.reach("image")
@@ -70,23 +66,20 @@ class ImageStage(Stage):
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
         """Let the others get the image that the head's Ray runs on."""
-        assert head.session is not None
         self.reference = self._wanted(head)
         async with head.timed(self.name):
-            self._distribution = self._prepare(setup, await self._lock(setup, head.session))
-            outcome = await self._distribution.seed(head.session)
+            self._distribution = self._prepare(setup, await self._lock(setup, head.connected))
+            outcome = await self._distribution.seed(head.connected)
         self.image_id = outcome.image.image_id
         await setup.head.reach("image")
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return what would be done where the image is missing."""
-        head = setup.runners.get(setup.request.cluster.head_host.name) or setup.observed
-        reference = self._wanted(head) if head is not None else self.request.reference
-        self.reference = reference
+        self.reference = reference = self._wanted(setup.head_runner)
         there = reference in runner.facts.docker.images
         if there and not self.request.refresh:
             return []
-        if runner.host.name != setup.request.cluster.head_host.name:
+        if not setup.is_head(runner):
             which = f"the runtime image {reference}" + (", should a newer one be there" if there else "")
             return [f"get {which} from the head, the storage or a registry"]
         if there:

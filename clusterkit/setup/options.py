@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from clusterkit.backends.own_code import own_files
@@ -16,7 +15,7 @@ from clusterkit.config.resolve import resolve
 from clusterkit.hosts.folders import state_folder
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.model import NodeAsset, required_assets
-from clusterkit.provision.bundle.folder import HOST_FOLDER, load
+from clusterkit.provision.bundle.folder import HOST_FOLDER, Bundle, load
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
@@ -24,11 +23,8 @@ from clusterkit.provision.site import ADDRESSES, HF_TOKEN
 from clusterkit.provision.steps.step import DesiredState, Refused
 from clusterkit.setup.imagestage import ImageRequest
 from clusterkit.setup.typed import SetupOptions
+from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.provision.bundle.folder import Bundle
-    from clusterkit.ssh.selection import Selection
 
 
 def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:

@@ -46,34 +46,32 @@ class RayStage(Stage):
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
         """Start this host's node unless it runs with the right settings."""
-        if runner.host.name == setup.request.cluster.head_host.name:
+        if setup.is_head(runner):
             await self._head(setup, runner)
         else:
             await setup.head.wait("ray", self.name)
             assert self._settings is not None
             async with runner.timed(self.name):
-                head = setup.sessions[setup.request.cluster.head_host.name]
+                head = setup.head_session
                 await self._node(runner, self._settings, head)
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
         """Let workers join the Ray that the head runs."""
-        assert head.session is not None
         async with head.timed(self.name):
-            token = await cluster_token(head.session, setup.request.cluster.name)
+            token = await cluster_token(head.connected, setup.request.cluster.name)
             settings = replace(self._ray_settings(setup, head), token=token)
             await self._wait_for_head(head, settings)
         await setup.head.reach("ray")
 
     async def _head(self, setup: Setup, runner: HostRunner) -> None:
         cluster = setup.request.cluster
-        assert runner.session is not None
         async with runner.timed(self.name):
             settings = replace(
-                self._ray_settings(setup, runner), token=await cluster_token(runner.session, cluster.name)
+                self._ray_settings(setup, runner), token=await cluster_token(runner.connected, cluster.name)
             )
             runner.log.secrets = (*runner.log.secrets, settings.token)
             for left in reversed(range(STARTS)):
-                await self._node(runner, settings, runner.session)
+                await self._node(runner, settings, runner.connected)
                 try:
                     await self._wait_for_head(runner, settings)
                     break
@@ -85,23 +83,20 @@ class RayStage(Stage):
 
     async def _look_again(self, setup: Setup, runner: HostRunner, lines: Sequence[str]) -> None:
         """Log the last lines of a Ray that ended during its start, and read the host's facts again."""
-        assert runner.session is not None
         runner.log.heading(f"{self.name}: Ray ended while it started; its last lines:")
         for line in lines:
             runner.log.line(line)
         setup.note(f"{runner.host.name}: Ray ended while it started and was started again")
-        runner.facts = await runner.look(runner.session)
+        runner.facts = await runner.look(runner.connected)
 
     async def _wait_for_head(self, head: HostRunner, settings: RaySettings) -> None:
-        assert head.session is not None
         try:
-            container = await wait_for_head(head.session, settings.cluster.name, settings.ports)
+            container = await wait_for_head(head.connected, settings.cluster.name, settings.ports)
         except NodeFailedError as error:
             raise StepFailedError(self.name, error.message, lines=error.lines, fix=error.fix) from error
         self._settings = replace(settings, head_container=container.id)
 
     async def _node(self, runner: HostRunner, settings: RaySettings, head: Session) -> None:
-        assert runner.session is not None
         try:
             actions = plan_node(runner.host, runner.facts, replace(settings, recreate=False))
         except MustReplace as refusal:
@@ -111,7 +106,7 @@ class RayStage(Stage):
             runner.show(self.name, State.OK)
             return
         await runner.apply(self.name, actions)
-        runner.facts = await runner.look(runner.session)
+        runner.facts = await runner.look(runner.connected)
         runner.show(self.name, State.CHANGED)
 
     def _ray_settings(self, setup: Setup, head: HostRunner) -> RaySettings:
@@ -130,8 +125,8 @@ class RayStage(Stage):
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return what would be started or replaced by the present facts."""
         cluster = setup.request.cluster
-        head = setup.runners.get(cluster.head_host.name) or setup.observed
-        if head is None or not head.facts.hostname:
+        head = setup.head_runner
+        if not head.facts.hostname:
             return ["start its Ray node (the head node was not looked at)"]
         try:
             settings = replace(self._ray_settings(setup, head), token=read_token(cluster.name))

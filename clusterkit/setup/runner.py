@@ -56,6 +56,12 @@ class HostRunner:
         self.facts = Facts()
         self.waited = 0.0  # seconds within its own steps that it waited for other hosts
 
+    @property
+    def connected(self) -> Session:
+        """The session of a host that is connected."""
+        assert self.session is not None
+        return self.session
+
     def show(self, step: str, state: State, detail: str = "") -> None:
         """Set a cell of the row. A step that an earlier try has changed stays "changed"."""
         if state is State.OK and step in self._changed:
@@ -144,8 +150,7 @@ class HostRunner:
             self.show(step.name, State.PLANNED, f"{len(actions)} to do")
             return
         await self.apply(step.name, actions)
-        assert self.session is not None
-        self.facts = await self.look(self.session)
+        self.facts = await self.look(self.connected)
         left = step.plan(self.facts, desired)
         if left:
             raise StepFailedError(
@@ -165,10 +170,9 @@ class HostRunner:
             self.report.changes.append(action.title)
 
     async def _action(self, step: str, action: Action) -> None:
-        assert self.session is not None
         for attempt in range(action.retries + 1):
             self.log.heading(f"{step}: {action.title}")
-            result = await self.session.run(
+            result = await self.connected.run(
                 action.script,
                 root=True,
                 stdin=action.stdin,
@@ -182,7 +186,7 @@ class HostRunner:
                 self.show(step, State.RUNNING, f"{action.title}: failed, trying again")
                 await asyncio.sleep(RETRY_WAIT_S * (attempt + 1))
         lines = (result.stdout + result.stderr).splitlines()
-        full = await full_disks(self.session, (*WRITTEN, *self.facts.disks))
+        full = await full_disks(self.connected, (*WRITTEN, *self.facts.disks))
         raise StepFailedError(
             step,
             f"could not {action.title}: " + (f"the disk is full: {full}" if full else f"exit code {result.exit_code}"),

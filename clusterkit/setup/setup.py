@@ -8,11 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.bundle.folder import send
+from clusterkit.provision.bundle.folder import Bundle, send
 from clusterkit.provision.checks.cluster import judge_cluster
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
@@ -32,9 +31,6 @@ from clusterkit.setup.runner import LOGIN, HostRunner, Watch
 from clusterkit.ssh.api import ErrorKind, Session
 from clusterkit.ssh.uploads import UPLOADS, Uploads
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.provision.bundle.folder import Bundle
 
 LEFT_TO_STEPS = {"docker", "toolkit", "packages"}
 """Checks whose problems the steps mend, or refuse with messages of their own."""
@@ -150,6 +146,22 @@ class Setup:
         runners = [*self.runners.values(), *([self.observed] if self.observed else [])]
         return {runner.host.name: runner.session for runner in runners if runner.session is not None}
 
+    def is_head(self, runner: HostRunner) -> bool:
+        """Return whether a host is the head."""
+        return runner.host.name == self.request.cluster.head_host.name
+
+    @property
+    def head_runner(self) -> HostRunner:
+        """The head's runner, also where the head is only looked at."""
+        runner = self.runners.get(self.request.cluster.head_host.name) or self.observed
+        assert runner is not None
+        return runner
+
+    @property
+    def head_session(self) -> Session:
+        """The connection to the head."""
+        return self.head_runner.connected
+
     @property
     def alive(self) -> dict[str, HostRunner]:
         """Hosts that have not failed."""
@@ -192,8 +204,7 @@ class Setup:
         return self.report
 
     async def _finish(self) -> None:
-        head = self.runners.get(self.request.cluster.head_host.name) or self.observed
-        assert head is not None
+        head = self.head_runner
         for stage in self.request.stages:
             try:
                 await stage.finish(self)
@@ -229,20 +240,17 @@ class Setup:
     async def _let_others_go_on(self, runner: HostRunner, failure: StepFailedError | None) -> None:
         if (looked := self._looked.get(runner.host.name)) is not None:
             looked.set()
-        if self._is_head(runner):
+        if self.is_head(runner):
             self._may_change.set()
             if failure is not None:
                 await self.head.fail(failure)
-
-    def _is_head(self, runner: HostRunner) -> bool:
-        return runner.host.name == self.request.cluster.head_host.name
 
     def _refuse(self, runner: HostRunner, error: UserError) -> None:
         """End the whole set-up where nothing was changed yet; otherwise it is the host's own failure."""
         if not self._changing:
             self._refused = self._refused or error
             self._cancel(besides=runner)
-        elif self._is_head(runner) and isinstance(error, ClusterLockedError):
+        elif self.is_head(runner) and isinstance(error, ClusterLockedError):
             self._stop(str(error))
 
     def _cancel(self, besides: HostRunner | None = None) -> None:
@@ -292,7 +300,7 @@ class Setup:
         async with head.timed(LOGIN):
             head.session = await self.connect(head.host)
             await self._take_lease(head)
-            head.facts = await self._look(head.session)
+            head.facts = await self._look(head.connected)
         self._may_change.set()
         if not self.request.dry:
             for stage in self.request.stages:
@@ -326,24 +334,23 @@ class Setup:
         name = runner.host.name
         if name not in self._leases:
             self._leases[name] = Lease(self.owner, lambda error: self._lease_lost(name, error))
-        assert runner.session is not None
-        await self._leases[name].take(runner.session)
+        await self._leases[name].take(runner.connected)
 
     async def _set_up(self, runner: HostRunner) -> None:
         async with runner.timed(LOGIN):
             runner.session = await self.connect(runner.host)
-            if self._is_head(runner):
+            if self.is_head(runner):
                 await self._take_lease(runner)
                 self._may_change.set()
         runner.show(LOGIN, State.OK)
         async with runner.timed("check"):
-            runner.facts = await self._look(runner.session)
+            runner.facts = await self._look(runner.connected)
             judged = (runner.host, runner.facts, self.request.cluster, self.request.needs)
             self._refuse_unfit([*judge_host(*judged), *judge_gpus(*judged)], runner)
         self._looked[runner.host.name].set()
         runner.show("check", State.OK)
         await self._may_change.wait()
-        if not self._is_head(runner):
+        if not self.is_head(runner):
             # The head may be down, or part of another cluster too: so each host that is changed has its own lease.
             async with runner.timed(LOGIN):
                 await self._take_lease(runner)
@@ -362,14 +369,13 @@ class Setup:
         bundle = self.request.bundle
         if bundle is None or self.request.dry:
             return
-        assert runner.session is not None
         async with runner.timed("check"):
             system = f"{runner.facts.os.id}-{runner.facts.os.version}"
 
             def tell(sent: int) -> None:
                 runner.show("check", State.RUNNING, f"packages of the bundle: {sent >> 20} MiB")
 
-            await send(runner.session, bundle, system, on_bytes=tell, slot=self.uploads.slot)
+            await send(runner.connected, bundle, system, on_bytes=tell, slot=self.uploads.slot)
             runner.show("check", State.OK)
 
     async def _plan_stages(self, runner: HostRunner) -> None:

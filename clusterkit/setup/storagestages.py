@@ -30,15 +30,14 @@ class SharedStage(Stage):
         if len(cluster.hosts) == 1:
             runner.show(self.name, State.SKIPPED)
             return
-        if runner.host.name == cluster.head_host.name:
+        if setup.is_head(runner):
             await setup.head.reach("storage")
             runner.show(self.name, State.OK)
             return
         await setup.head.wait("storage", self.name)
-        head = setup.sessions[cluster.head_host.name]
-        assert runner.session is not None
+        head = setup.head_session
         async with runner.timed(self.name):
-            report = await storage_shared([head, runner.session], cluster.storage)
+            report = await storage_shared([head, runner.connected], cluster.storage)
             for finding in report.findings:
                 if finding.level is Level.FAIL:
                     raise StepFailedError(self.name, f"{finding.host}: {finding.message}", fix=finding.fix)
@@ -65,14 +64,13 @@ class AssetStage(Stage):
         if not self.assets:
             runner.show(self.name, State.SKIPPED)
             return
-        session = runner.session
-        assert session is not None
-        if runner.host.name == setup.request.cluster.head_host.name:
+        session = runner.connected
+        if setup.is_head(runner):
             await self._provide(setup, runner, session)
             await setup.head.reach("assets")
             return
         await setup.head.wait("assets", self.name)
-        head = setup.sessions[setup.request.cluster.head_host.name]
+        head = setup.head_session
         async with runner.timed(self.name):
             for asset in self.assets:
                 if difference := await compare(head, session, asset):
@@ -112,7 +110,7 @@ class AssetStage(Stage):
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return what the head would provide where it is missing."""
-        is_head = runner.host.name == setup.request.cluster.head_host.name
+        is_head = setup.is_head(runner)
         return [f"{planned(asset)}, unless it is there" for asset in self.assets] if is_head else []
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:  # noqa: ARG002

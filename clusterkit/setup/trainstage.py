@@ -27,11 +27,11 @@ class TrainStage(Stage):
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
         """Wait: `finish` starts the training, when all hosts are ready."""
-        runner.show(self.name, State.WAITING if self._is_head(setup, runner) and self.run_request else State.SKIPPED)
+        runner.show(self.name, State.WAITING if setup.is_head(runner) and self.run_request else State.SKIPPED)
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return that the training would be started."""
-        if self.run_request is None or not self._is_head(setup, runner):
+        if self.run_request is None or not setup.is_head(runner):
             return []
         return [f"train {self._title}, unless it runs or is complete"]
 
@@ -65,7 +65,7 @@ class TrainStage(Stage):
             if runner is not None:
                 runner.show(self.name, State.RUNNING, text)
 
-        session = setup.sessions[cluster.head_host.name]
+        session = setup.head_session
         ready = await dispatch(session, self.run_request, read_token(cluster.name), ports=Ports(), say=say)
         self.submitted = ready
         if runner is not None:
@@ -78,7 +78,3 @@ class TrainStage(Stage):
     def _title(self) -> str:
         assert self.run_request is not None
         return self.run_request.config.experiment_name
-
-    @staticmethod
-    def _is_head(setup: Setup, runner: HostRunner) -> bool:
-        return runner.host.name == setup.request.cluster.head_host.name

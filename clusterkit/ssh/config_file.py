@@ -7,17 +7,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from asyncssh.config import ConfigParseError, SSHClientConfig
 
 from clusterkit.hosts.model import Host
 from clusterkit.hosts.names import parse_host
 from clusterkit.ssh.endpoint import Endpoint
+from clusterkit.ssh.options import SshOptions
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.ssh.options import SshOptions
 
 
 def resolve(host: Host, options: SshOptions) -> Endpoint:

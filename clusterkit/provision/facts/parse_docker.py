@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterkit.common.records import json_object
 from clusterkit.provision.facts.model import Container, Docker
-
-if TYPE_CHECKING:
-    from clusterkit.provision.facts.sections import Section
+from clusterkit.provision.facts.sections import Section
 
 _LABEL = re.compile(r"^[A-Za-z0-9._/-]+=")
 

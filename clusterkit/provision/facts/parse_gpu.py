@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterkit.provision.facts.model import Gpu
-
-if TYPE_CHECKING:
-    from clusterkit.provision.facts.sections import Section
+from clusterkit.provision.facts.sections import Section
 
 _MEBIBYTE = 1024**2
 _VERSION = re.compile(r"\d+\.\d+[\d.]*")
