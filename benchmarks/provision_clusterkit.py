@@ -22,7 +22,7 @@ from typing import Any
 
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.provision.steps.packages import install_action
 from clusterkit.provision.steps.shell import place_file
 from clusterkit.provision.steps.step import Action, DesiredState, Step
@@ -42,7 +42,7 @@ class Packages:
     packages: tuple[str, ...]
     name: str = "packages"
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         missing = tuple(package for package in self.packages if package not in facts.packages)
         return (install_action(system_of(facts), wish, missing),) if missing else ()
 
@@ -55,7 +55,7 @@ class Folder:
     mode: int
     name: str = "folder"
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         disk = facts.disks.get(self.path)
         if disk is None or not disk.exists:
             return (Action(f"make {self.path}", f"mkdir -p -m {self.mode:04o} {shlex.quote(self.path)}\n"),)
@@ -71,7 +71,7 @@ class File:
     content: bytes
     mode: int
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
+    def plan(self, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
         written = place_file(facts, self.name, self.path, self.content, mode=self.mode)
         return written or _with_mode(facts, self.path, self.mode)
 
@@ -108,9 +108,9 @@ class Run:
             File("json", host["json"], filled.encode(), int(work["json_mode"], 8)),
         )
 
-    def wants(self, host: dict[str, Any]) -> Wants:
+    def wants(self, host: dict[str, Any]) -> ProbeRequest:
         """What the four steps have to know."""
-        return Wants(
+        return ProbeRequest(
             paths=(host["folder"],),
             packages=tuple(self.work["packages"]),
             files=(host["config"], host["json"]),
@@ -168,7 +168,7 @@ def main() -> int:
     run = Run(work)
     names = ("connect", "check", *(step.name for step in run.steps(work["hosts"][0])))
     report = Report({h["name"]: HostReport(h["name"], dict.fromkeys(names, State.WAITING)) for h in work["hosts"]})
-    with view.watching(list(report.hosts.values()), names) as watch:
+    with view.show(list(report.hosts.values()), names) as watch:
         asyncio.run(run.all(watch, report))
     print(view.summary(report, names, dry=False), file=sys.stderr)
     rows = report.as_dict()

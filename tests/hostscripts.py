@@ -23,7 +23,7 @@ from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.bundle import folder as bundle
 from clusterkit.provision.checks import nccl, storage
 from clusterkit.provision.facts.model import Container, Docker, Facts
-from clusterkit.provision.facts.probe import Wants, probe_script
+from clusterkit.provision.facts.probe import ProbeRequest, probe_script
 from clusterkit.provision.images import archive, identity, lock, pull, relay
 from clusterkit.provision.images.archive import Archive
 from clusterkit.provision.images.build import _script as build_script
@@ -113,14 +113,14 @@ def all_scripts() -> list[HostScript]:
 
 def _steps() -> list[HostScript]:
     from test_steps import CASES as PATHS  # noqa: PLC0415 (only where tests/unit is in the path)
-    from test_steps import facts_of, load, wish_of  # noqa: PLC0415
+    from test_steps import desired_state, facts_of, load  # noqa: PLC0415
 
     found = []
     for path in PATHS:
         case = load(path)
         if "refused" in case:
             continue
-        facts, wish = facts_of(case), wish_of(case)
+        facts, wish = facts_of(case), desired_state(case)
         texts = dict(facts.apt_sources)
         if facts.docker.daemon_json is not None:
             texts[DAEMON_JSON] = facts.docker.daemon_json
@@ -146,7 +146,7 @@ def _steps() -> list[HostScript]:
 
 def _planned(step: Any, facts: Facts, wish: DesiredState) -> Any:
     with suppress(Refused):
-        return step.plan(wish.cluster.hosts[0], facts, wish)
+        return step.plan(facts, wish)
     return ()
 
 
@@ -308,7 +308,7 @@ def _others() -> list[HostScript]:
     write = recorded(lambda s: probe.write([s], storage.StorageReport()))
     clean = recorded(lambda s: probe.clean_up([s]))
     files = {f"{probe.mine}/nonce-0": "a" * 32}
-    mine = cluster_lock.Claim("lab", "setup", "ab-12", "me", 1, "now")
+    mine = cluster_lock.LockOwner("lab", "setup", "ab-12", "me", 1, "now")
     lease = {f"{remove.node_folder('lab')}/{LEASE_FILE}": f"{mine.identity}\n"}
     return [
         *(HostScript("check: write", script, b"", {"/storage/.keep": ""}) for script, _ in write),
@@ -318,5 +318,5 @@ def _others() -> list[HostScript]:
         HostScript("lease: release", STRICT + cluster_lock._release_script(mine), b"", lease),
         HostScript("ssh: end a command", ssh_session._kill_script(99), only_read=True),
         HostScript("ssh: how to be root", PROBE, only_read=True),
-        HostScript("probe", probe_script(Wants(packages=("dash",), files=("/etc/fstab",)))),
+        HostScript("probe", probe_script(ProbeRequest(packages=("dash",), files=("/etc/fstab",)))),
     ]

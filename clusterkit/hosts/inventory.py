@@ -19,7 +19,7 @@ from trainer.errors import UserError
 
 DEFAULT = "default"
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
-"""What the name of a cluster looks like."""
+"""Pattern of a cluster's name."""
 
 _HEADER = """\
 # Written by clusterkit; edit it as you like. A host may be a name (node[01-04], root@10.0.0.5:2222) or have settings:
@@ -28,10 +28,10 @@ _HEADER = """\
 
 
 def path_of(name: str) -> Path:
-    """File of a cluster.
+    """Return the file of a cluster.
 
     Raises:
-        UserError: no name for a cluster.
+        UserError: the name is not valid.
 
     """
     if not re.fullmatch(NAME, name):
@@ -40,12 +40,12 @@ def path_of(name: str) -> Path:
 
 
 def cluster_names() -> list[str]:
-    """Names of the clusters that are kept."""
+    """Return the names of the saved clusters."""
     return sorted(path.stem for path in (config_folder() / "clusters").glob("*.yaml"))
 
 
 def load(name: str = DEFAULT) -> Cluster:
-    """The cluster of that name.
+    """Return the saved cluster of a name.
 
     Raises:
         UserError: there is none, or its file is malformed.
@@ -53,16 +53,16 @@ def load(name: str = DEFAULT) -> Cluster:
     """
     path = path_of(name)
     if not path.exists():
-        there_are = cluster_names()
-        known = f" Clusters: {', '.join(there_are)}." if there_are else ""
+        names = cluster_names()
+        known = f" Clusters: {', '.join(names)}." if names else ""
         raise UserError(
-            f"there is no cluster '{name}'.{did_you_mean(name, there_are)}{known}\n"
+            f"there is no cluster '{name}'.{did_you_mean(name, names)}{known}\n"
             f"Keep its hosts under that name: clusterkit init H1 H2 --cluster {name}, or make it: clusterkit setup "
             f"--hostnames H1 H2 --cluster {name}"
         )
     cluster = load_file(path, name)
     if cluster.name != name:
-        # Ray's token and the containers go by the name: two files of one name would take each other's.
+        # Ray's token and the containers have this name: two clusters of one name would share them.
         raise UserError(
             f"{path} describes cluster '{cluster.name}', not '{name}': rename the file to {cluster.name}.yaml, or "
             f"write name: {name} in it for a cluster of its own"
@@ -71,10 +71,14 @@ def load(name: str = DEFAULT) -> Cluster:
 
 
 def load_file(path: Path, name: str = "") -> Cluster:
-    """The cluster that a file describes. name: what it is called where the file does not say; the file's name else.
+    """Return the cluster that a file describes.
+
+    Args:
+        path: of the file.
+        name: of the cluster where the file has no name; default: the file's own.
 
     Raises:
-        UserError: it cannot be read, is no YAML, or has wrong settings; the message names the nearest right one.
+        UserError: the file cannot be read, is no YAML, or has wrong settings; the message names the nearest right one.
 
     """
     try:
@@ -91,7 +95,7 @@ def load_file(path: Path, name: str = "") -> Cluster:
 
 
 def save(cluster: Cluster) -> Path:
-    """Keep a cluster under its name, in place of what had that name; the path of its file.
+    """Save a cluster under its name, in place of one that had the name. Return the path of its file.
 
     Raises:
         RunError: the file cannot be written.
@@ -123,7 +127,7 @@ def _build(path: Path, data: Mapping[str, Any]) -> Cluster:
 
 
 def _hosts(path: Path, entries: list[Any]) -> list[Any]:
-    """Entries that are mere names become hosts."""
+    """Return the entries, with hosts in place of mere names."""
     found: list[Any] = []
     for entry in entries:
         try:
@@ -157,7 +161,7 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
 
 
 def _unique_keys_loader() -> Any:
-    """A YAML loader that refuses a key that stands twice, of which the first would be lost without a word."""
+    """Return a YAML loader that refuses a key that stands twice; otherwise the first one would be lost silently."""
 
     class Loader(yaml.SafeLoader):
         pass

@@ -1,4 +1,4 @@
-"""What clusterkit knows about a cluster before it has spoken to it: hosts, and how each is reached."""
+"""What clusterkit knows about a cluster before it connects: its hosts, and how to reach each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Host(Record):
-    """One machine. What is empty or None is taken from ~/.ssh/config, then from the command's options."""
+    """One machine. What is empty or None comes from the command's options, then from ~/.ssh/config."""
 
     name: str
-    """As the user names it: the key of tables, logs and the inventory; also the address where `address` is empty."""
+    """The user's name for it, in tables, logs and the inventory; also the address where `address` is empty."""
     address: str = ""
     """Host name or IP address to connect to."""
     port: _Port | None = None
@@ -23,24 +23,24 @@ class Host(Record):
     username: str | None = None
     """Account to log in with."""
     identity_files: tuple[str, ...] = ()
-    """Private keys to offer, before those of the agent."""
+    """Private keys to offer before those of the agent."""
     proxy_jump: str | None = None
     """Bastion: [user@]host[:port], several separated by commas."""
     private_address: str | None = None
-    """Address that the other nodes reach this one at; found by the route to the head where it is left out."""
+    """Address at which the other nodes reach this one; default: found by the route to the head."""
     interface: str | None = None
-    """Network interface for Ray, NCCL and gloo; that of `private_address` where it is left out."""
+    """Network interface for Ray, NCCL and gloo; default: that of `private_address`."""
     host_key: str | None = None
     """SHA256:… fingerprint that the host must show."""
 
     @property
     def target(self) -> str:
-        """What to connect to, before ~/.ssh/config has its say."""
+        """The name or address to connect to, before ~/.ssh/config maps it."""
         return self.address or self.name
 
 
 class Login(Record):
-    """How to log in to the hosts of a cluster that say nothing themselves. A command's options go before it."""
+    """How to log in to hosts without settings of their own. A command's options go before it."""
 
     username: str | None = None
     port: _Port | None = None
@@ -49,16 +49,16 @@ class Login(Record):
 
 
 class Cluster(Record):
-    """Hosts under one name, with what later commands must not have to be told again."""
+    """Hosts under one name, with the settings that later commands need."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "default"
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
     head: str = ""
-    """Name of the head node; the first host where it is empty."""
+    """Name of the head node; default: the first host."""
     storage: Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")] = "/storage"
     """Folder that all hosts share."""
     login: Login = Login()
-    """What the command that set the cluster up was told, so that later ones need not be."""
+    """Options of the login from the command that set the cluster up, for later commands."""
 
     @model_validator(mode="after")
     def _names_are_whole(self) -> Self:

@@ -10,21 +10,21 @@ from clusterkit.hosts.model import Host
 from trainer.errors import UserError
 
 MOST_HOSTS = 1024
-"""A range that names more is a slip of the keyboard."""
+"""A range with more hosts is taken for a typing error."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?")
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?")
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _RIGHT = "Write hosts as node1, 10.0.0.5, root@node1:2222, [fd00::5]:22, node[01-16] or an alias of ~/.ssh/config"
 
 
 def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
-    """Hosts named by words, in their order: `a b`, `a,b`, `node[01-16]`, `n[1-3,7]`, `user@host:port`, `[::1]:22`.
+    """Return the hosts that words name: `a b`, `a,b`, `node[01-16]`, `n[1-3,7]`, `user@host:port`, `[::1]:22`.
 
-    A host is called by its address alone where that says which one is meant, and by address:port where not.
+    The name of a host is its address, or address:port where several hosts have the address.
 
     Raises:
-        UserError: a malformed name or range, a host named twice, no host at all.
+        UserError: a malformed name or range, a host that is named twice, or no host at all.
 
     """
     hosts = [parse_host(name) for word in words for name in expand_names(word)]
@@ -44,7 +44,7 @@ def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
 
 
 def expand_names(word: str) -> list[str]:
-    """Words that a list with ranges stands for: `a,n[1-2]` is a, n1, n2. They need not be host names.
+    """Return the words that a list with ranges stands for: `a,n[1-2]` is a, n1, n2. Any words will do.
 
     Raises:
         UserError: a malformed range.
@@ -54,14 +54,14 @@ def expand_names(word: str) -> list[str]:
 
 
 def parse_host(word: str) -> Host:
-    """One host: [user@]host[:port].
+    """Return the host that [user@]host[:port] names.
 
     Raises:
         UserError: malformed.
 
     """
     username, at, rest = word.rpartition("@")
-    if at and not _USER.fullmatch(username):
+    if at and not USER.fullmatch(username):
         raise _wrong(word, f"'{username}' is no user name" if username else "the user name before @ is missing")
     address, port = _address_and_port(word, rest)
     return Host(name=address, username=username or None, port=port)
@@ -76,15 +76,15 @@ def _address_and_port(word: str, rest: str) -> tuple[str, int | None]:
         raise _wrong(word, "this is a URL")
     if rest.startswith("["):
         address, bracket, tail = rest[1:].partition("]")
-        if not bracket or not _is_ipv6(address) or (tail and not tail.startswith(":")):
+        if not bracket or not _is_address(address, 6) or (tail and not tail.startswith(":")):
             raise _wrong(word, f"'{rest}' is no [IPv6 address]:port")
         return address, _port(word, tail[1:]) if tail else None
-    if _is_ipv6(rest):
+    if _is_address(rest, 6):
         return rest, None
     address, colon, port = rest.partition(":")
     if not _NAME.fullmatch(address) or len(address) > 253:
         raise _wrong(word, f"'{address}' is no host name" if address else "the host name is missing")
-    if re.fullmatch(r"[0-9.]+", address) and not _is_ipv4(address):
+    if re.fullmatch(r"[0-9.]+", address) and not _is_address(address, 4):
         raise _wrong(word, f"'{address}' is no IP address")
     return address, _port(word, port) if colon else None
 
@@ -103,7 +103,7 @@ def _split(word: str) -> Iterator[str]:
 
 
 def _expand(word: str) -> Iterator[str]:
-    """Names that a word with ranges stands for; the leftmost range varies slowest."""
+    """Yield the names that a word with ranges stands for; the leftmost range varies slowest."""
     user, at, rest = word.rpartition("@")
     match = None if re.match(r"\[[0-9A-Fa-f.%\w]*:", rest) else _RANGE.search(rest)
     if match is None:
@@ -131,7 +131,7 @@ def _values(word: str, ranges: str) -> Iterator[str]:
             raise _wrong(word, f"the range {part} runs backwards: write {last}-{first}")
         if int(last) - int(first) >= MOST_HOSTS:
             raise _wrong(word, f"the range {part} names more than {MOST_HOSTS} hosts")
-        # Zero-padded as it is typed: 01-16 is 01, 02 … 16.
+        # Zero-padded as typed: 01-16 is 01, 02 … 16.
         width = len(first) if first.startswith("0") else 0
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{width}d}"
@@ -141,20 +141,11 @@ def _with_port(host: Host) -> str:
     return f"[{host.target}]:{host.port}" if ":" in host.target else f"{host.target}:{host.port}"
 
 
-def _is_ipv6(text: str) -> bool:
+def _is_address(text: str, version: int) -> bool:
     try:
-        ipaddress.IPv6Address(text)
+        return ipaddress.ip_address(text).version == version
     except ValueError:
         return False
-    return True
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _wrong(word: str, why: str) -> UserError:

@@ -1,9 +1,9 @@
-"""One command at a time works on a cluster: a lock on this machine, and a lease on every host that is worked on.
+"""One command at a time works on a cluster: a lock on this machine, and a lease on every host that it changes.
 
-The lock ends with its process; it keeps two commands of one machine apart. The lease keeps everybody apart: a small
-file on the host that names one process of one machine and is renewed while that works. Left alone for two minutes it
-counts for nothing, and at once where its process ran on this machine and is gone. Nothing is taken on trust: what
-cannot be locked is refused, and who loses a lease stops (as in k0sctl, phase/lock.go).
+The lock keeps two commands of one machine apart and ends with its process. The lease keeps all machines apart: it is a
+small file on the host that names one process of one machine, and that process renews it. A lease expires two minutes
+after its last renewal, or at once where its process ran on this machine and has ended. A host whose lease cannot be
+taken is not changed, and a command that loses a lease stops (as in k0sctl, phase/lock.go).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.hosts.folders import state_folder
 from clusterkit.provision.ray.model import LEASE_FILE, NODE_FOLDER, node_folder
 from clusterkit.ssh.api import ErrorKind, HostError, Session
@@ -34,21 +34,21 @@ from trainer.files import is_full
 from trainer.locks import HeldError, hold
 
 STALE_S = 120
-"""A lease that was not renewed for so long is nobody's."""
+"""A lease that was not renewed for so long has expired."""
 GIVE_UP_S = 100.0
-"""A lease that could not be renewed for so long may soon be somebody else's."""
+"""After so long without a renewal a command stops: somebody else may take the lease soon."""
 REFRESH_S = 30.0
 _REMOTE_S = 20.0
 _MACHINE_ID = Path("/etc/machine-id")
 _IDENTITY = re.compile(r"[0-9a-f-]+")
 
 
-class ClaimedError(UserError):
-    """Somebody else works on the cluster at this moment."""
+class ClusterLockedError(UserError):
+    """Another command works on the cluster at this moment."""
 
 
 class LeaseLostError(RunError):
-    """The lease on a host is no longer ours. taken: somebody else was seen to have it; else it could not be renewed."""
+    """The lease on a host is no longer ours: another command has it (`taken`), or it could not be renewed."""
 
     def __init__(self, message: str, *, taken: bool) -> None:
         super().__init__(message)
@@ -56,45 +56,41 @@ class LeaseLostError(RunError):
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Who works on a cluster.
-
-    identity: machine, process and a random number; no other command has the same.
-    birth: kernel boot, process namespace, process and its start, by which this machine tells whether it still runs;
-        empty where that cannot be told.
-    """
+class LockOwner:
+    """The command that holds a cluster's lock and leases."""
 
     cluster: str
     command: str
-    identity: str
+    identity: str  # machine, process and a random number: no other command has the same
     who: str
     process: int
     since: str
-    birth: str = ""
+    birth: str = ""  # boot, process namespace, process and its start, to find out later whether it runs; may be empty
 
     def line(self) -> str:
-        """The lease's second line, for people."""
+        """Return the lease's second line, for people."""
         return f"`clusterkit {self.command}` of {self.who} (process {self.process}), since {self.since}"
 
     def content(self) -> bytes:
-        """What stands in the lease."""
+        """Return the content of the lease."""
         return f"{self.identity}\n{self.line()}\n{self.birth}\n".encode()
 
 
-def new_claim(cluster: str, command: str) -> Claim:
-    """Make the claim of this process."""
+def new_lock_owner(cluster: str, command: str) -> LockOwner:
+    """Return the owner that this process is."""
     process, now = os.getpid(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     identity = f"{_machine()}-{process}-{secrets.token_hex(8)}"
-    return Claim(cluster, command, identity, f"{_user()}@{socket.gethostname()}", process, now, _birth(process))
+    return LockOwner(cluster, command, identity, f"{_user()}@{socket.gethostname()}", process, now, _birth(process))
 
 
 @contextmanager
-def local_lock(cluster: str, command: str) -> Iterator[Claim]:
+def local_lock(cluster: str, command: str) -> Iterator[LockOwner]:
     """Hold the cluster's lock on this machine.
 
     Raises:
-        ClaimedError: another command has it.
-        UserError: the state folder cannot be written to, or its file system has no locks. RunError: its disk is full.
+        ClusterLockedError: another command holds it.
+        UserError: the state folder cannot be written to, or its file system has no locks.
+        RunError: its disk is full.
 
     """
     path = state_folder() / cluster / "lock"
@@ -105,23 +101,27 @@ def local_lock(cluster: str, command: str) -> Iterator[Claim]:
     except OSError as error:
         raise file_failure(error, path, instead) from None
     with file:
-        claim = new_claim(cluster, command)
+        owner = new_lock_owner(cluster, command)
         try:
-            hold(file, json.dumps({"line": claim.line()}) + "\n")
+            hold(file, json.dumps({"line": owner.line()}) + "\n")
         except HeldError as error:
-            raise ClaimedError(_locally(cluster, _read(error.holder))) from None
+            holder = (json_object(error.holder) or {}).get("line") or "another clusterkit"
+            raise ClusterLockedError(
+                f"cluster {cluster} is being worked on by {holder}, with the same state folder {state_folder()}.\n"
+                "Wait until it is done, or end that process; the lock ends with it."
+            ) from None
         except OSError as error:
             if is_full(error):
                 raise file_failure(error, path, instead) from None
             raise UserError(f"{path} cannot be locked: {error.strerror}\nS{instead[1:]}.") from None
-        yield claim
+        yield owner
 
 
 @dataclass
 class Lease:
-    """The claim as it stands on one host. lost: told once when it is no longer ours, by the task that renews it."""
+    """The lease on one host. `lost` is called once, by the task that renews the lease, when it is no longer ours."""
 
-    claim: Claim
+    owner: LockOwner
     lost: Callable[[LeaseLostError], None]
     refresh_s: float = REFRESH_S
     give_up_s: float = GIVE_UP_S
@@ -130,10 +130,10 @@ class Lease:
     _renewed: float = field(default=0.0, init=False)
 
     async def take(self, host: Session) -> None:
-        """Take it, or go on with it over another connection.
+        """Take the lease, or keep it over another connection.
 
         Raises:
-            ClaimedError: somebody else holds it.
+            ClusterLockedError: another command holds it.
             HostError: the host is lost, or the lease cannot be locked or written there.
 
         """
@@ -141,13 +141,13 @@ class Lease:
         if held is not None and _is_gone(held):
             held = await self._ask(host, instead=held.splitlines()[1])
         if held is not None:
-            raise ClaimedError(_remotely(self.claim.cluster, host.host.name, held))
+            raise ClusterLockedError(_remotely(self.owner.cluster, host.host.name, held))
         self._host = host
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
 
     async def release(self) -> None:
-        """Give it back, if it is held."""
+        """Release the lease where it is held."""
         if self._renewing is None or self._host is None:
             return
         self._renewing.cancel()
@@ -155,21 +155,21 @@ class Lease:
             await self._renewing
         self._renewing = None
         with contextlib.suppress(HostError):
-            await self._host.run(_release_script(self.claim), root=True, timeout=_REMOTE_S)
+            await self._host.run(_release_script(self.owner), root=True, timeout=_REMOTE_S)
 
     async def _ask(self, host: Session, instead: str = "", *, renew: bool = False) -> str | None:
-        """Take or renew it; returns what stands there where it is another's: its age in seconds, then its lines."""
-        script, began = _take_script(self.claim, instead, renew=renew), _now()
-        result = await host.run(script, root=True, stdin=self.claim.content(), timeout=_REMOTE_S)
+        """Take or renew the lease. Where another command holds it, return its age in seconds and its lines."""
+        script, began = _take_script(self.owner, instead, renew=renew), _now()
+        result = await host.run(script, root=True, stdin=self.owner.content(), timeout=_REMOTE_S)
         if result.ok and result.stdout.startswith("@held "):
             return result.stdout.removeprefix("@held ")
         if not result.ok or not result.stdout.startswith("@taken"):
-            said = (result.stderr.strip() or f"exit code {result.exit_code}").splitlines()[-1][-200:]
-            folder = node_folder(self.claim.cluster)
+            folder = node_folder(self.owner.cluster)
             raise HostError(
                 host.host.name,
                 ErrorKind.WRITE,
-                f"the lease in {folder}, by which two commands keep out of each other's way, cannot be taken: {said}",
+                f"the lease in {folder}, by which two commands keep out of each other's way, cannot be taken: "
+                f"{result.reason}",
                 f"Look at the disk of {folder} on that host: its free space, whether it is read-only, and whether it "
                 "has file locks (flock of util-linux must work there).",
             )
@@ -181,13 +181,13 @@ class Lease:
         name = self._host.host.name
         while True:
             await asyncio.sleep(self.refresh_s)
-            # What a moment's trouble leaves undone, the next round does. The wait for a free channel counts, too.
+            # After a short failure the next round succeeds. The wait for a free channel counts, too.
             with contextlib.suppress(HostError, TimeoutError):
                 async with asyncio.timeout(2 * _REMOTE_S):
                     held = await self._ask(self._host, renew=True)
                 if held is not None:
                     holder = _holder(held)
-                    message = f"the lease on {name} was lost: {holder} works on cluster {self.claim.cluster} by now"
+                    message = f"the lease on {name} was lost: {holder} works on cluster {self.owner.cluster} by now"
                     self.lost(LeaseLostError(message, taken=True))
                     return
             if (silent := _now() - self._renewed) > self.give_up_s:
@@ -197,14 +197,15 @@ class Lease:
 
 
 @asynccontextmanager
-async def remote_lease(claim: Claim, hosts: Iterable[Session]) -> AsyncIterator[dict[str, HostError]]:
-    """Hold the leases of hosts, taken in this order, while the block runs; it is cancelled when one is lost.
+async def remote_lease(owner: LockOwner, hosts: Iterable[Session]) -> AsyncIterator[dict[str, HostError]]:
+    """Hold the leases of hosts, taken in this order, while the block runs. Cancel the block when one is lost.
 
-    Yields the hosts whose lease cannot be taken, and why: nothing may be changed there.
+    Yields:
+        The hosts whose lease cannot be taken, and why: nothing may be changed there.
 
     Raises:
-        ClaimedError: somebody else holds one.
-        LeaseLostError: one was lost, and the block was ended in the middle.
+        ClusterLockedError: another command holds one.
+        LeaseLostError: one was lost, and the block was cancelled.
 
     """
     worker, losses, leases, at_work = asyncio.current_task(), list[LeaseLostError](), list[Lease](), True
@@ -218,7 +219,7 @@ async def remote_lease(claim: Claim, hosts: Iterable[Session]) -> AsyncIterator[
     refused: dict[str, HostError] = {}
     try:
         for host in hosts:
-            leases.append(Lease(claim, lost))
+            leases.append(Lease(owner, lost))
             try:
                 await leases[-1].take(host)
             except HostError as error:
@@ -236,7 +237,7 @@ async def remote_lease(claim: Claim, hosts: Iterable[Session]) -> AsyncIterator[
 
 
 async def release(leases: Iterable[Lease]) -> None:
-    """Give all of them back at once."""
+    """Release all leases at once."""
     await asyncio.gather(*(lease.release() for lease in leases), return_exceptions=True)
 
 
@@ -252,7 +253,7 @@ def _user() -> str:
 
 
 def _machine() -> str:
-    """16 hexadecimal digits. Hashed: machine-id(5) asks that it be not told to others as it is."""
+    """Return 16 hexadecimal digits that identify this machine: a hash, as machine-id(5) asks."""
     try:
         text = _MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -261,10 +262,10 @@ def _machine() -> str:
 
 
 def _birth(process: int) -> str:
-    """Empty where it cannot be told, or where there is no such process.
+    """Return boot, process namespace, process and its start; empty where they are unknown or the process has ended.
 
-    By the kernel's random number of this boot and the namespace: a machine id may be a copy, and numbers of processes
-    say nothing in another container.
+    The kernel's random number of this boot is safer than a machine id, which may be a copy. A process number means
+    nothing in another container, hence the namespace.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -277,7 +278,7 @@ def _birth(process: int) -> str:
 
 
 def _is_gone(held: str) -> bool:
-    """Whether a lease is of a process of this machine, since its last start, that no longer runs."""
+    """Return whether the holder of a lease was a process of this machine, since its last boot, and has ended."""
     lines = held.splitlines()
     theirs, ours = (lines[3] if len(lines) > 3 else "").split(), _birth(os.getpid()).split()
     if len(theirs) != 4 or theirs[:2] != ours[:2] or not theirs[2].isdigit() or not _IDENTITY.fullmatch(lines[1]):
@@ -290,22 +291,6 @@ def _is_gone(held: str) -> bool:
         return False  # another user's
     now = _birth(int(theirs[2])).split()
     return bool(now) and now != theirs
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _locally(cluster: str, found: dict[str, Any]) -> str:
-    holder = found.get("line") or "another clusterkit"
-    return (
-        f"cluster {cluster} is being worked on by {holder}, with the same state folder {state_folder()}.\n"
-        "Wait until it is done, or end that process; the lock ends with it."
-    )
 
 
 def _holder(held: str) -> str:
@@ -322,9 +307,9 @@ def _remotely(cluster: str, host: str, held: str) -> str:
 
 
 def _locked(folder: str, missing: str) -> str:
-    """Shell that holds the folder's lock until the script ends, in `set -eu`. missing: run where it must be made.
+    """Return shell, under `set -eu`, that locks a folder until the script ends. missing: runs where there is no folder.
 
-    Who held the lock before us may have removed the folder: then the lock is on what is no longer there.
+    The previous holder may have removed the folder after we opened it; then we lock the new one.
     """
     return f"""command -v flock >/dev/null || {{ echo 'there is no flock' >&2; exit 1; }}
 while :; do
@@ -337,19 +322,23 @@ done
 """
 
 
-def _take_script(claim: Claim, instead: str, *, renew: bool) -> str:
-    """Print "@taken", or "@held AGE" and the lease where it is another's. The host's own clock says how old it is.
+def _take_script(owner: LockOwner, instead: str, *, renew: bool) -> str:
+    """Return a script that prints "@taken", or "@held AGE" and the lease of another command.
 
-    instead: identity of a holder that is known to be gone. renew: another's counts however old it is; we held it.
+    Args:
+        owner: takes the lease.
+        instead: identity of a holder that has ended.
+        renew: we held the lease, so another command's lease is valid however old it is.
+
     """
-    folder = node_folder(claim.cluster)
+    folder = node_folder(owner.cluster)
     make = f"umask 022; mkdir -p {NODE_FOLDER}; umask 077; mkdir -p {folder}"
     return f"""set -eu
 lease={folder}/{LEASE_FILE}
 {_locked(folder, make)}umask 077
 identity=
 if [ -s "$lease" ]; then read -r identity <"$lease" || :; fi
-if [ "$identity" = {claim.identity} ]; then
+if [ "$identity" = {owner.identity} ]; then
   touch -c "$lease"
   echo @taken
   exit 0
@@ -358,7 +347,7 @@ if [ -n "$identity" ] && [ "$identity" != '{instead}' ]; then
   now=$(date +%s)
   touched=$(stat -c %Y "$lease")
   age=$((now - touched))
-  # One from the future is of a clock that was set back.
+  # A lease from the future was written before the clock was set back.
   if {"true" if renew else f'[ "$age" -lt {STALE_S} ] && [ "$age" -gt -{STALE_S} ]'}; then
     echo "@held $age"
     cat "$lease"
@@ -371,14 +360,14 @@ echo @taken
 """
 
 
-def _release_script(claim: Claim) -> str:
-    """Remove it, and the folders that are empty then."""
-    folder = node_folder(claim.cluster)
+def _release_script(owner: LockOwner) -> str:
+    """Return a script that removes the lease, and the folders that are empty then."""
+    folder = node_folder(owner.cluster)
     return f"""set -eu
 lease={folder}/{LEASE_FILE}
 {_locked(folder, "exit 0")}identity=
 if [ -s "$lease" ]; then read -r identity <"$lease" || :; fi
-if [ "$identity" = {claim.identity} ]; then rm -f "$lease" "$lease.new"; fi
+if [ "$identity" = {owner.identity} ]; then rm -f "$lease" "$lease.new"; fi
 rmdir {folder} 2>/dev/null || exit 0
 rmdir {NODE_FOLDER} 2>/dev/null || :
 """

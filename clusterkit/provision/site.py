@@ -1,4 +1,4 @@
-"""What a cluster's site needs (mirrors, proxies, certificates, image), kept so that later set-ups need not be told."""
+"""What a cluster's site needs (mirrors, proxies, certificates, image), saved so that later set-ups know it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from clusterkit.hosts.folders import config_folder, write_private
 from trainer.errors import UserError
 
 OF_RAY = ("image", "image_base", "shm")
-"""Options that Ray's containers are made from."""
+"""Options that Ray's containers are started with."""
 ADDRESSES = (
     *("docker_url", "nvidia_url", "apt_mirror", "pip_index_url", "pip_find_links", "torch_index", "hf_endpoint"),
     *("http_proxy", "https_proxy"),
 )
-"""Options that are addresses, which may hold a user and password."""
+"""Options that are addresses, which may contain a user and password."""
 USER_PART = re.compile(r"[a-z]+://([^/]+)@")
 SHORT = 3
-"""A password of so few letters is no word to be left out wherever it appears."""
+"""Longest password that is not masked by itself: so short a text stands in many other words."""
 FORGET = "none"
-"""Given as an option's value, it takes back what was kept."""
+"""As an option's value it removes what was saved."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,24 @@ class Site:
     shm: str = ""
 
 
-def passwords_of(site: Site) -> tuple[str, ...]:
-    """Texts that no log may hold: of addresses with a user and password that part, and the password as it is typed."""
+def passwords_in(site: Site) -> tuple[str, ...]:
+    """Return the texts that no log may hold: user and password of every address, and the password alone."""
     found: list[str] = []
     for name in ADDRESSES:
-        there = USER_PART.match(getattr(site, name))
-        if there is None:
-            continue
-        password = there[1].partition(":")[2]
-        found += [there[1], *(text for text in (password, unquote(password)) if len(text) > SHORT)]
+        if login := USER_PART.match(getattr(site, name)):
+            password = login[1].partition(":")[2]
+            found += [login[1], *(text for text in (password, unquote(password)) if len(text) > SHORT)]
     return tuple(dict.fromkeys(found))
 
 
-def with_secrets(site: Site) -> tuple[Site, list[str]]:
-    """The site with every address that was given as env:NAME or file:PATH, and options whose password was typed.
+def resolve_secrets(site: Site) -> tuple[Site, list[str]]:
+    """Read the addresses that were given as env:NAME or file:PATH.
+
+    Returns:
+        The site with these addresses, and the options whose password was typed on the command line.
 
     Raises:
-        UserError: an address is not there, or cannot be read.
+        UserError: the variable or file of an address is missing or cannot be read.
 
     """
     options = {name: f"--{name.replace('_', '-')}" for name in ADDRESSES}
@@ -87,44 +88,44 @@ def _read_secret(option: str, value: str) -> str:
 
 
 def path_of(cluster: str) -> Path:
-    """Where it is kept; a proxy's address may hold a password, so for the owner alone."""
+    """Return the file of a cluster's site, which only its owner can read: an address may hold a password."""
     return config_folder() / "clusters" / cluster / "site.json"
 
 
-def with_kept(cluster: str, given: Site) -> Site:
-    """What was given, and for everything left at its default what was kept; `none` goes back to the default.
+def with_saved(cluster: str, given: Site) -> Site:
+    """Return `given` with the saved value of every option that is at its default; `none` stands for the default.
 
     Raises:
         UserError: the file is damaged.
 
     """
-    kept, plain = _read(cluster), Site()
+    saved, plain = _read(cluster), Site()
     chosen: dict[str, Any] = {}
     for field in fields(Site):
         value, default = getattr(given, field.name), getattr(plain, field.name)
-        chosen[field.name] = kept.get(field.name, default) if value == default else value
+        chosen[field.name] = saved.get(field.name, default) if value == default else value
         if value == FORGET:
             chosen[field.name] = default
     return replace(plain, **chosen)
 
 
-def until_ready(cluster: str, site: Site) -> Site:
-    """What to keep before the hosts are ready: of a cluster that was set up before, what its Ray runs with stays.
+def site_before_ready(cluster: str, site: Site) -> Site:
+    """Return what to save before the hosts are ready: `site`, with the options that a running Ray was started with.
 
-    A wish that is refused (another image under running jobs) must not be taken for granted by the next command.
+    A change of these may still be refused (another image under running jobs); the next command must not assume it.
     """
     if not path_of(cluster).exists():
         return site
-    before = with_kept(cluster, Site())
+    before = with_saved(cluster, Site())
     return replace(site, **{name: getattr(before, name) for name in OF_RAY})
 
 
-def keep(cluster: str, site: Site) -> None:
-    """Keep what differs from the defaults."""
+def save_site(cluster: str, site: Site) -> None:
+    """Save what differs from the defaults."""
     plain = Site()
-    told = {f.name: getattr(site, f.name) for f in fields(Site) if getattr(site, f.name) != getattr(plain, f.name)}
-    if told != _read(cluster):
-        write_private(path_of(cluster), json.dumps(told, indent=2) + "\n")
+    values = {f.name: getattr(site, f.name) for f in fields(Site) if getattr(site, f.name) != getattr(plain, f.name)}
+    if values != _read(cluster):
+        write_private(path_of(cluster), json.dumps(values, indent=2) + "\n")
 
 
 def _read(cluster: str) -> dict[str, str]:
@@ -143,6 +144,6 @@ HF_TOKEN = "HF_TOKEN"
 
 
 def proxies_of(site: Site) -> dict[str, str]:
-    """Variables that name the site's proxies."""
+    """Return the environment variables that name the site's proxies."""
     pairs = {"http_proxy": site.http_proxy, "https_proxy": site.https_proxy, "no_proxy": site.no_proxy}
     return {name: value for name, value in pairs.items() if value}

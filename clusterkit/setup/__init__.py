@@ -1,1 +1,1 @@
-"""The provisioning engine: hosts in parallel, steps as desired state, one log a host, one summary."""
+"""The engine of `clusterkit setup`: hosts in parallel, steps and stages, one log a host, one summary."""

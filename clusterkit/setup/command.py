@@ -1,25 +1,32 @@
-"""What `clusterkit setup` does with its options: check them, set up, keep the inventory, say what came of it."""
+"""What `clusterkit setup` does with its options: check them, set up, save the inventory, return the outcome."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets.hub import Hub
-from clusterkit.provision.cluster_lock import Claim, local_lock
+from clusterkit.provision.cluster_lock import LockOwner, local_lock
 from clusterkit.provision.images.needs import needs_of_image
 from clusterkit.provision.ray.current import choose, current, option, ready_clusters
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.ray.state import ClusterState
 from clusterkit.provision.ray.view import lines_of
-from clusterkit.provision.site import Site, keep, passwords_of, proxies_of, until_ready, with_kept, with_secrets
+from clusterkit.provision.site import (
+    Site,
+    passwords_in,
+    proxies_of,
+    resolve_secrets,
+    save_site,
+    site_before_ready,
+    with_saved,
+)
 from clusterkit.setup import view
-from clusterkit.setup.assetstage import AssetStage
-from clusterkit.setup.failed import failed_hosts, keep_failed
+from clusterkit.setup.failed import failed_hosts, save_failed
 from clusterkit.setup.hostlog import new_log_folder
 from clusterkit.setup.imagestage import ImageStage
 from clusterkit.setup.model import Report
@@ -29,40 +36,37 @@ from clusterkit.setup.options import (
     bundle_of,
     check_refresh,
     check_values,
+    desired_state,
     hub_token,
     image_of,
     needs_of,
     preset_of,
-    wish_of,
 )
 from clusterkit.setup.raystage import RayStage
 from clusterkit.setup.setup import Request, Setup
-from clusterkit.setup.sharedstage import SharedStage
+from clusterkit.setup.storagestages import AssetStage, SharedStage
 from clusterkit.setup.trainstage import TrainStage
 from clusterkit.setup.typed import SetupOptions
+from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
+from clusterkit.ssh.selection import Selection
 from trainer.errors import InterruptedRunError, UserError
-
-if TYPE_CHECKING:
-    from clusterkit.ssh.api import Session
-    from clusterkit.ssh.selection import Selection
 
 
 @dataclass(frozen=True)
 class SetupOutcome:
-    """What the command prints and ends with."""
+    """What the command prints, and its exit code."""
 
     text: str
     report: Report
     cluster: Cluster
     ray: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
-    following: tuple[str, ...] = ()
-    """The commands that may come next."""
+    following: tuple[str, ...] = ()  # commands that may come next
 
     @property
     def exit_code(self) -> int:
-        """0 done, 1 failed, 3 partly done."""
+        """0: done; 1: failed; 3: partly done."""
         return self.report.exit_code
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,45 +85,45 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
     """Set the selected hosts up.
 
     Raises:
-        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, somebody else
-            at work on the cluster.
+        UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, or another
+            command that works on the cluster.
         InterruptedRunError: Ctrl-C; what is done stays done.
 
     """
     cluster = selection.cluster
     is_new = cluster.name not in ready_clusters()
     needs = needs_of(cluster, options)
-    given, typed = with_secrets(options.site)
-    options = replace(options, site=with_kept(cluster.name, given))
+    given, typed = resolve_secrets(options.site)
+    options = replace(options, site=with_saved(cluster.name, given))
     check_values(options)
-    assets, order = preset_of(cluster, options)
+    assets, run = preset_of(cluster, options)
     bundle = bundle_of(options)
-    image = ImageStage(image_of(options, bundle), None if order is None else needs_of_image(order.config))
-    check_refresh(image.wish, selection)
+    image = ImageStage(image_of(options, bundle), None if run is None else needs_of_image(run.config))
+    check_refresh(image.request, selection)
     token = hub_token(options)
-    wish = wish_of(cluster, options, bundle)
+    desired = desired_state(cluster, options, bundle)
     if not options.dry_run:
-        refuse_forgetting(cluster)
+        refuse_dropped_hosts(cluster)
     ray = RayStage(image, options.privileged, options.recreate, shm_bytes(options.site.shm))
-    training = TrainStage(order, ray)
+    training = TrainStage(run, ray)
     hub = Hub(image="", endpoint=options.site.hf_endpoint, token=token, environment=proxies_of(options.site))
     request = Request(
         cluster=cluster,
         hosts=selection.hosts,
-        wish=wish,
+        desired=desired,
         needs=needs,
         log_folder=new_log_folder(cluster.name, "setup"),
         dry=options.dry_run,
-        secrets=(token, *passwords_of(options.site)),
+        secrets=(token, *passwords_in(options.site)),
         stages=(SharedStage(), image, AssetStage(assets, hub, image), ray, training),
         bundle=bundle,
         uploads=options.uploads,
         retries=options.retries,
     )
-    with nullcontext() if options.dry_run else local_lock(cluster.name, "setup") as claim:
-        report = asyncio.run(_run(request, selection, options.site, claim))
+    with nullcontext() if options.dry_run else local_lock(cluster.name, "setup") as owner:
+        report = asyncio.run(_run(request, selection, options.site, owner))
         if not options.dry_run:
-            _keep_failed(request, report)
+            _save_failed(request, report)
     if typed:
         report.notes.append(
             f"{', '.join(typed)}: other users of this machine could see the password as it was typed. Next time say "
@@ -129,7 +133,7 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
 
 
 def only_failed(selection: Selection) -> Selection | None:
-    """Of the selected hosts those that failed when they were last set up; None where no host of the cluster did.
+    """Keep the selected hosts that failed in their last set-up. Return None where no host of the cluster did.
 
     Raises:
         UserError: some did, and --limit and --exclude leave none of them.
@@ -143,33 +147,33 @@ def only_failed(selection: Selection) -> Selection | None:
 
 
 def nothing_failed(cluster: Cluster) -> SetupOutcome:
-    """What `--retry` comes to where no host failed last time."""
+    """Return the outcome of `--retry` where no host failed last time."""
     text = f"nothing failed in the last set-up of cluster {cluster.name}: nothing to do"
     return SetupOutcome(text, Report({}, notes=[text]), cluster)
 
 
-def _keep_failed(request: Request, report: Report) -> None:
+def _save_failed(request: Request, report: Report) -> None:
     try:
-        keep_failed(request.cluster, report)
+        save_failed(request.cluster, report)
     except OSError as error:
         report.notes.append(f"--retry will not know who failed: {error.filename}: {error.strerror}")
 
 
-async def _run(request: Request, selection: Selection, site: Site, claim: Claim | None) -> Report:
-    early = until_ready(request.cluster.name, site)
+async def _run(request: Request, selection: Selection, site: Site, owner: LockOwner | None) -> Report:
+    early = site_before_ready(request.cluster.name, site)
 
-    async def connect_and_keep(host: Host) -> Session:
+    async def connect_and_save(host: Host) -> Session:
         session = await connect(host, selection.ssh)
-        # From the first host that lets us in, later commands need not be told; a mistyped key is not kept.
+        # Save only after the first login, so that a mistyped key is not saved.
         if not request.dry:
-            keep_inventory(request.cluster)
-            keep(request.cluster.name, early)
+            save_inventory(request.cluster)
+            save_site(request.cluster.name, early)
         return session
 
-    setup = Setup(request, connect_and_keep, lambda _: None, claim)
-    with view.watching(list(setup.report.hosts.values()), setup.step_names) as watch:
+    setup = Setup(request, connect_and_save, lambda _: None, owner)
+    with view.show(list(setup.report.hosts.values()), setup.step_names) as watch:
         setup.watch = watch
-        selection.ssh.secrets.around_prompt = watch.aside
+        selection.ssh.secrets.around_prompt = watch.paused
         try:
             report = await setup.run()
         except asyncio.CancelledError:
@@ -178,7 +182,7 @@ async def _run(request: Request, selection: Selection, site: Site, claim: Claim 
             ) from None
     head = report.hosts.get(request.cluster.head_host.name)
     if not request.dry and head is not None and (head.failure is None or head.failure.step == TrainStage.name):
-        keep(request.cluster.name, site)
+        save_site(request.cluster.name, site)
     return report
 
 
@@ -192,10 +196,10 @@ def _outcome(
     elif not options.dry_run and training.ray.state is not None:
         chosen = make_current(request.cluster.name, is_new=is_new)
         state, memory = training.ray.state, min((gpu.memory for gpu in training.ray.gpus), default=0)
-        following = next_steps(request.cluster, state, memory, options, training.dispatched)
+        following = next_steps(request.cluster, state, memory, options, training.submitted)
         lines += ["", *_ready(training, state, following), *([chosen] if chosen else [])]
     ray = None if training.ray.state is None else training.ray.state.as_dict()
-    run = None if training.dispatched is None else training.dispatched.as_dict()
+    run = None if training.submitted is None else training.submitted.as_dict()
     return SetupOutcome("\n".join(lines), report, request.cluster, ray, run, tuple(step.command for step in following))
 
 
@@ -212,10 +216,10 @@ def _repair(request: Request, report: Report) -> list[str]:
 
 
 def make_current(name: str, *, is_new: bool) -> str:
-    """Have commands go to a new cluster, as minikube and gcloud do; one that was there before changes no choice.
+    """Make a new cluster the current one, as minikube and gcloud do. A known cluster changes no choice.
 
     Returns:
-        What to tell of it.
+        A line about it; empty where nothing changed.
 
     """
     with suppress(UserError):  # a damaged choice is replaced
@@ -230,22 +234,22 @@ def make_current(name: str, *, is_new: bool) -> str:
 
 def _ready(training: TrainStage, state: ClusterState, following: list[NextStep]) -> list[str]:
     lines = [*lines_of(state), ""]
-    if training.dispatched is not None:
-        lines += [f"{training.dispatched.sentence}; its files: {training.dispatched.run.logs}", ""]
+    if training.submitted is not None:
+        lines += [f"{training.submitted.sentence}; its files: {training.submitted.run.logs}", ""]
     return [*lines, *next_lines(following)]
 
 
-def keep_inventory(cluster: Cluster) -> None:
-    """Keep the cluster under its name, so that later commands need no hosts."""
+def save_inventory(cluster: Cluster) -> None:
+    """Save the cluster under its name, so that later commands need no list of hosts."""
     if not inventory.path_of(cluster.name).exists() or inventory.load(cluster.name) != cluster:
         inventory.save(cluster)
 
 
-def refuse_forgetting(cluster: Cluster) -> None:
-    """Refuse a shorter list of hosts under a name that is kept.
+def refuse_dropped_hosts(cluster: Cluster) -> None:
+    """Refuse a list of hosts that lacks some of the saved cluster.
 
     Raises:
-        UserError: it names the hosts that would be forgotten.
+        UserError: it names the missing hosts.
 
     """
     if not inventory.path_of(cluster.name).exists():

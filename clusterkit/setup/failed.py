@@ -1,46 +1,37 @@
-"""Which hosts of a cluster failed in its last set-up, kept for `setup --retry`."""
+"""Which hosts of a cluster failed in its last set-up, saved for `setup --retry`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from clusterkit.common.records import json_object
 from clusterkit.hosts.folders import state_folder, write_private
 from clusterkit.hosts.model import Cluster
 from clusterkit.setup.model import Report
 
 
 def path_of(cluster: str) -> Path:
-    """Where the list is kept."""
+    """Return the file with the list."""
     return state_folder() / cluster / "failed.json"
 
 
 def failed_hosts(cluster: Cluster) -> tuple[str, ...]:
-    """Hosts of the cluster that failed when they were last set up, in its order; a damaged list is an empty one."""
-    known = _read(cluster.name)
-    return tuple(host.name for host in cluster.hosts if host.name in known)
+    """Return the hosts that failed in their last set-up, in the cluster's order. A damaged list counts as empty."""
+    try:
+        failed = (json_object(path_of(cluster.name).read_bytes()) or {}).get("failed")
+    except OSError:
+        return ()
+    return tuple(host.name for host in cluster.hosts if isinstance(failed, list) and host.name in failed)
 
 
-def keep_failed(cluster: Cluster, report: Report) -> None:
-    """Add who failed, take out who got through; hosts that were not worked on stay as they were.
+def save_failed(cluster: Cluster, report: Report) -> None:
+    """Add the hosts that failed and remove those that are done. Hosts without a report stay as they were.
 
     Raises:
         OSError: the state folder cannot be written to.
 
     """
-    now = {host.name for host in report.failed}
-    left = set(failed_hosts(cluster)) - report.hosts.keys()
-    _write(cluster.name, (host.name for host in cluster.hosts if host.name in now | left))
-
-
-def _read(cluster: str) -> Collection[str]:
-    try:
-        found = json.loads(path_of(cluster).read_text(encoding="utf-8"))["failed"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()
-    return {str(name) for name in found} if isinstance(found, list) else ()
-
-
-def _write(cluster: str, names: Iterable[str]) -> None:
-    write_private(path_of(cluster), json.dumps({"failed": list(names)}) + "\n")
+    failed = {host.name for host in report.failed} | (set(failed_hosts(cluster)) - report.hosts.keys())
+    names = [host.name for host in cluster.hosts if host.name in failed]
+    write_private(path_of(cluster.name), json.dumps({"failed": names}) + "\n")

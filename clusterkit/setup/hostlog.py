@@ -1,4 +1,4 @@
-"""One log file a host: every script that was run on it and everything that it printed, secrets left out."""
+"""One log file a host: the title of every action and all that it printed, with secrets masked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT_RUNS = 20
 
 
 def new_log_folder(cluster: str, command: str) -> Path:
-    """Folder for the logs of one run of one command; the oldest beyond 20 are removed."""
+    """Make a folder for the logs of one command, remove the oldest beyond 20, and return it."""
     parent = state_folder() / cluster / "logs"
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -36,7 +36,7 @@ def new_log_folder(cluster: str, command: str) -> Path:
 
 
 class HostLog:
-    """Append-only log of one host. `secrets` are replaced wherever they appear."""
+    """Append-only log of one host. `secrets` are masked wherever they appear."""
 
     def __init__(self, folder: Path, host: str, secrets: tuple[str, ...] = ()) -> None:
         self.path = folder / f"{host.replace('/', '_')}.log"
@@ -46,20 +46,20 @@ class HostLog:
         self._file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", buffering=1)
 
     def masked(self, text: str) -> str:
-        """The text without the secrets."""
+        """Return the text with its secrets masked."""
         for secret in self.secrets:
             text = text.replace(secret, "********")
         return text
 
     def line(self, text: str) -> None:
-        """Write a line, stamped."""
+        """Write a line with its time."""
         text = self.masked(text).rstrip("\n")
         self.tail.append(text)
         stamp = time.strftime("%H:%M:%S")
         self._file.write("".join(f"{stamp} {part}\n" for part in text.split("\n")))
 
     def heading(self, text: str) -> None:
-        """Write what comes next; its output starts a new tail."""
+        """Write a heading, and begin a new tail."""
         self.line(f"== {text}")
         self.tail.clear()
 

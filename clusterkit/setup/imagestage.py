@@ -1,41 +1,35 @@
-"""The stage that brings one runtime image to all hosts: the head gets it first, every other host when it is ready."""
+"""The stage that brings one runtime image to all hosts: the head gets it first, then every other host."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterkit.common.text_plot import progress_bar
+from clusterkit.provision.bundle.folder import Bundle
 from clusterkit.provision.images import lock as locks
-from clusterkit.provision.images.build import build, built
+from clusterkit.provision.images.build import build, find_built
 from clusterkit.provision.images.context import Recipe
-from clusterkit.provision.images.distribute import Distribution, How, ImageOutcome
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.identity import check_reference, inspect
+from clusterkit.provision.images.distribute import Distribution, ImageOutcome, Method
+from clusterkit.provision.images.identity import ImageError, check_reference, inspect
 from clusterkit.provision.images.needs import ImageNeeds, check_image
-from clusterkit.setup.model import State, StepFailedError
+from clusterkit.setup.model import State
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Setup, Stage
 from clusterkit.ssh.api import Session
-
-if TYPE_CHECKING:
-    from clusterkit.provision.bundle.folder import Bundle
 
 LOAD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class ImageWish:
-    """What was asked for. reference: empty: built on the head. how: see `How`. refresh: take what the reference means
-    now, not what the lock file says. base: of a built image; the other fields say how a build reaches its mirrors.
-    """
+class ImageRequest:
+    """Which runtime image the user asked for, and how hosts get it."""
 
-    reference: str = ""
-    how: str = "auto"
-    refresh: bool = False
-    base: str = ""
+    reference: str = ""  # empty: build one on the head
+    method: str = "auto"  # see `Method`
+    refresh: bool = False  # take what the reference means now, not what the lock file says
+    base: str = ""  # image that a build starts from
     torch: bool = True
     pip_find_links: str = ""
     torch_index: str = ""
@@ -48,78 +42,63 @@ class ImageWish:
 
 @dataclass
 class ImageStage(Stage):
-    """The stage's state.
+    """The stage, and what it has found out."""
 
-    wish: what was asked for.
-    needs: packages that the preset's run imports; None without a run.
-    reference: what the containers run, known once the head has it.
-    """
-
-    wish: ImageWish
-    needs: ImageNeeds | None = None
+    request: ImageRequest
+    needs: ImageNeeds | None = None  # packages that the preset's run imports; None without a run
     name: str = "image"
-    reference: str = ""
+    reference: str = ""  # of the containers' image, known once the head has it
     image_id: str = ""
     _distribution: Distribution | None = field(default=None, repr=False)
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
         """Get the image to this host."""
-        session = runner.session
-        assert session is not None
-        if runner.host.name == setup.request.cluster.head_host.name:
+        session = runner.connected
+        if setup.is_head(runner):
             async with runner.timed(self.name):
-                with _explained(self.name):
-                    await self._first(setup, runner, session)
+                await self._first(setup, runner, session)
             await setup.head.reach("image")
             return
         await setup.head.wait("image", self.name)
         assert self._distribution is not None
         async with runner.timed(self.name):
-            with _explained(self.name):
-                outcome = await self._distribution.join(session)
-            self._note(setup, runner, outcome)
+            self._note(setup, runner, await self._distribution.join(session))
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
-        """Others get the image that the head's Ray runs on."""
-        assert head.session is not None
+        """Let the others get the image that the head's Ray runs on."""
         self.reference = self._wanted(head)
         async with head.timed(self.name):
-            with _explained(self.name):
-                self._distribution = self._prepare(setup, await self._lock(setup, head.session))
-                outcome = await self._distribution.seed(head.session)
-        assert outcome.image is not None
+            self._distribution = self._prepare(setup, await self._lock(setup, head.connected))
+            outcome = await self._distribution.seed(head.connected)
         self.image_id = outcome.image.image_id
         await setup.head.reach("image")
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
-        """What would be done, should the image not be there."""
-        head = setup.runners.get(setup.request.cluster.head_host.name) or setup.observed
-        reference = self._wanted(head) if head is not None else self.wish.reference
-        self.reference = reference
+        """Return what would be done where the image is missing."""
+        self.reference = reference = self._wanted(setup.head_runner)
         there = reference in runner.facts.docker.images
-        if there and not self.wish.refresh:
+        if there and not self.request.refresh:
             return []
-        if runner.host.name != setup.request.cluster.head_host.name:
+        if not setup.is_head(runner):
             which = f"the runtime image {reference}" + (", should a newer one be there" if there else "")
             return [f"get {which} from the head, the storage or a registry"]
         if there:
             return [f"get the runtime image {reference} anew, should a newer one be there"]
-        return [f"{'pull' if self.wish.reference else 'build'} the runtime image {reference}"]
+        return [f"{'pull' if self.request.reference else 'build'} the runtime image {reference}"]
 
     async def _first(self, setup: Setup, runner: HostRunner, session: Session) -> None:
         self.reference = self._wanted(runner)
         made = False
-        if self.wish.bundle is not None and (stored := self.wish.bundle.image(self.reference)) is not None:
+        if self.request.bundle is not None and (stored := self.request.bundle.image(self.reference)) is not None:
             made = await self._from_bundle(setup, runner, session, *stored)
-        elif not self.wish.reference:
+        elif not self.request.reference:
             made = await self._build(setup, runner, session)
-        if self.wish.refresh:
-            # What a bundle brought is what the reference means now; a registry has to be asked.
-            self._distribution = self._prepare(setup, None, refresh=self.wish.bundle is None)
+        if self.request.refresh:
+            # An image of a bundle is what the reference means now; without a bundle the registry is asked.
+            self._distribution = self._prepare(setup, None, refresh=self.request.bundle is None)
         else:
             self._distribution = self._prepare(setup, await self._lock(setup, session))
         outcome = await self._distribution.seed(session)
-        assert outcome.image is not None
         if self.needs is not None:  # before others get it, and before Ray starts from it
             await check_image(session, self.reference, self.needs)
         self.image_id = outcome.image.image_id
@@ -132,20 +111,24 @@ class ImageStage(Stage):
             self._note(setup, runner, outcome)
 
     async def _build(self, setup: Setup, runner: HostRunner, session: Session) -> bool:
-        recipe, wish = self._recipe(runner), setup.request.wish
-        if await built(session, recipe) is not None:
+        recipe, desired = self._recipe(runner), setup.request.desired
+        if await find_built(session, recipe) is not None:
             return False
         runner.show(self.name, State.RUNNING, f"build {recipe.reference}")
         runner.log.heading(f"image: build {recipe.reference}")
         await build(
             session,
             recipe,
-            ca_bundle=wish.ca_bundle,
-            apt_mirror=wish.apt_mirror,
-            pip_index_url=wish.pip_index_url,
-            pip_find_links=self.wish.pip_find_links,
-            torch_index=self.wish.torch_index or None,
-            proxies={"http_proxy": wish.http_proxy, "https_proxy": wish.https_proxy, "no_proxy": wish.no_proxy},
+            ca_bundle=desired.ca_bundle,
+            apt_mirror=desired.apt_mirror,
+            pip_index_url=desired.pip_index_url,
+            pip_find_links=self.request.pip_find_links,
+            torch_index=self.request.torch_index or None,
+            proxies={
+                "http_proxy": desired.http_proxy,
+                "https_proxy": desired.https_proxy,
+                "no_proxy": desired.no_proxy,
+            },
             on_output=runner.log.line,
         )
         runner.report.changes.append(f"build the runtime image {recipe.reference}")
@@ -155,7 +138,7 @@ class ImageStage(Stage):
         self, setup: Setup, runner: HostRunner, session: Session, image_id: str, archive: Path
     ) -> bool:
         there = await inspect(session, self.reference)
-        if there is not None and not (self.wish.refresh and there.image_id != image_id):
+        if there is not None and not (self.request.refresh and there.image_id != image_id):
             return False
         target, size = f"/var/lib/clusterkit/{archive.name}", archive.stat().st_size
 
@@ -181,7 +164,7 @@ class ImageStage(Stage):
 
         return Distribution(
             self.reference,
-            How(self.wish.how),
+            Method(self.request.method),
             hosts=len(setup.runners),
             storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
             lock=lock,
@@ -197,32 +180,17 @@ class ImageStage(Stage):
         )
 
     def _wanted(self, head: HostRunner) -> str:
-        return self.wish.reference or self._recipe(head).reference
+        return self.request.reference or self._recipe(head).reference
 
     def _recipe(self, head: HostRunner) -> Recipe:
-        return Recipe("gpu" if head.facts.gpus else "cpu", self.wish.base, self.wish.torch)
+        return Recipe("gpu" if head.facts.gpus else "cpu", self.request.base, self.request.torch)
 
     def _note(self, setup: Setup, runner: HostRunner, outcome: ImageOutcome) -> None:
-        if outcome.how is How.PRESENT:
+        if outcome.method is Method.PRESENT:
             runner.show(self.name, State.OK)
             return
-        runner.report.changes.append(f"get the runtime image {self.reference} ({outcome.how})")
+        runner.report.changes.append(f"get the runtime image {self.reference} ({outcome.method})")
         runner.show(self.name, State.CHANGED)
         assert self._distribution is not None
         for note in self._distribution.notes:
             setup.note(note)
-
-
-class _explained:  # noqa: N801 (a context manager reads as a function)
-    """Turn an ImageError into the step's failure."""
-
-    def __init__(self, step: str) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if isinstance(error, ImageError):
-            first, *rest = error.message.splitlines() or [""]
-            raise StepFailedError(self._step, first, lines=rest, fix=error.fix) from error

@@ -1,4 +1,4 @@
-"""What some hosts wait for that another one does: the head's storage, the image, the head's Ray."""
+"""What hosts wait for on the head: its storage, its image, its Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clusterkit.setup.model import StepFailedError
 
 
 class Milestones:
-    """Named points that one host reaches and others wait for; when it fails instead, those who wait fail with it."""
+    """Named points that one host reaches and others wait for. When that host fails, the others' waits fail."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -17,13 +17,13 @@ class Milestones:
         self._changed = asyncio.Condition()
 
     async def reach(self, name: str) -> None:
-        """Let those go on who wait for `name`."""
+        """End all waits for `name`."""
         async with self._changed:
             self._reached.add(name)
             self._changed.notify_all()
 
     async def fail(self, failure: StepFailedError) -> None:
-        """Nothing that was not reached by now will be."""
+        """Fail all waits for points that were not reached."""
         async with self._changed:
             self._failure = failure
             self._changed.notify_all()
@@ -32,7 +32,7 @@ class Milestones:
         """Wait until `name` is reached.
 
         Raises:
-            StepFailedError: of `step`, because it never will be.
+            StepFailedError: of `step`, since the owner has failed.
 
         """
         async with self._changed:

@@ -1,4 +1,4 @@
-"""What the engine tells: where each host is, what was changed, how long it took, and how a host failed."""
+"""Reports of the engine: the state of each host, its changes, its times, and how it failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PASSING = {ErrorKind.UNREACHABLE, ErrorKind.SILENT, ErrorKind.LOST, ErrorKind.T
 
 
 class State(StrEnum):
-    """Of one step on one host."""
+    """State of one step on one host."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -26,9 +26,16 @@ class State(StrEnum):
 
 
 class StepFailedError(Exception):
-    """A step failed on one host. message: one sentence. command: what was being done. lines: the last output.
+    """A step failed on one host.
 
-    trouble: how the connection failed, where it was that.
+    Args:
+        step: name of the step.
+        message: one sentence.
+        command: what was being done.
+        lines: the last lines of output.
+        fix: what the user can do.
+        kind: how the connection failed; None where it did not.
+
     """
 
     def __init__(
@@ -39,37 +46,34 @@ class StepFailedError(Exception):
         command: str = "",
         lines: Iterable[str] = (),
         fix: str = "",
-        trouble: ErrorKind | None = None,
+        kind: ErrorKind | None = None,
     ) -> None:
         super().__init__(message)
-        self.step, self.message, self.command, self.fix, self.trouble = step, message, command, fix, trouble
+        self.step, self.message, self.command, self.fix, self.kind = step, message, command, fix, kind
         self.lines = [line for line in lines if line.strip()][-LAST_LINES:]
 
     @property
     def transient(self) -> bool:
-        """Whether the same may go well a moment later: the way to the host failed, not what was done there."""
-        return self.trouble in _PASSING
+        """Whether another try may succeed: the connection failed, not what was done on the host."""
+        return self.kind in _PASSING
 
 
 @dataclass
 class HostReport:
-    """One host's row: the state of every step so far, the changes, the seconds of its own work, the failure.
-
-    retries: how often it was connected to again.
-    """
+    """One host's row."""
 
     name: str
-    states: dict[str, State] = field(default_factory=dict)
-    details: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)  # by step
+    details: dict[str, str] = field(default_factory=dict)  # by step
+    seconds: dict[str, float] = field(default_factory=dict)  # by step, without waits for other hosts
     changes: list[str] = field(default_factory=list)
     failure: StepFailedError | None = None
-    retries: int = 0
+    retries: int = 0  # further connections
     log: str = ""
 
     @property
     def busy_seconds(self) -> float:
-        """Sum of the host's own steps, without the time that it waited for others."""
+        """Sum of the host's own steps, without its waits for other hosts."""
         return sum(self.seconds.values())
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,30 +100,26 @@ class HostReport:
 
 @dataclass
 class Report:
-    """The whole run.
-
-    wall_seconds: from the first connection to the end.
-    stopped: why all hosts were stopped in the middle; empty where they were not.
-    """
+    """Reports of all hosts."""
 
     hosts: dict[str, HostReport]
-    wall_seconds: float = 0.0
+    wall_seconds: float = 0.0  # from the first connection to the end
     notes: list[str] = field(default_factory=list)
-    stopped: str = ""
+    stopped: str = ""  # why all hosts were stopped in the middle; empty where they were not
 
     @property
     def failed(self) -> list[HostReport]:
-        """Hosts that did not get through."""
+        """Hosts that failed."""
         return [host for host in self.hosts.values() if host.failure is not None]
 
     @property
     def num_changes(self) -> int:
-        """Changes on all hosts."""
+        """Number of changes on all hosts."""
         return sum(len(host.changes) for host in self.hosts.values())
 
     @property
     def exit_code(self) -> int:
-        """0 all hosts done, 1 none or all were stopped, 3 some."""
+        """0: all hosts are done; 1: none, or all were stopped; 3: some."""
         if self.stopped:
             return 1
         if not self.failed:

@@ -1,4 +1,4 @@
-"""The commands that `clusterkit setup` ends with: those that work on this cluster as they are printed."""
+"""The commands that `clusterkit setup` prints at its end. All work on this cluster as they are printed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIB_TOLERANCE = 0.95
 
 @dataclass(frozen=True)
 class NextStep:
-    """A command, and what it is for."""
+    """A command and its purpose."""
 
     purpose: str
     command: str
@@ -35,22 +35,22 @@ def next_steps(
     state: ClusterState,
     gpu_memory: int,
     options: SetupOptions,
-    dispatched: SubmittedRun | None,
+    submitted: SubmittedRun | None,
 ) -> list[NextStep]:
-    """The commands after a set-up.
+    """Return the commands that may come after a set-up.
 
     Args:
         cluster: that was set up.
-        state: its Ray; nothing is promised of one that is not ready.
-        gpu_memory: bytes of the smallest GPU; 0 where it is not known.
+        state: of its Ray; where it is not ready, no command needs it.
+        gpu_memory: bytes of the smallest GPU; 0 where it is unknown.
         options: of the set-up.
-        dispatched: the run that it started.
+        submitted: the run that the set-up started.
 
     """
     named = option(cluster.name)
     steps: list[NextStep] = []
     if state.ready:
-        run = f"{dispatched.run.experiment}/{dispatched.run.trial}" if dispatched is not None else ""
+        run = f"{submitted.run.experiment}/{submitted.run.trial}" if submitted is not None else ""
         if not run:
             train, run = _training(cluster, state, gpu_memory, options)
             steps += [NextStep("train", train)] if train else []
@@ -65,13 +65,13 @@ def next_steps(
 
 
 def lines_of(steps: list[NextStep]) -> list[str]:
-    """As text for people."""
+    """Return the commands as text for people."""
     width = max(len(step.purpose) for step in steps)
     return ["Next:", *(f"  {step.purpose:<{width}}  {step.command}" for step in steps)]
 
 
 def fitting_preset(cluster: Cluster, state: ClusterState, gpu_memory: int) -> str:
-    """The preset that takes most of a cluster's GPUs, needs no servers of its own, and can be trained there."""
+    """Return the preset that uses most of a cluster's GPUs, needs no servers of its own, and can be trained there."""
     nodes = [node for node in state.nodes if node.ray_state == "ALIVE"]
     gpus = min((node.gpus for node in nodes), default=0)
     best, taken = WITHOUT_GPUS, 0
@@ -96,7 +96,7 @@ def _can_train(cluster: Cluster, preset: str) -> bool:
 
 
 def _training(cluster: Cluster, state: ClusterState, gpu_memory: int, options: SetupOptions) -> tuple[str, str]:
-    """The `train` command, and the run that it would begin; empty where the set-up's preset cannot be trained."""
+    """Return the `train` command and its run; empty where the preset of the set-up cannot be trained."""
     preset = options.preset or fitting_preset(cluster, state, gpu_memory)
     places = [("model.path", options.model_path), ("task.path", options.dataset_path)]
     settings = [*options.settings, *(f"{key}={place}" for key, place in places if place)]
@@ -107,6 +107,6 @@ def _training(cluster: Cluster, state: ClusterState, gpu_memory: int, options: S
         return "", ""
     words = ["clusterkit", "train", "--preset", preset, *(["--task", options.task] if options.task else []), *settings]
     config = resolved.config
-    # What needs no GPU trains on this machine where no cluster is named.
+    # Without a cluster's name, a run without GPUs trains on this machine.
     named = option(cluster.name) or ("" if config.gpus or config.n_nodes > 1 else f" --cluster {cluster.name}")
     return shlex.join(words) + named, f"{config.experiment_name}/{config.trial_name}"

@@ -1,11 +1,10 @@
-"""The options of `clusterkit setup`, checked and turned into what its parts want."""
+"""Check the options of `clusterkit setup`, and convert them for its parts."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from clusterkit.backends.own_code import own_files
@@ -16,23 +15,20 @@ from clusterkit.config.resolve import resolve
 from clusterkit.hosts.folders import state_folder
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.model import NodeAsset, required_assets
-from clusterkit.provision.bundle.folder import HOST_FOLDER, load
+from clusterkit.provision.bundle.folder import HOST_FOLDER, Bundle, load
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.images.identity import is_tag
 from clusterkit.provision.ray.model import shm_bytes
 from clusterkit.provision.site import ADDRESSES, HF_TOKEN
 from clusterkit.provision.steps.step import DesiredState, Refused
-from clusterkit.setup.imagestage import ImageWish
+from clusterkit.setup.imagestage import ImageRequest
 from clusterkit.setup.typed import SetupOptions
+from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.provision.bundle.folder import Bundle
-    from clusterkit.ssh.selection import Selection
 
 
 def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:
-    """What the preset needs of the hosts.
+    """Return what the preset needs of the hosts.
 
     Raises:
         UserError: an unknown preset; fewer hosts than it needs.
@@ -70,11 +66,11 @@ def check_values(options: SetupOptions) -> None:
     shm_bytes(options.site.shm)
 
 
-def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
-    """What the steps are to make of the hosts.
+def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
+    """Return the desired state of the hosts, for the steps.
 
     Raises:
-        UserError: certificates that cannot be read.
+        UserError: the certificates cannot be read.
 
     """
     return DesiredState(
@@ -84,32 +80,29 @@ def wish_of(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> D
         nvidia_url=options.site.nvidia_url,
         apt_mirror=options.site.apt_mirror,
         pip_index_url=options.site.pip_index_url,
-        pip_find_links=options.site.pip_find_links,
-        hf_endpoint=options.site.hf_endpoint,
         ca_bundle=_certificates(options.site.ca_bundle),
         http_proxy=options.site.http_proxy,
         https_proxy=options.site.https_proxy,
         no_proxy=options.site.no_proxy,
         bundle=HOST_FOLDER if bundle else "",
         force=options.force,
-        image=options.site.image,
         gpus=options.gpus,
     )
 
 
-def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
-    """Which runtime image, and how hosts get it.
+def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
+    """Return which runtime image hosts get, and how.
 
     Raises:
-        UserError: no image has such a name.
+        UserError: the reference is malformed.
 
     """
     reference = options.site.image
     if bundle is not None and not reference:
         reference = next(iter(bundle.manifest.images), "")
-    return ImageWish(
+    return ImageRequest(
         reference=reference,
-        how=options.image_from,
+        method=options.image_from,
         refresh=options.image_refresh,
         base=options.site.image_base,
         torch=options.image_torch,
@@ -119,18 +112,20 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageWish:
     )
 
 
-def check_refresh(wish: ImageWish, selection: Selection) -> None:
-    """Refuse --image-refresh where there is no tag to look at again, or no head to do it.
+def check_refresh(request: ImageRequest, selection: Selection) -> None:
+    """Refuse --image-refresh without a tag to resolve again, or without the head, which resolves it.
 
     Raises:
-        UserError: it says which.
+        UserError: it says which of the two is missing.
 
     """
-    if not wish.refresh:
+    if not request.refresh:
         return
-    if not wish.reference or not is_tag(wish.reference):
+    if not request.reference or not is_tag(request.reference):
         kind = (
-            "an image that is built follows its recipe" if not wish.reference else f"{wish.reference} names one image"
+            "an image that is built follows its recipe"
+            if not request.reference
+            else f"{request.reference} names one image"
         )
         raise UserError(f"--image-refresh asks a registry what a tag means now, and {kind}: add --image NAME:TAG")
     head = selection.cluster.head_host.name
@@ -151,40 +146,40 @@ def _certificates(path: str) -> bytes:
 
 
 def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset, ...], RunRequest | None]:
-    """What the preset needs on the storage, and the run to start; nothing without a preset.
+    """Return what the preset needs on the storage, and the run to submit; nothing without a preset.
 
     Raises:
-        UserError: as `resolve`; options that belong to a preset without one; a preset that cannot be trained yet.
+        UserError: as `resolve`; options of a preset without a preset; a preset that cannot be trained yet.
 
     """
     if not options.preset:
         if options.model_path or options.dataset_path or options.task or options.settings:
             raise UserError("--model-path, --dataset-path, --task and --set belong to a preset: add --preset NAME")
         return (), None
-    wanted = resolve(options.preset, options.task, options.settings).config
+    config = resolve(options.preset, options.task, options.settings).config
     try:
-        assets = required_assets(wanted, cluster, options.model_path, options.dataset_path)
+        assets = required_assets(config, cluster, options.model_path, options.dataset_path)
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
     if not options.train:
         return assets, None
-    if missing := missing_parts(wanted):
+    if missing := missing_parts(config):
         raise UserError(
             f"preset {options.preset} cannot be trained by this version: it asks for {'; '.join(missing)}.\nTo make "
             "the hosts ready for it and fetch what it needs: add --no-train"
         )
-    there = [*options.settings, *(asset.override for asset in assets)]
-    resolved = resolve(options.preset, options.task, there)
+    settings = [*options.settings, *(asset.override for asset in assets)]
+    resolved = resolve(options.preset, options.task, settings)
     config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
     own_code = own_files(resolved.config)
     return assets, RunRequest(cluster, config, resolved.trial_is_named, once=True, own_code=own_code)
 
 
 def bundle_of(options: SetupOptions) -> Bundle | None:
-    """The bundle to install from, opened.
+    """Open the bundle to install from; None without one.
 
     Raises:
-        UserError: it cannot be read, or is not whole.
+        UserError: it cannot be read, or is incomplete.
 
     """
     if options.bundle is None:
@@ -193,7 +188,7 @@ def bundle_of(options: SetupOptions) -> Bundle | None:
 
 
 def hub_token(options: SetupOptions) -> str:
-    """The token for the hub's gated models; empty without one.
+    """Return the token for gated models of the hub; empty without one.
 
     Raises:
         UserError: its file cannot be read.

@@ -1,4 +1,4 @@
-"""Ray as the last stage of a set-up: the head first, every worker as soon as it is ready itself, then the whole."""
+"""The stage that starts Ray: the head first, then every worker that is ready, then a check of the whole cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clusterkit.provision.ray.plan import MustReplace, plan_node
 from clusterkit.provision.ray.start import (
     NodeFailedError,
     NotReadyError,
-    answering,
-    may_replace,
-    ready,
+    require_replaceable,
     settings_for_plan,
+    wait_for_head,
+    wait_until_ready,
 )
 from clusterkit.provision.ray.state import ClusterState
 from clusterkit.provision.ray.token import cluster_token, read_token
@@ -28,56 +28,52 @@ from clusterkit.setup.setup import Setup, Stage
 from clusterkit.ssh.api import Session
 
 STARTS = 3
-"""How often a Ray that ends while it starts is started: it gives itself 30 s, which a busy machine may not keep."""
+"""Tries where Ray ends during its start: it allows itself 30 s, which may be too short on a busy machine."""
 
 
 @dataclass
 class RayStage(Stage):
-    """Labelled containers with Ray as their main process, and the gate that all of them are alive in Ray.
+    """Start labelled containers with Ray as their main process, and wait until all of them are alive in Ray."""
 
-    image: the stage before, which knows the runtime image. shm: bytes of /dev/shm, 0 for half of the memory. state: the
-    cluster as it was when it was ready. gpus: of the hosts that were looked at.
-    """
-
-    image: ImageStage
+    image: ImageStage  # a stage before, which knows the runtime image
     privileged: bool = False
     recreate: bool = False
-    shm: int = 0
+    shm: int = 0  # bytes of /dev/shm; 0: half of the memory
     name: str = "ray"
-    state: ClusterState | None = None
-    gpus: tuple[Gpu, ...] = ()
+    state: ClusterState | None = None  # the last one that was seen
+    gpus: tuple[Gpu, ...] = ()  # of all hosts of this set-up
     _settings: RaySettings | None = field(default=None, repr=False)
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
-        """Start this host's node unless it runs as wished."""
-        if runner.host.name == setup.request.cluster.head_host.name:
+        """Start this host's node unless it runs with the right settings."""
+        if setup.is_head(runner):
             await self._head(setup, runner)
         else:
             await setup.head.wait("ray", self.name)
             assert self._settings is not None
             async with runner.timed(self.name):
-                head = setup.sessions[setup.request.cluster.head_host.name]
+                head = setup.head_session
                 await self._node(runner, self._settings, head)
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
         """Let workers join the Ray that the head runs."""
-        assert head.session is not None
         async with head.timed(self.name):
-            token = await cluster_token(head.session, setup.request.cluster.name)
-            settings = replace(self._wished(setup, head), token=token)
-            await self._answering(head, settings)
+            token = await cluster_token(head.connected, setup.request.cluster.name)
+            settings = replace(self._ray_settings(setup, head), token=token)
+            await self._wait_for_head(head, settings)
         await setup.head.reach("ray")
 
     async def _head(self, setup: Setup, runner: HostRunner) -> None:
         cluster = setup.request.cluster
-        assert runner.session is not None
         async with runner.timed(self.name):
-            settings = replace(self._wished(setup, runner), token=await cluster_token(runner.session, cluster.name))
+            settings = replace(
+                self._ray_settings(setup, runner), token=await cluster_token(runner.connected, cluster.name)
+            )
             runner.log.secrets = (*runner.log.secrets, settings.token)
             for left in reversed(range(STARTS)):
-                await self._node(runner, settings, runner.session)
+                await self._node(runner, settings, runner.connected)
                 try:
-                    await self._answering(runner, settings)
+                    await self._wait_for_head(runner, settings)
                     break
                 except StepFailedError as failure:
                     if not left:
@@ -86,64 +82,61 @@ class RayStage(Stage):
         await setup.head.reach("ray")
 
     async def _look_again(self, setup: Setup, runner: HostRunner, lines: Sequence[str]) -> None:
-        """A Ray ended while it started: note its last words and look at what there is to start again."""
-        assert runner.session is not None
+        """Log the last lines of a Ray that ended during its start, and read the host's facts again."""
         runner.log.heading(f"{self.name}: Ray ended while it started; its last lines:")
         for line in lines:
             runner.log.line(line)
         setup.note(f"{runner.host.name}: Ray ended while it started and was started again")
-        runner.facts = await runner.look(runner.session)
+        runner.facts = await runner.look(runner.connected)
 
-    async def _answering(self, head: HostRunner, settings: RaySettings) -> None:
-        assert head.session is not None
+    async def _wait_for_head(self, head: HostRunner, settings: RaySettings) -> None:
         try:
-            container = await answering(head.session, settings.cluster.name, settings.ports)
+            container = await wait_for_head(head.connected, settings.cluster.name, settings.ports)
         except NodeFailedError as error:
             raise StepFailedError(self.name, error.message, lines=error.lines, fix=error.fix) from error
         self._settings = replace(settings, head_container=container.id)
 
     async def _node(self, runner: HostRunner, settings: RaySettings, head: Session) -> None:
-        assert runner.session is not None
         try:
             actions = plan_node(runner.host, runner.facts, replace(settings, recreate=False))
         except MustReplace as refusal:
-            await may_replace(refusal, head, settings)
+            await require_replaceable(refusal, head, settings)
             actions = plan_node(runner.host, runner.facts, settings)
         if not actions:
             runner.show(self.name, State.OK)
             return
         await runner.apply(self.name, actions)
-        runner.facts = await runner.look(runner.session)
+        runner.facts = await runner.look(runner.connected)
         runner.show(self.name, State.CHANGED)
 
-    def _wished(self, setup: Setup, head: HostRunner) -> RaySettings:
-        cluster, wish = setup.request.cluster, setup.request.wish
+    def _ray_settings(self, setup: Setup, head: HostRunner) -> RaySettings:
+        cluster, desired = setup.request.cluster, setup.request.desired
         return RaySettings(
             cluster=cluster,
             image=self.image.reference,
             image_id=self.image.image_id,
             head_address=head_address(cluster, head.facts),
-            gpus=wish.gpus,
+            gpus=desired.gpus,
             privileged=self.privileged,
             recreate=self.recreate,
             shm=self.shm,
         )
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
-        """What would be started or replaced, as the facts stand now."""
+        """Return what would be started or replaced by the present facts."""
         cluster = setup.request.cluster
-        head = setup.runners.get(cluster.head_host.name) or setup.observed
-        if head is None or not head.facts.hostname:
+        head = setup.head_runner
+        if not head.facts.hostname:
             return ["start its Ray node (the head node was not looked at)"]
         try:
-            settings = replace(self._wished(setup, head), token=read_token(cluster.name))
+            settings = replace(self._ray_settings(setup, head), token=read_token(cluster.name))
             settings = settings_for_plan(settings, head.facts)
             return [action.title for action in plan_node(runner.host, runner.facts, settings)]
         except Refused as refusal:
             raise StepFailedError(self.name, refusal.message, fix=refusal.fix) from refusal
 
     async def finish(self, setup: Setup) -> None:
-        """Wait until every host that came this far is alive in Ray."""
+        """Wait until every host that has not failed is alive in Ray."""
         cluster = setup.request.cluster
         self.gpus = tuple(gpu for runner in setup.runners.values() for gpu in runner.facts.gpus)
         alive = setup.alive
@@ -155,12 +148,12 @@ class RayStage(Stage):
         try:
             for left in reversed(range(STARTS)):
                 try:
-                    self.state = await ready(sessions, cluster, dict.fromkeys(setup.alive))
+                    self.state = await wait_until_ready(sessions, cluster, dict.fromkeys(setup.alive))
                     return
                 except NotReadyError as error:
                     self.state = error.state
                     if not left or not await self._started_again(setup, error.state, sessions[head]):
-                        self._tell(setup, error.state)
+                        self._report(setup, error.state)
                         return
         finally:
             if head in setup.report.hosts:  # it is the head that is asked
@@ -168,7 +161,7 @@ class RayStage(Stage):
                 seconds[self.name] = seconds.get(self.name, 0.0) + time.monotonic() - began
 
     async def _started_again(self, setup: Setup, state: ClusterState, head: Session) -> bool:
-        """Start workers anew whose Ray ended; whether there were any."""
+        """Start workers again whose Ray ended. Return whether there were any."""
         ended = [node for node in state.nodes if node.role == WORKER and node.container.startswith("exited")]
         ended = [node for node in ended if node.name in setup.alive]
         assert self._settings is not None
@@ -182,8 +175,8 @@ class RayStage(Stage):
                 setup.fail(runner, failure)
         return bool(ended)
 
-    def _tell(self, setup: Setup, state: ClusterState) -> None:
-        """Hand every problem to the host that has it, what all have to the head."""
+    def _report(self, setup: Setup, state: ClusterState) -> None:
+        """Report every problem as a failure of its host, and those of the whole cluster as a failure of the head."""
         alive = setup.alive
         for node in state.nodes:
             if node.problem and node.name in alive:

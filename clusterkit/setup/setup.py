@@ -1,4 +1,4 @@
-"""`clusterkit setup`: every host on its own way from SSH to a Ray node, waiting for others only where it must."""
+"""`clusterkit setup`: take all hosts from SSH to a Ray node in parallel. A host waits for others only where it must."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.provision.bundle.folder import send
+from clusterkit.provision.bundle.folder import Bundle, send
 from clusterkit.provision.checks.cluster import judge_cluster
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
 from clusterkit.provision.checks.needs import Needs
-from clusterkit.provision.cluster_lock import Claim, ClaimedError, Lease, LeaseLostError, release
+from clusterkit.provision.cluster_lock import ClusterLockedError, Lease, LeaseLostError, LockOwner, release
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.provision.ray.model import token_file
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.provision.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
+from clusterkit.provision.steps.all import PROBED_COMMANDS, PROBED_FILES, PROBED_PACKAGES, STEPS
 from clusterkit.provision.steps.step import DesiredState
+from clusterkit.provision.steps.storage import probed_paths
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.milestones import Milestones
 from clusterkit.setup.model import HostReport, Report, State, StepFailedError
@@ -32,14 +32,11 @@ from clusterkit.ssh.api import ErrorKind, Session
 from clusterkit.ssh.uploads import UPLOADS, Uploads
 from trainer.errors import UserError
 
-if TYPE_CHECKING:
-    from clusterkit.provision.bundle.folder import Bundle
-
 LEFT_TO_STEPS = {"docker", "toolkit", "packages"}
-"""Checks whose matters the steps put right, or refuse in their own words."""
+"""Checks whose problems the steps mend, or refuse with messages of their own."""
 
 LONGEST_WAIT_S = 60.0
-"""Before a host is connected to again."""
+"""Longest wait before another connection to a host."""
 
 Connect = Callable[[Host], Awaitable[Session]]
 """Opens the connection to a host."""
@@ -47,64 +44,61 @@ Connect = Callable[[Host], Awaitable[Session]]
 
 @dataclass(frozen=True)
 class Request:
-    """What `setup` was asked for.
-
-    hosts: those of the cluster to work on. wish: of the steps. needs: of the preset. dry: plan only. secrets: texts
-    that no log may hold. log_folder: for one file a host. bundle: packages to install from. uploads: how many hosts are
-    sent large files from this machine at once. retries: how often a host is connected to again when the way to it
-    failed, first after `retry_wait` seconds, then after twice as long each time, a minute at most.
-    """
+    """What `setup` was asked for."""
 
     cluster: Cluster
-    hosts: tuple[Host, ...]
-    wish: DesiredState
-    needs: Needs
-    log_folder: Path
-    dry: bool = False
-    secrets: tuple[str, ...] = ()
+    hosts: tuple[Host, ...]  # of the cluster, to work on
+    desired: DesiredState  # for the steps
+    needs: Needs  # of the preset
+    log_folder: Path  # for one file a host
+    dry: bool = False  # only plan
+    secrets: tuple[str, ...] = ()  # texts that no log may hold
     stages: tuple[Stage, ...] = ()
-    bundle: Bundle | None = None
-    uploads: int = UPLOADS
-    retries: int = 0
-    retry_wait: float = 2.0
+    bundle: Bundle | None = None  # packages to install from
+    uploads: int = UPLOADS  # hosts that get large files from this machine at once
+    retries: int = 0  # further connections to a host after the connection failed
+    retry_wait: float = 2.0  # seconds before the first of them; doubled each time, a minute at most
 
 
 class Stage:
-    """Something beyond the pure steps that a host goes through: shared storage, image, assets, Ray.
+    """What a host goes through after the steps: shared storage, image, assets, Ray.
 
-    `run` does it for one host; it may wait for others by `setup.head` (the head's milestones). `plan` says for a dry
-    run what it would do, as far as that can be known.
+    `run` takes one host through; it can wait for the head (`setup.head`). `plan` tells a dry run what `run` would do.
     """
 
     name = ""
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
-        """Bring the host through, its own work within `runner.timed(self.name)`. Raises StepFailedError."""
+        """Take the host through, with its own work in `runner.timed(self.name)`. Raises StepFailedError."""
         raise NotImplementedError
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:  # noqa: ARG002
-        """Titles of what would be done."""
+        """Return the titles of what would be done."""
         return []
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:
-        """Let the others go on by what the head is now, without changing it."""
+        """End the others' waits where the head is only looked at (--limit, --exclude)."""
 
     async def finish(self, setup: Setup) -> None:
-        """Look at the whole once all hosts are through; failures go to `setup.fail`."""
+        """Check the whole cluster when all hosts are done. Failures go to `setup.fail`."""
 
 
 @dataclass
 class Setup:
-    """One run. Made anew for every command.
+    """One set-up.
 
-    connect: opens connections. watch: told of every change of a row. claim: on the cluster, for the leases on its
-    hosts; None: none are taken.
+    Args:
+        request: what to do.
+        connect: opens connections.
+        watch: gets every row that changes.
+        owner: of the cluster's lock, for the leases on its hosts; None: take no leases.
+
     """
 
     request: Request
     connect: Connect
     watch: Watch
-    claim: Claim | None = None
+    owner: LockOwner | None = None
     report: Report = field(default_factory=lambda: Report({}))
     runners: dict[str, HostRunner] = field(default_factory=dict)
 
@@ -124,10 +118,9 @@ class Setup:
             row, log = HostReport(head.name), HostLog(request.log_folder, head.name, request.secrets)
             self.observed = HostRunner(head, row, log, self._look, lambda _: None, dry=True)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._refused: UserError | None = None
-        """Ends the run before anything was changed."""
+        self._refused: UserError | None = None  # ends the set-up before anything was changed
         self._changing = False
-        # Nobody changes anything before it is clear whether somebody else does so at this moment.
+        # No host changes anything before it is clear that no other command works on the cluster.
         self._leases: dict[str, Lease] = {}
         self._not_renewed: dict[str, LeaseLostError] = {}
         self._guarding: set[str] = set()
@@ -139,7 +132,7 @@ class Setup:
             self.runners[host].waited += seconds
 
     def _row_changed(self, row: HostReport) -> None:
-        self.watch(row)  # whichever is the watcher by then: it is made of our rows, so after them
+        self.watch(row)  # looked up late: the watcher is made from our rows
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -153,17 +146,33 @@ class Setup:
         runners = [*self.runners.values(), *([self.observed] if self.observed else [])]
         return {runner.host.name: runner.session for runner in runners if runner.session is not None}
 
+    def is_head(self, runner: HostRunner) -> bool:
+        """Return whether a host is the head."""
+        return runner.host.name == self.request.cluster.head_host.name
+
+    @property
+    def head_runner(self) -> HostRunner:
+        """The head's runner, also where the head is only looked at."""
+        runner = self.runners.get(self.request.cluster.head_host.name) or self.observed
+        assert runner is not None
+        return runner
+
+    @property
+    def head_session(self) -> Session:
+        """The connection to the head."""
+        return self.head_runner.connected
+
     @property
     def alive(self) -> dict[str, HostRunner]:
         """Hosts that have not failed."""
         return {name: runner for name, runner in self.runners.items() if runner.report.failure is None}
 
     async def run(self) -> Report:
-        """Take all hosts through. What happens to one host is in the report, and the others finish.
+        """Take all hosts through and return the report. Where one host fails, the others finish.
 
         Raises:
-            ClaimedError: somebody else works on the cluster; nothing was changed.
-            UserError: a key or an answer that all hosts want is missing; nothing was changed.
+            ClusterLockedError: another command works on the cluster; nothing was changed.
+            UserError: a key or an answer is missing that all hosts need; nothing was changed.
 
         """
         began = time.monotonic()
@@ -195,21 +204,23 @@ class Setup:
         return self.report
 
     async def _finish(self) -> None:
-        head = self.runners.get(self.request.cluster.head_host.name) or self.observed
-        assert head is not None
+        head = self.head_runner
         for stage in self.request.stages:
             try:
                 await stage.finish(self)
             except Exception as error:
-                self.fail(head if head is not self.observed else next(iter(self.runners.values())), head.fault(error))
+                self.fail(
+                    head if head is not self.observed else next(iter(self.runners.values())),
+                    head.unexpected_failure(error),
+                )
 
     # -- one host ---------------------------------------------------------------------------------------------------
 
     async def _host(self, runner: HostRunner) -> None:
-        """One host from end to end. Where only other hosts are worked on (--limit, --exclude) the head is looked at."""
+        """Take one host from end to end. Only look at a head that --limit or --exclude leaves out."""
         failure: StepFailedError | None = None
         try:
-            await self._with_retries(runner, self._observing if runner is self.observed else self._through)
+            await self._with_retries(runner, self._observe_head if runner is self.observed else self._set_up)
         except StepFailedError as error:
             failure = error
         except UserError as error:  # of the connection: see HostRunner.timed
@@ -220,8 +231,7 @@ class Setup:
                 raise
             self._stopped(runner)
         except Exception as error:
-            # Nobody else's work ends for it.
-            failure = runner.fault(error)
+            failure = runner.unexpected_failure(error)
         finally:
             await self._let_others_go_on(runner, failure)
             if failure is not None and runner is not self.observed:
@@ -230,20 +240,17 @@ class Setup:
     async def _let_others_go_on(self, runner: HostRunner, failure: StepFailedError | None) -> None:
         if (looked := self._looked.get(runner.host.name)) is not None:
             looked.set()
-        if self._is_head(runner):
+        if self.is_head(runner):
             self._may_change.set()
             if failure is not None:
                 await self.head.fail(failure)
 
-    def _is_head(self, runner: HostRunner) -> bool:
-        return runner.host.name == self.request.cluster.head_host.name
-
     def _refuse(self, runner: HostRunner, error: UserError) -> None:
-        """End the whole run, as far as nothing was changed; else it is the host's own failure."""
+        """End the whole set-up where nothing was changed yet; otherwise it is the host's own failure."""
         if not self._changing:
             self._refused = self._refused or error
             self._cancel(besides=runner)
-        elif self._is_head(runner) and isinstance(error, ClaimedError):
+        elif self.is_head(runner) and isinstance(error, ClusterLockedError):
             self._stop(str(error))
 
     def _cancel(self, besides: HostRunner | None = None) -> None:
@@ -252,7 +259,7 @@ class Setup:
                 task.cancel()
 
     def _stop(self, reason: str) -> None:
-        """End all work in the middle; the report says where each host is."""
+        """Stop all hosts in the middle; the report says where each one is."""
         if not self.report.stopped:
             self.report.stopped = reason
             self.note(f"stopped: {reason}")
@@ -271,11 +278,11 @@ class Setup:
         elif host in self._guarding:
             self._not_renewed[host] = error
             self._tasks[host].cancel()
-        else:  # it is through, or about to be connected to again and to ask for the lease anew
+        else:  # the host is done, or will connect and take the lease again
             self.note(str(error))
 
     async def _guarded(self, runner: HostRunner, work: Callable[[HostRunner], Awaitable[None]]) -> None:
-        """Do the work; a lease that cannot be renewed ends it as a lost connection does."""
+        """Do the work. A lease that cannot be renewed ends it like a lost connection."""
         self._guarding.add(runner.host.name)
         try:
             await work(runner)
@@ -285,22 +292,22 @@ class Setup:
             if error is None or self.report.stopped or task is None:
                 raise
             task.uncancel()
-            raise StepFailedError(runner.current, str(error), trouble=ErrorKind.LOST) from None
+            raise StepFailedError(runner.current, str(error), kind=ErrorKind.LOST) from None
         finally:
             self._guarding.discard(runner.host.name)
 
-    async def _observing(self, head: HostRunner) -> None:
+    async def _observe_head(self, head: HostRunner) -> None:
         async with head.timed(LOGIN):
             head.session = await self.connect(head.host)
             await self._take_lease(head)
-            head.facts = await self._look(head.session)
+            head.facts = await self._look(head.connected)
         self._may_change.set()
         if not self.request.dry:
             for stage in self.request.stages:
                 await stage.observe(self, head)
 
     async def _with_retries(self, runner: HostRunner, work: Callable[[HostRunner], Awaitable[None]]) -> None:
-        """Take a host through, and again from its connection on when the way to it failed. Raises StepFailedError."""
+        """Take a host through, and again from its connection on where that failed. Raises StepFailedError."""
         most = self.request.retries
         for tries in range(1, most + 1):
             try:
@@ -309,11 +316,11 @@ class Setup:
                 if not failure.transient:
                     raise
                 wait = min(self.request.retry_wait * 2 ** (tries - 1), LONGEST_WAIT_S)
-                await self._let_others_go_on(runner, None)  # they compare themselves without it; it does when it comes
+                await self._let_others_go_on(runner, None)  # it compares itself when it comes back
                 what = f"{failure.step}: {failure.message.splitlines()[0]}"
                 runner.log.heading(f"{what}; again in {wait:g} s ({tries} of {most})")
                 self.note(f"{runner.host.name}: tried again ({tries} of {most}) after {what}")
-                runner.begin_again()
+                runner.reset_for_retry()
                 runner.show(LOGIN, State.RUNNING, f"{what}; again in {wait:g} s ({tries} of {most})")
                 await asyncio.sleep(wait)
             else:
@@ -321,37 +328,36 @@ class Setup:
         await self._guarded(runner, work)
 
     async def _take_lease(self, runner: HostRunner) -> None:
-        """Raises ClaimedError, and HostError where it cannot be taken."""
-        if self.claim is None or self.request.dry:
+        """Take the host's lease. Raises ClusterLockedError or HostError."""
+        if self.owner is None or self.request.dry:
             return
         name = runner.host.name
         if name not in self._leases:
-            self._leases[name] = Lease(self.claim, lambda error: self._lease_lost(name, error))
-        assert runner.session is not None
-        await self._leases[name].take(runner.session)
+            self._leases[name] = Lease(self.owner, lambda error: self._lease_lost(name, error))
+        await self._leases[name].take(runner.connected)
 
-    async def _through(self, runner: HostRunner) -> None:
+    async def _set_up(self, runner: HostRunner) -> None:
         async with runner.timed(LOGIN):
             runner.session = await self.connect(runner.host)
-            if self._is_head(runner):
+            if self.is_head(runner):
                 await self._take_lease(runner)
                 self._may_change.set()
         runner.show(LOGIN, State.OK)
         async with runner.timed("check"):
-            runner.facts = await self._look(runner.session)
-            asked = (runner.host, runner.facts, self.request.cluster, self.request.needs)
-            self._refuse_unfit([*judge_host(*asked), *judge_gpus(*asked)], runner)
+            runner.facts = await self._look(runner.connected)
+            judged = (runner.host, runner.facts, self.request.cluster, self.request.needs)
+            self._refuse_unfit([*judge_host(*judged), *judge_gpus(*judged)], runner)
         self._looked[runner.host.name].set()
         runner.show("check", State.OK)
         await self._may_change.wait()
-        if not self._is_head(runner):
-            # The head may be down, or somebody else's as well: each host that is changed has its own.
+        if not self.is_head(runner):
+            # The head may be down, or part of another cluster too: so each host that is changed has its own lease.
             async with runner.timed(LOGIN):
                 await self._take_lease(runner)
             runner.show(LOGIN, State.OK)
         self._changing = self._changing or not self.request.dry
         await self._send_bundle(runner)
-        await runner.run_steps(STEPS, self.request.wish)
+        await runner.run_steps(STEPS, self.request.desired)
         if self.request.dry:
             await self._plan_stages(runner)
             return
@@ -363,14 +369,13 @@ class Setup:
         bundle = self.request.bundle
         if bundle is None or self.request.dry:
             return
-        assert runner.session is not None
         async with runner.timed("check"):
             system = f"{runner.facts.os.id}-{runner.facts.os.version}"
 
             def tell(sent: int) -> None:
                 runner.show("check", State.RUNNING, f"packages of the bundle: {sent >> 20} MiB")
 
-            await send(runner.session, bundle, system, on_bytes=tell, slot=self.uploads.slot)
+            await send(runner.connected, bundle, system, on_bytes=tell, slot=self.uploads.slot)
             runner.show("check", State.OK)
 
     async def _plan_stages(self, runner: HostRunner) -> None:
@@ -382,7 +387,7 @@ class Setup:
             runner.show(stage.name, State.PLANNED if titles else State.OK, f"{len(titles)} to do" if titles else "")
 
     async def _compare(self, runner: HostRunner) -> None:
-        """What only all hosts together can show: clocks, names, machine ids. Waits until all have been looked at."""
+        """Wait until all hosts have been looked at, then compare clocks, names and machine ids."""
         await asyncio.gather(*(event.wait() for event in self._looked.values()))
         facts = {name: other.facts for name, other in self.runners.items() if other.facts.hostname}
         async with runner.timed("check"):
@@ -404,7 +409,7 @@ class Setup:
             self.report.notes.append(text)
 
     def fail(self, runner: HostRunner, failure: StepFailedError) -> None:
-        """Note a host's failure; it is left alone from here on."""
+        """Record a host's failure. Nothing more is done on it."""
         row, masked = runner.report, runner.log.masked
         failure.message, failure.lines = masked(failure.message), [masked(line) for line in failure.lines]
         row.failure = failure
@@ -415,21 +420,19 @@ class Setup:
             runner.log.heading(f"FAILED at {failure.step}: {failure.message}")
         runner.show(failure.step, State.FAILED, failure.message)
 
-    # -- facts ------------------------------------------------------------------------------------------------------
-
     async def _look(self, session: Session) -> Facts:
-        return await gather(session, wants_of(self.request.cluster, session.host))
+        return await gather(session, probe_request(self.request.cluster, session.host))
 
 
-def wants_of(cluster: Cluster, host: Host) -> Wants:
-    """What setup has to know of a host."""
+def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
+    """Return which facts setup reads of a host."""
     head = cluster.head_host
-    return Wants(
+    return ProbeRequest(
         storage=cluster.storage,
-        paths=wanted_paths(cluster),
-        packages=WANTED_PACKAGES,
-        files=(*WANTED_FILES, token_file(cluster.name)),
+        paths=probed_paths(cluster),
+        packages=PROBED_PACKAGES,
+        files=(*PROBED_FILES, token_file(cluster.name)),
         ports=tuple(Ports().listening(head=host.name == head.name).values()),
         head_address=head.private_address or head.target,
-        commands=tuple(dict.fromkeys((*Wants().commands, *WANTED_COMMANDS))),
+        commands=tuple(dict.fromkeys((*ProbeRequest().commands, *PROBED_COMMANDS))),
     )

@@ -1,4 +1,4 @@
-"""What follows a set-up with a preset: the training itself, once every host is ready."""
+"""The stage that submits the training of a preset, once every host is ready."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from trainer.errors import UserError
 
 @dataclass
 class TrainStage(Stage):
-    """train: empty without a preset. ray: the stage before, which knows whether the cluster is ready."""
+    """Submit the training of a preset."""
 
-    order: RunRequest | None
-    ray: RayStage
+    run_request: RunRequest | None  # None without a preset
+    ray: RayStage  # the stage before, which knows whether the cluster is ready
     name: str = "train"
-    dispatched: SubmittedRun | None = None
+    submitted: SubmittedRun | None = None
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
-        """Only the head starts a training, and only when all are ready: see `finish`."""
-        runner.show(self.name, State.WAITING if self._is_head(setup, runner) and self.order else State.SKIPPED)
+        """Wait: `finish` starts the training, when all hosts are ready."""
+        runner.show(self.name, State.WAITING if setup.is_head(runner) and self.run_request else State.SKIPPED)
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
-        """That it would be started."""
-        if self.order is None or not self._is_head(setup, runner):
+        """Return that the training would be started."""
+        if self.run_request is None or not setup.is_head(runner):
             return []
         return [f"train {self._title}, unless it runs or is complete"]
 
     async def finish(self, setup: Setup) -> None:
         """Start the training, or say why not."""
-        if self.order is None:
+        if self.run_request is None:
             return
         head = setup.request.cluster.head_host.name
         runner = setup.runners.get(head)
@@ -58,16 +58,16 @@ class TrainStage(Stage):
                 runner.report.seconds[self.name] = time.monotonic() - began
 
     async def _start(self, setup: Setup, runner: HostRunner | None) -> None:
-        assert self.order is not None
+        assert self.run_request is not None
         cluster = setup.request.cluster
 
         def say(text: str) -> None:
             if runner is not None:
                 runner.show(self.name, State.RUNNING, text)
 
-        session = setup.sessions[cluster.head_host.name]
-        ready = await dispatch(session, self.order, read_token(cluster.name), ports=Ports(), say=say)
-        self.dispatched = ready
+        session = setup.head_session
+        ready = await dispatch(session, self.run_request, read_token(cluster.name), ports=Ports(), say=say)
+        self.submitted = ready
         if runner is not None:
             started = ready.state == "started"
             if started:
@@ -76,9 +76,5 @@ class TrainStage(Stage):
 
     @property
     def _title(self) -> str:
-        assert self.order is not None
-        return self.order.config.experiment_name
-
-    @staticmethod
-    def _is_head(setup: Setup, runner: HostRunner) -> bool:
-        return runner.host.name == setup.request.cluster.head_host.name
+        assert self.run_request is not None
+        return self.run_request.config.experiment_name

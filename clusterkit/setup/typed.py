@@ -1,4 +1,4 @@
-"""The options of `clusterkit setup` as they were typed: light, for its `--help` has them."""
+"""The options of `clusterkit setup` as they were typed. Few imports, since `--help` loads this."""
 
 from __future__ import annotations
 

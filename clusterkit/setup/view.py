@@ -1,4 +1,4 @@
-"""What people see of a run: a live table on a terminal, a line per change elsewhere, and one summary at the end."""
+"""Show a set-up: a live table on a terminal, a line per change elsewhere, and one summary at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
+from clusterkit.common.text_plot import columns
 from clusterkit.setup.model import HostReport, Report, State
 
 MARKS = {
@@ -28,29 +29,29 @@ COLOURS = {State.CHANGED: "yellow", State.PLANNED: "yellow", State.FAILED: "bold
 
 
 class Plain:
-    """One line whenever a step of a host begins, ends or goes on with something else."""
+    """Prints a line whenever a step of a host begins, ends or goes on with another action."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], tuple[State, str]] = {}
+        self._shown: dict[tuple[str, str], tuple[State, str]] = {}
         self._began = time.monotonic()
 
     def __call__(self, report: HostReport) -> None:
         """Print what is new in a row."""
         for step, state in report.states.items():
             detail = report.details.get(step, "")
-            # Progress in bytes changes many times a second: only its beginning and end are told.
-            told = (state, "" if detail.endswith("%") else detail)
-            if self._said.get((report.name, step)) == told or state in {State.WAITING, State.OK, State.SKIPPED}:
+            # Progress in bytes changes many times a second: print only its beginning and end.
+            shown = (state, "" if detail.endswith("%") else detail)
+            if self._shown.get((report.name, step)) == shown or state in {State.WAITING, State.OK, State.SKIPPED}:
                 continue
-            self._said[report.name, step] = told
+            self._shown[report.name, step] = shown
             mark = MARKS[state] if state is not State.RUNNING else ""
             text = " ".join(part for part in (mark, detail) if part)
             if text:
                 sys.stderr.write(f"{time.monotonic() - self._began:6.1f} s  {report.name}  {step}: {text}\n")
                 sys.stderr.flush()
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Nothing stands in the way of a question."""
+    def paused(self) -> AbstractContextManager[None]:
+        """Do nothing: lines do not hide a question."""
         return nullcontext()
 
 
@@ -65,8 +66,8 @@ class Live:
         self._live.update(table(self._reports, self._steps))
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Take the table away while a question stands on the terminal."""
+    def paused(self) -> Iterator[None]:
+        """Remove the table while a question is on the terminal."""
         self._live.stop()
         try:
             yield
@@ -75,8 +76,8 @@ class Live:
 
 
 @contextmanager
-def watching(reports: Sequence[HostReport], steps: Sequence[str]) -> Iterator[Plain | Live]:
-    """Yield the watcher that fits stderr."""
+def show(reports: Sequence[HostReport], steps: Sequence[str]) -> Iterator[Plain | Live]:
+    """Yield what shows the rows: a table where stderr is a terminal, otherwise lines."""
     if not sys.stderr.isatty():
         yield Plain()
         return
@@ -85,7 +86,7 @@ def watching(reports: Sequence[HostReport], steps: Sequence[str]) -> Iterator[Pl
 
 
 def table(reports: Sequence[HostReport], steps: Sequence[str]) -> Any:
-    """Host × step, and what each host is at."""
+    """Return the table of hosts and steps, and what each host does now."""
     found = Table(box=None, pad_edge=False)
     for heading in ("host", *steps, ""):
         found.add_column(heading, overflow="ellipsis", no_wrap=True)
@@ -97,13 +98,12 @@ def table(reports: Sequence[HostReport], steps: Sequence[str]) -> Any:
 
 
 def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
-    """The closing text: the table without colour, every failure with its way out, and the totals."""
+    """Return the closing text: the table without colour, every failure with its fix, and the totals."""
     rows = [["host", *steps]]
     rows += [
         [host.name, *(MARKS[host.states.get(step, State.SKIPPED)] for step in steps)] for host in report.hosts.values()
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = columns(rows)
     if dry:
         lines.append("")
         for host in report.hosts.values():
@@ -124,7 +124,7 @@ def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
 
 
 def failure_lines(host: HostReport) -> list[str]:
-    """What happened on a host that failed: step, command, last lines, log, way out."""
+    """Return what happened on a host that failed: step, command, last lines, log, fix."""
     failure = host.failure
     assert failure is not None
     tries = f" (after {host.retries} further {'try' if host.retries == 1 else 'tries'})" if host.retries else ""

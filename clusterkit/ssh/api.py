@@ -1,12 +1,13 @@
-"""What the rest of clusterkit asks of a connection, and how a connection fails."""
+"""The interface of a connection to a host, and how a connection fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from clusterkit.hosts.model import Host
 
@@ -27,28 +28,34 @@ class ErrorKind(StrEnum):
 class HostError(Exception):
     """A host could not be worked with. `message`: what happened; `fix`: what to do next."""
 
-    def __init__(self, host: str, trouble: ErrorKind, message: str, fix: str = "") -> None:
+    def __init__(self, host: str, kind: ErrorKind, message: str, fix: str = "") -> None:
         super().__init__(f"{host}: {message}" + (f"\n{fix}" if fix else ""))
-        self.host, self.trouble, self.message, self.fix = host, trouble, message, fix
+        self.host, self.kind, self.message, self.fix = host, kind, message, fix
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished remote command. seconds: wall time, the round trip included."""
+    """A finished remote command."""
 
     exit_code: int
     stdout: str
     stderr: str
-    seconds: float
+    seconds: float  # wall time, with the round trip
 
     @property
     def ok(self) -> bool:
-        """Exit code 0."""
+        """Whether the exit code is 0."""
         return self.exit_code == 0
+
+    @property
+    def reason(self) -> str:
+        """The last line of stderr, 500 characters of it at most, or the exit code: why a command failed."""
+        lines = self.stderr.strip().splitlines()
+        return lines[-1].strip()[-500:] if lines else f"exit code {self.exit_code}"
 
 
 class Session(Protocol):
-    """A connected host. Several commands may run at once over the one connection."""
+    """A connected host. Several commands may run at once over one connection."""
 
     host: Host
 
@@ -61,15 +68,17 @@ class Session(Protocol):
         timeout: float = 60.0,
         on_output: Callable[[str], None] | None = None,
     ) -> Result:
-        """Run a POSIX sh script (`sh -c`), as root where asked (directly, or through sudo with the password on stdin).
+        """Run a POSIX sh script. Neither script nor stdin shows in an argument list of either machine.
 
-        What runs as root runs under `set -eu`.
-
-        The remote command is ended when `timeout` seconds are over. on_output: gets stdout and stderr line by line.
-        The script and stdin never show in an argument list of this machine.
+        Args:
+            script: to run; as root it runs under `set -eu`.
+            root: run as root, directly or through sudo.
+            stdin: of the script.
+            timeout: seconds after which the remote command is killed.
+            on_output: gets stdout and stderr line by line.
 
         Raises:
-            HostError: SUDO, TIMEOUT, LOST. A script that fails is no error: look at `Result.exit_code`.
+            HostError: SUDO, TIMEOUT, LOST. A script that fails raises nothing: see `Result.exit_code`.
 
         """
         ...
@@ -83,14 +92,33 @@ class Session(Protocol):
         root: bool = False,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        """Write a file: to a temporary name beside the target, then renamed. on_bytes: gets the bytes sent so far.
+        """Write a file: to a temporary name beside the target, which is then renamed.
+
+        Args:
+            source: content, or a file of this machine.
+            target: path on the host.
+            mode: of the file.
+            root: write as root.
+            on_bytes: gets the bytes sent so far.
 
         Raises:
-            HostError: as `run`; also when the file cannot be written, with the remote reason.
+            HostError: as `run`; WRITE with the host's reason where the file cannot be written.
 
         """
+        ...
+
+    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AbstractAsyncContextManager[Any]:
+        """Run a script as a `clusterkit.ssh.stream.Stream`, which is read and written while the script runs."""
         ...
 
     async def close(self) -> None:
         """Close the connection."""
         ...
+
+
+async def run_or_error(session: Session, script: str, **options: Any) -> Result | HostError:
+    """Run a script as `Session.run` does, and return its HostError instead of raising it."""
+    try:
+        return await session.run(script, **options)
+    except HostError as error:
+        return error

@@ -17,7 +17,7 @@ class Link:
     via: Bastion | None = None
 
     async def close(self) -> None:
-        """Close the connection; the bastion too where nobody else needs it."""
+        """Close the connection, and the bastion's where no other host uses it."""
         self.connection.close()
         await self.connection.wait_closed()
         if self.via is not None:
@@ -27,10 +27,10 @@ class Link:
 
 @dataclass
 class Bastion:
-    """One shared connection. opening: lets so many sockets be opened through it at once."""
+    """One shared connection."""
 
     link: Link
-    opening: asyncio.Semaphore
+    opening: asyncio.Semaphore  # limits how many sockets are opened through it at once
     release: Callable[[], Awaitable[None]]
 
 
@@ -54,10 +54,10 @@ class Bastions:
         self._entries: dict[tuple[str, ...], _Entry] = {}
 
     async def acquire(self, jump: tuple[str, ...], limit: int, open_link: Callable[[], Awaitable[Link]]) -> Bastion:
-        """The bastion at the end of a chain. Whoever gets it must release it.
+        """Return the bastion at the end of a chain. The caller must release it.
 
         Raises:
-            HostError: as `open_link`; all who wait for the same bastion are told.
+            HostError: as `open_link`, in all that wait for the same bastion.
 
         """
         entry = self._entries.get(jump)
@@ -66,7 +66,7 @@ class Bastions:
             entry.bastion = asyncio.ensure_future(self._open(jump, entry, limit, open_link))
         entry.users += 1
         try:
-            # One host that gives up must not take the bastion away from the others.
+            # Shielded: one host that gives up must not close the bastion for the others.
             return await asyncio.shield(entry.bastion)
         except BaseException:
             await self._release(jump, entry)

@@ -1,4 +1,4 @@
-"""Our side of a login: which key the host may show, and what we offer in turn."""
+"""Our side of a login: which host key we accept, and which keys and passwords we offer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from clusterkit.ssh.options import SshOptions
 
 
 class Client(asyncssh.SSHClient):
-    """One attempt to log in. What it has seen explains a failure: `reached`, `met`, `problem`, `tried`, `offered`.
+    """One attempt to log in. Its attributes explain a failure.
 
-    paused: entered while the user is asked something, so that the attempt's time limit does not run.
+    Args:
+        endpoint: to log in to.
+        options: of the command.
+        known: host keys of the endpoint.
+        offers: keys to log in with.
+        password: to log in with, if any.
+        paused: entered while the user answers a question, so that the attempt's time limit does not run.
+
     """
 
     def __init__(
@@ -34,28 +41,25 @@ class Client(asyncssh.SSHClient):
         self._password_left = self._interactive_left = password is not None
         self._new_key: asyncssh.SSHKey | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
-        self.reached = False
-        """The host's port was open."""
-        self.met = False
-        """The host has shown a key that we accept and proved that it owns it."""
+        self.reached = False  # the host's port was open
+        self.verified = False  # the host has proved that it owns a key that we accept
         self.problem: HostError | None = None
         self.tried: list[str] = []
-        self.offered: list[str] = []
-        """Methods that the host would let us log in with."""
+        self.offered: list[str] = []  # methods that the host accepts
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         """The port is open."""
         self._connection, self.reached = conn, True
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:  # noqa: ARG002
-        """Judge a key that is in no known_hosts file."""
+        """Accept or refuse a key that is in no known_hosts file."""
         self.problem = known_hosts.judge(self._endpoint, self._options, self._known, key)
         self._new_key = key
         return self.problem is None
 
     def begin_auth(self, username: str) -> None:  # noqa: ARG002
-        """Keep the new key: only here has the host proved that it is its own."""
-        self.met = True
+        """Save the new key: only now has the host proved that it owns it."""
+        self.verified = True
         if self._new_key is not None and not self._endpoint.host_key:
             try:
                 known_hosts.remember(self._endpoint, self._options, self._new_key)
@@ -82,7 +86,7 @@ class Client(asyncssh.SSHClient):
         return self._password
 
     def kbdint_auth_requested(self) -> str | None:
-        """Answer questions where the user has said that they can."""
+        """Agree to answer questions where there is a password."""
         self._note_methods()
         if not self._interactive_left:
             return None
@@ -97,13 +101,13 @@ class Client(asyncssh.SSHClient):
         lang: str,  # noqa: ARG002
         prompts: Sequence[tuple[str, bool]],
     ) -> list[str]:
-        """Answer the question for the password; hand all others (one-time codes) on to the user."""
+        """Answer the question for the password; ask the user all others (one-time codes)."""
         answers = []
         for prompt, _ in prompts:
             if "password" in prompt.lower() and self._password is not None:
                 answers.append(self._password)
                 continue
-            with self._paused():  # a one-time code is good for one login: the key is this attempt's own
+            with self._paused():  # a one-time code is valid once, so the key is unique to this attempt
                 asked = self._options.secrets.answer(f"{self._endpoint.name}: {prompt}", key=f"{id(self)} {prompt}")
                 answers.append(await asked)
         return answers

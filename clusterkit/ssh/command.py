@@ -1,8 +1,8 @@
-"""One command on a host: its script and stdin going in, its output and exit code coming out.
+"""One command on a host: send its script and stdin, receive its output and exit code.
 
-The script travels over the command's stdin, so that no process list shows it and no limit on arguments holds it back.
-A random word that the remote shell prints first separates what login scripts and sudo print from the script's output;
-beside it stands the process group, which is what a time limit ends.
+The script goes over the command's stdin, so that no process list shows it and no limit on arguments applies. The remote
+shell first prints a random word, which separates the output of login scripts and sudo from that of the script. With it
+comes the process group, which a time limit kills.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import asyncssh
 
 _PIECE = 256 * 1024
 _QUIET = 2.0
-"""Seconds of silence after the exit code until a command is over although a daemon that it left holds its output."""
+"""Seconds of silence after the exit code, then the command is over, even where a daemon still holds its output."""
 _PREAMBLE = 64 * 1024
 
 
 class Ended(Exception):  # noqa: N818 (it reads as what it is)
-    """The command's channel is closed, or there is none."""
+    """The command's channel is closed, or was never open."""
 
 
 class Command(asyncssh.SSHClientSession[bytes]):
-    """A channel with a shell at its other end.
+    """A channel to a remote shell. `exit_code` is None until the end, and stays None where the connection was lost.
 
-    on_output: gets (is stderr, bytes) of the script alone. The exit code is None until the command is over, and stays
-    None where the connection ended first.
+    Args:
+        on_output: gets (is stderr, bytes) of the script's output.
+
     """
 
     def __init__(self, on_output: Callable[[bool, bytes], None]) -> None:
@@ -46,39 +47,39 @@ class Command(asyncssh.SSHClientSession[bytes]):
         self._quiet: asyncio.TimerHandle | None = None
 
     def feed(self, script: str, *, reads_stdin: bool) -> bytes:
-        """What makes a POSIX shell on stdin run `script` and nothing after it."""
+        """Return the text that makes a POSIX shell on stdin run `script` and nothing after it."""
         prepare = (
-            # Tools of the administrator are not on everybody's PATH; messages are parsed, so they are to be in English.
+            # Administrators' tools are not on every PATH. We parse messages, so they must be English.
             'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" LC_ALL=C; export PATH LC_ALL; '
             f"read -r _ _ _ _ _ck _ </proc/$$/stat; echo {self.marker}; echo {self.marker} $_ck >&2; unset _ck"
         )
         stdin = "" if reads_stdin else " </dev/null"
-        # In braces the shell reads all of it before it begins; what follows on stdin is then the script's.
+        # Because of the braces the shell reads all of it before it begins; the rest of stdin is the script's.
         return f"{{ {prepare}; eval {shlex.quote(script)}{stdin}; exit $?; }}\n".encode()
 
     @property
     def started(self) -> bool:
-        """The script itself runs."""
+        """Whether the script itself runs."""
         return self._preamble[False] is None and self._preamble[True] is None
 
     @property
     def over(self) -> bool:
-        """Nothing more will come."""
+        """Whether the command is over."""
         return self._over.is_set()
 
     def preamble(self) -> str:
-        """What was printed before the script began, stderr last."""
+        """Return what was printed before the script began, stderr last."""
         parts = (self._preamble[is_stderr] or b"" for is_stderr in (False, True))
         return b"".join(bytes(part) for part in parts).decode(errors="replace")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition on what has been printed, or for the end."""
+        """Wait until a condition on the output holds, or for the end."""
         while not condition() and not self.over:
             self._changed.clear()
             await self._changed.wait()
 
     async def wait(self) -> int | None:
-        """Wait for the end; the exit code, 128 + N after signal N, None where the connection was lost."""
+        """Wait for the end. Return the exit code, 128 + N after signal N, or None where the connection was lost."""
         await self._over.wait()
         return self.exit_code
 
@@ -86,7 +87,7 @@ class Command(asyncssh.SSHClientSession[bytes]):
         """Send to the command's stdin, no faster than it reads.
 
         Raises:
-            Ended: it takes no more.
+            Ended: the command reads no more.
 
         """
         view = memoryview(data)
@@ -111,14 +112,14 @@ class Command(asyncssh.SSHClientSession[bytes]):
         if self.chan is not None and not self.over:
             self.chan.abort()
 
-    # What asyncssh calls.
+    # asyncssh calls these.
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         """The channel is open."""
         self.chan = chan
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        """Output; the part before the marker is kept apart."""
+        """Receive output. What comes before the marker is kept separately."""
         is_stderr = datatype is not None
         before = self._preamble[is_stderr]
         if self._quiet is not None:
@@ -142,7 +143,7 @@ class Command(asyncssh.SSHClientSession[bytes]):
         self._changed.set()
 
     def eof_received(self) -> bool:
-        """Output is complete, input need not be."""
+        """Keep the input open at the end of the output."""
         return True
 
     def exit_status_received(self, status: int) -> None:
@@ -166,7 +167,7 @@ class Command(asyncssh.SSHClientSession[bytes]):
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The host reads fast enough again."""
         self._writable.set()
 
     def _await_quiet(self) -> None:

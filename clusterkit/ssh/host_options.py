@@ -1,4 +1,4 @@
-"""Which hosts a command means, as it was typed: light, for every `--help` has it."""
+"""The options that name hosts, as they were typed. Few imports, since every `--help` loads this."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HostOptions:
-    """What the user typed, unchecked. `clusterkit.ssh.selection.select` checks it."""
+    """What the user typed, unchecked; `clusterkit.ssh.selection.select` checks it."""
 
     hostnames: list[str] | None = None
     cluster: str | None = None

@@ -1,4 +1,4 @@
-"""Private keys to log in with: named files, the agent's, ssh's default ones."""
+"""Private keys to log in with: named files, keys of the agent, ssh's default keys."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _ATTEMPTS = 3
 
 
 def fingerprint(public_data: bytes) -> str:
-    """SHA256:… of a public key, as ssh-keygen -l prints it."""
+    """Return SHA256:… of a public key, as ssh-keygen -l prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(public_data).digest()).decode().rstrip("=")
 
 
 @dataclass
 class Offers:
-    """Keys for one host in the order in which they are offered. notes: keys that could not be, and why."""
+    """Keys for one host, in the order in which they are offered."""
 
     pairs: list[tuple[asyncssh.SSHKeyPair, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # keys that could not be offered, and why
 
     def add(self, pair: asyncssh.SSHKeyPair, origin: str) -> None:
-        """Offer a key, once. origin: where it comes from."""
+        """Add a key, once. origin: where it comes from."""
         if all(pair.public_data != other.public_data for other, _ in self.pairs):
             algorithm = pair.algorithm.decode()
-            # Signing sets the signature algorithm in the pair; connections that run at once need one each.
+            # Signing sets the signature algorithm in the pair, so parallel connections need a copy each.
             self.pairs.append((copy.copy(pair), f"{origin} ({algorithm} {fingerprint(pair.public_data)})"))
 
 
@@ -49,10 +49,10 @@ class KeyRing:
 
     @asynccontextmanager
     async def offers(self, endpoint: Endpoint, secrets: Secrets) -> AsyncIterator[Offers]:
-        """Keys for one host; those of the agent can sign until the context is left.
+        """Yield the keys for one host. Keys of the agent can sign while the block runs.
 
         Raises:
-            UserError: a key that someone named is missing, unreadable or has a passphrase that nobody can be asked for.
+            UserError: a named key is missing or unreadable, or there is no terminal to ask for its passphrase.
 
         """
         async with _agent_keys(endpoint.agent) as agent:
@@ -99,7 +99,7 @@ class KeyRing:
                     offers.add(pair, str(path))
         for path in locked:
             if offers.pairs:
-                # A question for a key that is perhaps not needed would be in the way.
+                # Do not ask for the passphrase of a key that may not be needed.
                 offers.notes.append(f"{path} (has a passphrase: name it with --private-key-file, or ssh-add {path})")
                 continue
             for pair in await self._load(path, secrets):
@@ -129,7 +129,7 @@ async def _unlock(path: Path, secrets: Secrets) -> list[asyncssh.SSHKeyPair]:
 
 
 def _read(path: Path, passphrase: str | None) -> list[asyncssh.SSHKeyPair]:
-    """Key pairs of a file, the one with a certificate (FILE-cert.pub) first."""
+    """Return the key pairs of a file, the one with a certificate (FILE-cert.pub) first."""
     path.open("rb").close()  # asyncssh reports some unreadable files as malformed ones
     return list(asyncssh.load_keypairs([str(path)], passphrase))
 

@@ -1,7 +1,7 @@
-"""Host keys: what is known of a host, and what is learned of a new one.
+"""Host keys: look up the known ones, and save those of new hosts.
 
-clusterkit adds to a file of its own and only reads the user's. A host that shows another key than the known one is
-refused under every policy: accepting it is a decision that a person takes with ssh-keygen.
+clusterkit writes to a file of its own and only reads the user's. A host whose key has changed is refused under every
+policy: a person has to remove the old key with ssh-keygen.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from clusterkit.ssh.options import SshOptions
 
 @dataclass(frozen=True)
 class Known:
-    """Keys of one host: with the file that each stands in, of authorities that may sign for it, and revoked ones."""
+    """Keys of one host."""
 
-    keys: tuple[tuple[asyncssh.SSHKey, Path], ...]
-    authorities: tuple[asyncssh.SSHKey, ...]
+    keys: tuple[tuple[asyncssh.SSHKey, Path], ...]  # each with its file
+    authorities: tuple[asyncssh.SSHKey, ...]  # that may sign for the host
     revoked: tuple[asyncssh.SSHKey, ...]
 
     @property
     def trusted(self) -> list[asyncssh.SSHKey]:
-        """The keys alone."""
+        """The keys without their files."""
         return [key for key, _ in self.keys]
 
     def for_asyncssh(self, endpoint: Endpoint) -> tuple[list[asyncssh.SSHKey], ...]:
-        """Trusted keys, authorities, revoked keys. Where a key is pinned, no other is trusted."""
+        """Return trusted keys, authorities and revoked keys. Where a key is pinned, no other is trusted."""
         if endpoint.host_key:
             return [], [], list(self.revoked)
         return self.trusted, list(self.authorities), list(self.revoked)
 
 
 def lookup(endpoint: Endpoint, options: SshOptions) -> Known:
-    """What the known_hosts files say about a host.
+    """Return what the known_hosts files say about a host.
 
     Raises:
         HostError: clusterkit's own file cannot be read.
@@ -61,8 +61,8 @@ def lookup(endpoint: Endpoint, options: SshOptions) -> Known:
     authorities: list[asyncssh.SSHKey] = []
     revoked: list[asyncssh.SSHKey] = []
     for path in (options.known_hosts, *options.trusted_known_hosts):
-        # With its port written into the name, the host is looked up as ssh does, without asyncssh's second try at the
-        # same name under port 22: a stranger on that port is no reason to refuse this one.
+        # The name includes the port, as in ssh. asyncssh alone would also look for the name under port 22, and refuse
+        # this host because of another one on that port.
         found = _parsed(path).match(endpoint.known_as, "", None)
         keys += [(key, path) for key in found[0]]
         authorities += found[1]
@@ -71,7 +71,7 @@ def lookup(endpoint: Endpoint, options: SshOptions) -> Known:
 
 
 def judge(endpoint: Endpoint, options: SshOptions, known: Known, key: asyncssh.SSHKey) -> HostError | None:
-    """Whether a key that no known_hosts file holds may be accepted; the error that refuses it, or None."""
+    """Return the error that refuses a key that is in no known_hosts file; None where it may be accepted."""
     shown = f"{fingerprint(key.public_data)} ({key.get_algorithm()})"
     if endpoint.host_key:
         if endpoint.host_key == fingerprint(key.public_data):
@@ -98,10 +98,10 @@ def judge(endpoint: Endpoint, options: SshOptions, known: Known, key: asyncssh.S
 
 
 def remember(endpoint: Endpoint, options: SshOptions, key: asyncssh.SSHKey) -> None:
-    """Add the first key of a host to clusterkit's own file; several processes may do so at once.
+    """Save the first key of a host in clusterkit's own file. Several processes may do so at once.
 
     Raises:
-        HostError: the file cannot be written, or somebody else has just met another key under this name.
+        HostError: the file cannot be written, or another process has just saved another key of this host.
 
     """
     path = options.known_hosts
@@ -113,8 +113,7 @@ def remember(endpoint: Endpoint, options: SshOptions, key: asyncssh.SSHKey) -> N
             if known.keys:
                 raise _changed(endpoint, known, f"{fingerprint(key.public_data)} ({key.get_algorithm()})")
             text = path.read_text(encoding="utf-8") if path.exists() else ""
-            line = f"{endpoint.known_as} {key.export_public_key('openssh').decode().split(' ')[0]} "
-            line += key.export_public_key("openssh").decode().split()[1]
+            line = " ".join([endpoint.known_as, *key.export_public_key("openssh").decode().split()[:2]])
             write_private(path, text + ("" if not text or text.endswith("\n") else "\n") + line + "\n")
     except OSError as error:
         raise _unwritable(endpoint, options, error) from None
@@ -164,7 +163,7 @@ def _parse(path: Path, *_version: int) -> asyncssh.SSHKnownHosts:
     for line in lines:
         try:
             hosts.load(line)
-        except ValueError:  # as ssh does: one bad line takes nothing from the others
+        except ValueError:  # as in ssh, a bad line is skipped
             continue
     return hosts
 

@@ -1,4 +1,4 @@
-"""Open a connection to one endpoint: through bastions, within a time limit, with errors that name the way out."""
+"""Open a connection to one endpoint: through bastions, within a time limit, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from clusterkit.ssh.options import SshOptions
 from trainer.errors import UserError
 
 RETRIES = 4
-"""Further tries where an SSH server drops a connection before the login, as it does when too many come at once."""
+"""Further tries where an SSH server drops a connection before the login, as it does with too many at once."""
 _KEEPALIVES = 3
 _CIPHERS = sorted((name.decode() for name in get_default_encryption_algs()), key=lambda name: "gcm" not in name)
-"""AES-GCM first: what processors do in hardware costs us half as much as ChaCha20, which ssh prefers."""
+"""AES-GCM first: processors have it in hardware, so it costs half as much as ChaCha20, which ssh prefers."""
 _LONGEST_CHAIN = 8
 
 
 async def open_link(endpoint: Endpoint, options: SshOptions) -> Link:
-    """Log in to an endpoint, over its bastions.
+    """Log in to an endpoint through its bastions.
 
     Raises:
         HostError: UNREACHABLE, SILENT, HOST_KEY, LOGIN.
-        UserError: a private key that cannot be used; bastions that need each other.
+        UserError: a private key cannot be used, or bastions need each other.
 
     """
     if not endpoint.jump:
         return Link(await _log_in(endpoint, options, None))
-    # Before anything is opened: each would wait for the other.
+    # Checked before anything is opened: each bastion would wait for the other.
     _refuse_circle(endpoint, options)
     try:
         bastion = await options.bastions.acquire(
@@ -51,7 +51,7 @@ async def open_link(endpoint: Endpoint, options: SshOptions) -> Link:
             lambda: open_link(resolve_bastion(endpoint.jump, options), options),
         )
     except HostError as error:
-        raise HostError(endpoint.name, error.trouble, f"{error.host}: {error.message}", error.fix) from None
+        raise HostError(endpoint.name, error.kind, f"{error.host}: {error.message}", error.fix) from None
     try:
         async with bastion.opening:
             return Link(await _log_in(endpoint, options, bastion), bastion)
@@ -78,13 +78,13 @@ async def _log_in(endpoint: Endpoint, options: SshOptions, bastion: Bastion | No
             except _Dropped as dropped:
                 if attempt == RETRIES:
                     raise dropped.error from None
-            # Apart from each other, or all hosts come back at the same moment.
+            # At random times, or all hosts come back at the same moment.
             await asyncio.sleep(0.2 * 2**attempt * random.uniform(0.5, 1.5))
     raise AssertionError
 
 
 class _Dropped(Exception):  # noqa: N818 (not seen outside)
-    """The connection ended before the login began; `error` is what to say if that does not change."""
+    """The connection ended before the login began. `error` is for the last try."""
 
     def __init__(self, error: HostError) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ async def _attempt(
                 endpoint.port,
                 username=endpoint.username,
                 client_factory=lambda: client,
-                config=None,  # it has had its say in `endpoint`
+                config=None,  # `endpoint` has its values already
                 tunnel=bastion.link.connection if bastion else (),
                 proxy_command=endpoint.proxy_command or (),
                 known_hosts=known.for_asyncssh(endpoint),
@@ -139,7 +139,7 @@ async def _attempt(
 
 
 def _algorithms(known: known_hosts.Known) -> list[str]:
-    """Host key algorithms: those of the known keys first, or the host shows another of its keys, which we refuse."""
+    """Return host key algorithms, those of the known keys first: else the host shows another key, which we refuse."""
     preferred = list(get_default_certificate_algs()) if known.authorities else []
     for key in known.trusted:
         preferred += key.sig_algorithms
@@ -156,7 +156,7 @@ def _try_it(endpoint: Endpoint) -> str:
 
 def _no_answer(endpoint: Endpoint, options: SshOptions, client: Client) -> HostError:
     where, seconds = f"{endpoint.address} port {endpoint.port}", f"{options.connect_timeout:g} s"
-    if client.met:
+    if client.verified:
         message = f"the login did not end within {seconds}"
         return HostError(endpoint.name, ErrorKind.SILENT, message, f"The host may be overloaded. {_try_it(endpoint)}")
     if client.reached:
@@ -209,7 +209,7 @@ def _failed(
     if isinstance(error, asyncssh.KeyExchangeFailed | asyncssh.ProtocolNotSupported):
         message = f"{where} speaks no SSH that we know: {error.reason}"
         return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, _try_it(endpoint))
-    if client.met:
+    if client.verified:
         message = f"the host ended the connection during the login: {error}"
         return HostError(endpoint.name, ErrorKind.LOST, message, _try_it(endpoint))
     if client.reached:

@@ -1,4 +1,4 @@
-"""How the hosts of one command are connected to: what its options and defaults say for all of them."""
+"""How to connect to the hosts of one command: its options and defaults."""
 
 from __future__ import annotations
 
@@ -14,26 +14,15 @@ from clusterkit.ssh.secrets import Secrets
 HostKeyPolicy = Literal["accept-new", "strict"]
 
 
-def _own_known_hosts() -> Path:
-    return config_folder() / "known_hosts"
-
-
-def _trusted_known_hosts() -> tuple[Path, ...]:
-    return (Path("~/.ssh/known_hosts").expanduser(), Path("/etc/ssh/ssh_known_hosts"))
-
-
-def _ssh_config_files() -> tuple[Path, ...]:
-    return (Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config"))
+def _ssh_files(own: str, system: str) -> tuple[Path, ...]:
+    return (Path("~/.ssh", own).expanduser(), Path("/etc/ssh", system))
 
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Options for all hosts; what a `Host` says for itself goes before them, ~/.ssh/config comes after them.
+    """Options for all hosts. Settings of a `Host` go before them, ~/.ssh/config comes after them.
 
-    known_hosts: clusterkit's own file, which accept-new adds to. trusted_known_hosts: read, never written.
-    connect_timeout: seconds until a host must have let us in. keepalive: seconds of silence until a host is asked
-    whether it is still there; it is given up after four of them. sockets through one bastion are opened
-    `bastion_limit` at a time. Sessions of the same options share bastions, keys and answers to prompts.
+    Sessions with the same options share bastions, keys and answers to prompts.
     """
 
     private_key_files: tuple[str, ...] = ()
@@ -41,12 +30,13 @@ class SshOptions:
     port: int | None = None
     proxy_jump: str | None = None
     host_key_policy: HostKeyPolicy = "accept-new"
-    known_hosts: Path = field(default_factory=_own_known_hosts)
-    trusted_known_hosts: tuple[Path, ...] = field(default_factory=_trusted_known_hosts)
-    ssh_config: tuple[Path, ...] = field(default_factory=_ssh_config_files)
-    connect_timeout: float = 15.0
-    keepalive: float = 4.0
-    bastion_limit: int = 16
+    # clusterkit's own file, which accept-new adds to; the others are only read
+    known_hosts: Path = field(default_factory=lambda: config_folder() / "known_hosts")
+    trusted_known_hosts: tuple[Path, ...] = field(default_factory=lambda: _ssh_files("known_hosts", "ssh_known_hosts"))
+    ssh_config: tuple[Path, ...] = field(default_factory=lambda: _ssh_files("config", "ssh_config"))
+    connect_timeout: float = 15.0  # seconds for the whole login
+    keepalive: float = 4.0  # seconds of silence before a question to the host; after four the connection is lost
+    bastion_limit: int = 16  # sockets that are opened through one bastion at once
     secrets: Secrets = field(default_factory=Secrets, repr=False, compare=False)
     keys: KeyRing = field(default_factory=KeyRing, repr=False, compare=False)
     bastions: Bastions = field(default_factory=Bastions, repr=False, compare=False)

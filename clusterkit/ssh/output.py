@@ -1,4 +1,4 @@
-"""What a command prints: kept whole, and handed on line by line."""
+"""Collect what a command prints, and report it line by line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Output:
-    """Collects stdout and stderr. on_line: gets every line of both as it is complete, without its end."""
+    """Collects stdout and stderr. on_line: gets every line of both when it is complete, without the newline."""
 
     def __init__(self, on_line: Callable[[str], None] | None = None) -> None:
         self._on_line = on_line
@@ -14,7 +14,7 @@ class Output:
         self._rest = {False: b"", True: b""}
 
     def __call__(self, is_stderr: bool, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add bytes that have arrived."""
         self._parts[is_stderr].append(data)
         if self._on_line is None:
             return
@@ -23,7 +23,7 @@ class Output:
             self._on_line(_text(line))
 
     def finish(self) -> None:
-        """Hand on the last lines, which have no end."""
+        """Report the last lines, which have no newline."""
         for is_stderr, rest in self._rest.items():
             if rest and self._on_line is not None:
                 self._on_line(_text(rest))
@@ -40,7 +40,7 @@ class Output:
         return b"".join(self._parts[True]).decode(errors="replace")
 
     def last_lines(self, count: int = 5) -> str:
-        """The last lines of stderr, or of stdout where there is none."""
+        """Return the last lines of stderr, or of stdout where stderr is empty."""
         return "\n".join((self.stderr.strip() or self.stdout.strip()).splitlines()[-count:])
 
 

@@ -17,13 +17,13 @@ elif sudo -n -k -H sh -c : 2>/dev/null; then echo sudo
 else echo password
 fi
 """
-"""Prints a `Root`. -k: what sudo remembers of a password given earlier may be forgotten in the middle."""
+"""Prints a `Root`. -k ignores a password that sudo remembers, since it may forget it in the middle."""
 
 _ANSWER_SECONDS = 30.0
 
 
 class Root(Enum):
-    """How a host lets us be root."""
+    """How we become root on a host."""
 
     DIRECT = "root"
     SUDO = "sudo"
@@ -34,8 +34,7 @@ class Root(Enum):
 class SudoDialogue:
     """One `sudo` that asks for a password.
 
-    The script is sent only when its shell says that it is there: with a wrong password, sudo would read the script as
-    further guesses.
+    The script is sent only after its shell has started: with a wrong password, sudo would read it as further passwords.
     """
 
     def __init__(self, host: str, username: str, password: str) -> None:
@@ -44,11 +43,11 @@ class SudoDialogue:
 
     @property
     def shell(self) -> str:
-        """What to run instead of `sh`."""
+        """The command in place of `sh`."""
         return f"sudo -H -S -p {self._prompt} sh -c 'echo {self._ready} >&2; exec sh'"
 
     async def hold(self, command: Command) -> None:
-        """Answer the question, and wait for the shell.
+        """Answer the question for the password, and wait for the shell.
 
         Raises:
             HostError: SUDO.
@@ -89,7 +88,7 @@ class SudoDialogue:
 
 
 def no_sudo(host: str, username: str) -> HostError:
-    """`sudo` is not installed."""
+    """Return the error where `sudo` is not installed."""
     return HostError(
         host,
         ErrorKind.SUDO,
@@ -98,11 +97,11 @@ def no_sudo(host: str, username: str) -> HostError:
     )
 
 
-def no_password(host: str, username: str, said: str = "") -> HostError:
-    """`sudo` wants a password and we have none."""
+def no_password(host: str, username: str, reason: str = "") -> HostError:
+    """Return the error where `sudo` wants a password and we have none."""
     return HostError(
         host,
         ErrorKind.SUDO,
-        f"sudo wants a password of {username}" + (f" ({said})" if said else ""),
+        f"sudo wants a password of {username}" + (f" ({reason})" if reason else ""),
         f"Give it with --ask-sudo-password or {SUDO_PASSWORD}, or let the user use sudo without one.",
     )

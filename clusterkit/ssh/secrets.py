@@ -1,4 +1,4 @@
-"""Passphrases and passwords: asked for once, on the terminal only, kept in memory only."""
+"""Passphrases and passwords: ask for each once, on the terminal only, and keep it in memory only."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SUDO_PASSWORD = "CLUSTERKIT_SUDO_PASSWORD"
 
 
 class Once:
-    """Results of coroutines by key: whoever asks for the same key at the same time waits for the same answer."""
+    """Results of coroutines by key. Callers with the same key wait for the same result."""
 
     def __init__(self) -> None:
         self._answers: dict[str, asyncio.Future[Any]] = {}
 
     async def get(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to `key`; a failure is told to all who wait and not kept."""
+        """Return the result for `key`. A failure is raised in all that wait, and not kept."""
         if key not in self._answers:
             self._answers[key] = asyncio.ensure_future(make())
         answer = self._answers[key]
         try:
-            # One who gives up must not take the answer away from the others.
+            # Shielded: a caller that gives up must not cancel the others' result.
             return await asyncio.shield(answer)
         except BaseException:
             if answer.done() and self._answers.get(key) is answer:
@@ -44,20 +44,16 @@ class Once:
 
 @dataclass
 class Secrets:
-    """What only the user knows.
+    """Passphrases and passwords that only the user knows."""
 
-    ask_login_password, ask_sudo_password: the user asked to be asked. around_prompt: entered while a question stands
-    on the terminal, so that a live display can step aside.
-    """
-
-    ask_login_password: bool = False
-    ask_sudo_password: bool = False
-    around_prompt: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ask_login_password: bool = False  # --ask-password
+    ask_sudo_password: bool = False  # --ask-sudo-password
+    around_prompt: Callable[[], AbstractContextManager[Any]] = nullcontext  # hides a live display during a question
     _once: Once = field(default_factory=Once, repr=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def passphrase(self, key_file: Path, attempt: int = 0) -> str:
-        """Passphrase of a private key.
+        """Return the passphrase of a private key.
 
         Raises:
             UserError: there is no terminal to ask on.
@@ -71,16 +67,16 @@ class Secrets:
         )
 
     async def login_password(self, username: str) -> str | None:
-        """Password to log in with, the same for all hosts; None where --ask-password was not given."""
+        """Return the password to log in with, the same for all hosts; None without --ask-password."""
         if not self.ask_login_password:
             return None
         return await self.answer(f"Password of {username} on the hosts: ", key=f"login {username}")
 
     async def sudo_password(self, host: str, username: str) -> str | None:
-        """Password for sudo: of a file for this host, of the environment, or of the user; None where there is none.
+        """Return the password for sudo: from the host's file, the environment, or the user; None without any.
 
         Raises:
-            UserError: the file can be read by others; no terminal to ask on.
+            UserError: others can read the file, or there is no terminal.
 
         """
         if (from_file := _sudo_file(host)) is not None:
@@ -95,7 +91,7 @@ class Secrets:
         """Ask on the terminal, once per key.
 
         Raises:
-            UserError: no terminal; `otherwise` says what to do instead.
+            UserError: there is no terminal; `otherwise` says what to do instead.
 
         """
         answer: str = await self._once.get(key, lambda: self._ask(question, otherwise))
@@ -115,9 +111,9 @@ class Secrets:
             with contextlib.suppress(EOFError, OSError):
                 answer = getpass.getpass(question)
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, answer)
+                loop.call_soon_threadsafe(resolve, answer)
 
-        def settle(answer: str | None) -> None:
+        def resolve(answer: str | None) -> None:
             if future.done():
                 return
             if answer is None:
@@ -127,14 +123,14 @@ class Secrets:
 
         async with self._turn:
             with self.around_prompt(), _terminal_restored():
-                # A thread of our own: one that waits for the user must not keep the process from ending.
+                # A daemon thread: a question without an answer must not keep the process alive.
                 threading.Thread(target=ask, daemon=True).start()
                 return await future
 
 
 @contextlib.contextmanager
 def _terminal_restored() -> Iterator[None]:
-    """Switch echo on again where the question is abandoned (Ctrl-C) while getpass has it off."""
+    """Switch echo on again where Ctrl-C ends a question while getpass has it off."""
     before = termios.tcgetattr(sys.stdin)
     try:
         yield

@@ -1,8 +1,7 @@
-"""Which hosts a command means and how it logs in to them: what was typed, checked."""
+"""Check the options that name hosts: which hosts a command is for, and how to log in to them."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
-from clusterkit.hosts.names import expand_names, parse_host, parse_hosts
+from clusterkit.hosts.names import USER, expand_names, parse_host, parse_hosts
 from clusterkit.ssh.config_file import split_jump
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.options import SshOptions
@@ -23,21 +22,18 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Selection:
-    """A checked `HostOptions`. cluster: all hosts, with what was typed about the login, ready to be saved.
+    """A checked `HostOptions`."""
 
-    hosts: those that --limit and --exclude leave.
-    """
-
-    cluster: Cluster
+    cluster: Cluster  # all hosts, with the typed options of the login, ready to be saved
     ssh: SshOptions
-    hosts: tuple[Host, ...]
+    hosts: tuple[Host, ...]  # without those that --limit and --exclude leave out
 
 
 def select(options: HostOptions) -> Selection:
-    """The cluster, how to connect to it, and the hosts that are meant.
+    """Return the cluster, how to connect to it, and the selected hosts.
 
     Raises:
-        UserError: malformed names or options, an unknown cluster, a pattern that no host matches.
+        UserError: malformed names or options, an unknown cluster, or a pattern that no host matches.
 
     """
     if options.host_key_policy not in ("accept-new", "strict"):
@@ -59,9 +55,9 @@ def select(options: HostOptions) -> Selection:
 
 
 def cluster_of(options: HostOptions) -> Cluster:
-    """The cluster that is kept under the name, or one of the hosts that were typed; nothing is saved.
+    """Return the saved cluster of that name, or one of the typed hosts. Nothing is saved.
 
-    A host that is kept under the same name keeps its settings where it is typed without them.
+    A typed host without settings has those of the saved host of the same name.
 
     Raises:
         UserError: malformed names or options, an unknown cluster.
@@ -92,7 +88,7 @@ def cluster_of(options: HostOptions) -> Cluster:
 def _typed_login(options: HostOptions) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     if options.username is not None:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]*\$?", options.username):
+        if not USER.fullmatch(options.username):
             raise UserError(f"--username '{options.username}': this is no user name.")
         typed["username"] = options.username
     if options.ssh_port is not None:
@@ -100,7 +96,7 @@ def _typed_login(options: HostOptions) -> dict[str, Any]:
             raise UserError(f"--ssh-port {options.ssh_port}: a port is a number from 1 to 65535.")
         typed["port"] = options.ssh_port
     if options.private_key_file:
-        # Kept for commands that run in another folder.
+        # Absolute, for commands that run in another folder.
         typed["identity_files"] = tuple(str(Path(file).expanduser().absolute()) for file in options.private_key_file)
     if options.bastion is not None:
         for bastion in split_jump(options.bastion):

@@ -1,9 +1,8 @@
-"""How scripts for hosts are put together, so that none of them ends with 0 after a command that failed.
+"""Parts of scripts for hosts, so that no script ends with 0 after a command that failed.
 
-POSIX sh sees to that in part only. `set -e` ends a script at a command that fails (`STRICT`; sessions put it before
-whatever they run as root). It misses a command inside `$(…)` that is a word of another command, such as the list of a
-`for`, and every part of a pipe but the last: `for_each` and `pipe` are for these. `tests/unit/test_shell_faults.py`
-fails every command of every script in turn.
+`set -e` ends a script at a command that fails (`STRICT`; sessions put it before all that they run as root). It misses a
+command in a `$(…)` that is a word of another command, such as the list of a `for`, and all parts of a pipe but the
+last: use `for_each` and `pipe` for these. `tests/unit/test_shell_faults.py` makes every command of every script fail.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 import shlex
 
 STRICT = "set -eu\n"
-"""The first line of all that runs as root. What must go on after a failure says so: `|| :` with a reason beside it."""
+"""The first line of all that runs as root. A command that may fail ends with `|| :`, with the reason beside it."""
 
 
 def for_each(listing: str, body: str) -> str:
-    """Script that runs a body once for every word, `$id`, that a command lists; the command has to succeed.
+    """Return a script that runs a body for every word (`$id`) that a command prints. The command has to succeed.
 
     Args:
-        listing: a command that prints words without blanks, such as `docker ps --quiet`. body: lines of sh.
+        listing: a command that prints words without blanks, such as `docker ps --quiet`.
+        body: lines of sh.
 
     """
     indented = "".join(f"  {line}\n" for line in body.splitlines())
@@ -26,24 +26,24 @@ def for_each(listing: str, body: str) -> str:
 
 
 def first_of(listing: str) -> str:
-    """Script that sets `id` to the first line that a command prints, empty without one; the command has to succeed."""
+    """Return a script that sets `id` to the first line that a command prints. The command has to succeed."""
     return f'ids=$({listing})\nid=${{ids%%"\n"*}}\n'
 
 
 def pipe(*parts: tuple[str, str]) -> str:
-    """Script of a pipe in which no part fails unseen: it ends the script and says which parts failed.
+    """Return a script of a pipe in which no part fails unseen: a failure ends the script, with the names of the parts.
 
-    It needs no file to remember that, so it holds on a full disk, too. File descriptors 3 and 4 are its own.
+    It needs no file for that, so it works on a full disk. It uses the file descriptors 3 and 4.
 
     Args:
-        parts: (name, command) each; the name is what the user reads. One command: of several, `&&` between them.
+        parts: (name, command) each. The user reads the name. Write `&&` between several commands.
 
     """
     lines = []
     for number, (name, command) in enumerate(parts, 1):
         said = f"printf . >&3 || echo {shlex.quote(name)} >&3"
         last = number == len(parts)
-        # What a part runs must not hold on to 3: the pipe would not end before it does.
+        # A part must not inherit 3: a process that it leaves would keep the pipe open.
         lines.append(f"  {{ {{ {command}; }} 3>&- {'>&4 ' if last else ''}4>&- && {said}; }}{'' if last else ' |'}\n")
     return (
         "exec 4>&1\n"

@@ -1,4 +1,4 @@
-"""How many hosts this machine sends large files to at once: its line out is one, however many hosts there are."""
+"""Limit how many hosts get large files from this machine at once, since they share its bandwidth."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 UPLOADS = 4
 
 UploadSlot = Callable[[str], AbstractAsyncContextManager[None]]
-"""Given a host's name: an upload slot, held while the block runs."""
+"""Given a host's name, returns a slot that is held while its block runs."""
 
 
 def unlimited(host: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG001
-    """A slot that is always free."""
+    """Return a slot that is always free."""
     return nullcontext()
 
 
 class Uploads:
-    """At most `most` uploads at once. waited: told of a host and the seconds that it waited for its slot."""
+    """At most `most` uploads at once. waited: gets a host and the seconds that it waited for its slot."""
 
     def __init__(
         self, most: int = UPLOADS, waited: Callable[[str, float], None] = lambda _host, _seconds: None
@@ -28,7 +28,7 @@ class Uploads:
 
     @asynccontextmanager
     async def slot(self, host: str) -> AsyncIterator[None]:
-        """Wait for an upload slot, and hold it."""
+        """Wait for a slot, and hold it while the block runs."""
         began = time.monotonic()
         async with self._slots:
             self._waited(host, time.monotonic() - began)

@@ -10,7 +10,7 @@ import pytest
 from testbed import Node, Testbed, TestbedError
 from testbed_runtime import build_cpu_image
 
-from clusterkit.provision.images import Image
+from clusterkit.provision.images.identity import Image
 
 
 @pytest.fixture(scope="session")

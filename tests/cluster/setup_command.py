@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed import Node, Testbed
 
-from clusterkit.provision.images import Image
+from clusterkit.provision.images.identity import Image
 
 SUDO_PASSWORD = "CLUSTERKIT_SUDO_PASSWORD"
 

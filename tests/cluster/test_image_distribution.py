@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ from testbed_images import base_image
 from testbed_runtime import load_into
 
 from clusterkit.hosts.model import Host
-from clusterkit.provision.images import Distributed, How, Image, ImageError, Lock, distribute, inspect
 from clusterkit.provision.images import lock as locks
+from clusterkit.provision.images.distribute import Distribution, ImageOutcome, Method
+from clusterkit.provision.images.identity import Image, ImageError, inspect
+from clusterkit.provision.images.lock import Lock
+from clusterkit.ssh.api import HostError
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.session import SshSession
@@ -83,12 +87,57 @@ async def sessions(testbed: Testbed, hosts: list[Node], username: str = "root") 
         await asyncio.gather(*(session.close() for session in opened))
 
 
+@dataclass
+class Distributed:
+    """What became of every host, by name."""
+
+    outcomes: dict[str, ImageOutcome | ImageError | HostError]
+    distribution: Distribution
+
+    @property
+    def image(self) -> Image:
+        assert self.distribution.image is not None
+        return self.distribution.image
+
+    @property
+    def notes(self) -> list[str]:
+        return self.distribution.notes
+
+    def require_all(self) -> None:
+        failed = {name: outcome for name, outcome in self.outcomes.items() if isinstance(outcome, Exception)}
+        if failed:
+            reasons = "\n".join(map(str, failed.values()))
+            raise ImageError(", ".join(failed), f"{self.image.reference} is not the same on all hosts:\n{reasons}")
+
+
+async def distribute(sessions: Sequence[SshSession], reference: str, how: str, **more: object) -> Distributed:
+    """Seed the first host that has the image, or the first of all, and let the others join, as set-up does."""
+    held = [await inspect(session, reference) is not None for session in sessions]
+    first = held.index(True) if True in held else 0
+    found = [(await session.run("command -v zstd")).ok for session in sessions]
+    distribution = Distribution(
+        reference,
+        Method(how),
+        hosts=len(sessions),
+        zstd=all(found),
+        **more,  # type: ignore[arg-type]
+    )
+    others = [session for number, session in enumerate(sessions) if number != first]
+    done = [await distribution.seed(sessions[first])]
+    done += await asyncio.gather(*(distribution.join(session) for session in others), return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, ImageError | HostError):
+            raise outcome
+    names = [session.host.name for session in (sessions[first], *others)]
+    return Distributed(dict(zip(names, done, strict=True)), distribution)
+
+
 def spread(
     testbed: Testbed, hosts: list[Node], reference: str, how: str, username: str = "root", **more: object
 ) -> Distributed:
     async def run() -> Distributed:
         async with sessions(testbed, hosts, username) as opened:
-            return await distribute(opened, reference, how, **more)  # type: ignore[arg-type]
+            return await distribute(opened, reference, how, **more)
 
     return asyncio.run(run())
 
@@ -97,8 +146,8 @@ def image_ids(hosts: list[Node], reference: str) -> set[str]:
     return {node.exec(f"docker image inspect -f '{{{{.Id}}}}' {reference}").stdout.strip() for node in hosts}
 
 
-def ways(done: Distributed) -> dict[str, How]:
-    return {name: outcome.how for name, outcome in done.outcomes.items()}
+def ways(done: Distributed) -> dict[str, Method]:
+    return {name: outcome.method for name, outcome in done.outcomes.items() if isinstance(outcome, ImageOutcome)}
 
 
 class Moved:
@@ -119,7 +168,7 @@ def test_runtime_image_over_shared_storage(testbed: Testbed, hosts: list[Node], 
     moved = Moved()
     done = spread(testbed, hosts, cpu_image.reference, "storage", storage="/storage", progress=moved)
     done.require_all()
-    assert ways(done) == {"node1": How.STORAGE, "node2": How.PRESENT, "node3": How.STORAGE}
+    assert ways(done) == {"node1": Method.STORAGE, "node2": Method.PRESENT, "node3": Method.STORAGE}
     assert image_ids(hosts, cpu_image.reference) == {cpu_image.image_id}
     assert moved.last["node1"][0] == moved.last["node1"][1] > 50_000_000
     assert moved.steps["node2"] > 3, "the one that writes the archive tells bytes as well"
@@ -131,7 +180,7 @@ def test_runtime_image_over_shared_storage(testbed: Testbed, hosts: list[Node], 
 
     moved = Moved()
     again = spread(testbed, hosts, cpu_image.reference, "auto", storage="/storage", progress=moved)
-    assert set(ways(again).values()) == {How.PRESENT}
+    assert set(ways(again).values()) == {Method.PRESENT}
     assert not moved.last
 
 
@@ -158,7 +207,7 @@ def test_runtime_image_from_host_to_host_without_a_key_of_theirs(
     finally:
         hosts[1].exec(f"umount /root/.ssh; rm -rf /root/.ssh.was; iptables -D {rule}")
     done.require_all()
-    assert ways(done) == {"node1": How.PRESENT, "node2": How.FANOUT, "node3": How.FANOUT}
+    assert ways(done) == {"node1": Method.PRESENT, "node2": Method.FANOUT, "node3": Method.FANOUT}
     assert image_ids(hosts, cpu_image.reference) == {cpu_image.image_id}
     assert moved.steps["node3"] > 3
     assert left in before[1]
@@ -177,7 +226,7 @@ def test_truncated_archive_is_noticed_and_written_again(testbed: Testbed, hosts:
         done = spread(testbed, hosts[:2], small, "storage", storage="/storage")
         done.require_all()
         assert [note for note in done.notes if "damaged" in note]
-        assert ways(done)["node2"] is How.STORAGE
+        assert ways(done)["node2"] is Method.STORAGE
         assert len(image_ids(hosts[:2], small)) == 1
         assert abs(archive.stat().st_size - size) < 10_000
     assert not list((testbed.storage / "images").glob(".*partial"))
@@ -197,7 +246,7 @@ def test_image_that_only_the_storage_has(testbed: Testbed, hosts: list[Node], sm
         node.exec(f"docker image rm {small}")
     done = spread(testbed, hosts[:2], small, "auto", storage="/storage")
     done.require_all()
-    assert set(ways(done).values()) == {How.STORAGE}
+    assert set(ways(done).values()) == {Method.STORAGE}
 
 
 def test_account_that_is_not_root(testbed: Testbed, hosts: list[Node], small: str) -> None:
@@ -219,7 +268,7 @@ def test_storage_that_is_not_shared_is_given_up_in_auto_and_an_error_when_asked_
         asked.require_all()
     done = spread(testbed, hosts[:2], small, "auto", storage="/not-shared")
     done.require_all()
-    assert ways(done)["node2"] is How.FANOUT
+    assert ways(done)["node2"] is Method.FANOUT
     assert [note for note in done.notes if "storage did not work" in note]
 
 
@@ -234,7 +283,7 @@ def test_one_digest_everywhere_although_the_tag_moves(testbed: Testbed, hosts: l
         done = spread(testbed, hosts[:2], tag, "pull", progress=moved)
         done.require_all()
         assert done.image.repo_digest.startswith(f"{address}/team/app@sha256:")
-        assert set(ways(done).values()) == {How.PULL}
+        assert set(ways(done).values()) == {Method.PULL}
         assert moved.last["node2"][0] == moved.last["node2"][1] > 10_000_000
 
         build = f"printf 'FROM {small}\\nLABEL newer=1\\n' | DOCKER_BUILDKIT=0 docker build -q -t {tag} - "
@@ -249,7 +298,7 @@ def test_one_digest_everywhere_although_the_tag_moves(testbed: Testbed, hosts: l
         assert newer.image.image_id != done.image.image_id
         assert image_ids(hosts, tag) == {newer.image.image_id}, "all follow the tag when that is asked for"
         again = spread(testbed, hosts, tag, "auto", lock=Lock.of(newer.image), refresh=True)
-        assert set(ways(again).values()) == {How.PRESENT}
+        assert set(ways(again).values()) == {Method.PRESENT}
 
         with pytest.raises(ImageError, match="cannot be pulled"):
             spread(testbed, hosts[:1], f"{address}/team/nothing:1", "auto")

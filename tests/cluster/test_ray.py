@@ -13,7 +13,7 @@ import pytest
 from testbed import Node, Testbed
 from testbed_runtime import put_on_storage
 
-from clusterkit.provision.images import Image
+from clusterkit.provision.images.identity import Image
 from clusterkit.provision.ray.model import token_file
 from clusterkit.provision.ray.ports import Ports
 

@@ -13,7 +13,7 @@ from setup_command import Done, Operator
 from testbed import Node, Testbed
 from testbed_runtime import put_on_storage
 
-from clusterkit.provision.images import Image
+from clusterkit.provision.images.identity import Image
 
 KILLS = 10
 FURTHER = 3

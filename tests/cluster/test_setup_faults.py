@@ -19,7 +19,7 @@ from setup_command import SUDO_PASSWORD, Done, Operator
 from testbed import PASSWORD, Node, Testbed
 from testbed_runtime import put_on_storage
 
-from clusterkit.provision.images import Image
+from clusterkit.provision.images.identity import Image
 
 pytestmark = pytest.mark.long
 

@@ -21,7 +21,7 @@ from testbed_images import base_image
 from testbed_runtime import put_on_storage
 
 from clusterkit.config.presets import leaves
-from clusterkit.provision.images import Image
+from clusterkit.provision.images.identity import Image
 from clusterkit.runs.directory import hold_lock, user_name
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]

@@ -10,8 +10,10 @@ from localsession import LocalSession
 from testbed import Node, Testbed, TestbedError
 from testbed_images import base_image
 
-from clusterkit.provision.images import Image, Recipe, build
 from clusterkit.provision.images import archive as archives
+from clusterkit.provision.images.build import build
+from clusterkit.provision.images.context import Recipe
+from clusterkit.provision.images.identity import Image
 
 
 def engine_session(testbed: Testbed) -> LocalSession:

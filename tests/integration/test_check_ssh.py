@@ -14,7 +14,7 @@ from sshd import Ssh, Sshd, account, tarpit
 from clusterkit.cli import main as cli
 from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.ssh.secrets import SUDO_PASSWORD
 
 pytest_plugins = ["sshd_fixture"]
@@ -22,7 +22,7 @@ pytest_plugins = ["sshd_fixture"]
 
 def facts_of(ssh: Ssh, server: Sshd, username: str = "root") -> Facts:
     options = ssh.options(username=username)
-    return ssh.with_session(server, lambda session: gather(session, Wants(head_address="127.0.0.1")), options)
+    return ssh.with_session(server, lambda session: gather(session, ProbeRequest(head_address="127.0.0.1")), options)
 
 
 def test_root_is_asked_once(ssh: Ssh) -> None:
@@ -32,7 +32,7 @@ def test_root_is_asked_once(ssh: Ssh) -> None:
     assert facts.hostname == os.uname().nodename
     assert abs(facts.clock_offset) <= facts.clock_error + 0.01
     assert facts.route_to_head in {"127.0.0.1", ""}
-    assert facts.met_at == "127.0.0.1"
+    assert facts.ssh_address == "127.0.0.1"
 
 
 @pytest.mark.parametrize("way", ["nopasswd", "password"])
@@ -44,7 +44,7 @@ def test_sudo_is_used_where_it_is_allowed(ssh: Ssh, monkeypatch: pytest.MonkeyPa
 
     assert (facts.sudo, facts.uid) == (way, 0)
     assert facts.hostname == os.uname().nodename
-    assert facts.met_at == "127.0.0.1"  # sudo forgets the connection, the login does not
+    assert facts.ssh_address == "127.0.0.1"  # sudo forgets the connection, the login does not
 
 
 def test_a_wrong_sudo_password_leaves_what_everybody_may_see(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:

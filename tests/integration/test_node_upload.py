@@ -97,7 +97,7 @@ def test_copy_that_loses_its_connection_goes_on_where_it_stopped(ssh: Ssh, asset
 
     with pytest.raises(HostError) as caught:
         ssh.with_session(server, cut)
-    assert caught.value.trouble in {ErrorKind.LOST, ErrorKind.TIMEOUT}
+    assert caught.value.kind in {ErrorKind.LOST, ErrorKind.TIMEOUT}
     assert not Path(asset.folder).exists()
     told: list[tuple[int, int]] = []
     assert send(ssh, asset, told, server)

@@ -28,12 +28,12 @@ from clusterkit.provision import cluster_lock as module
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.cluster_lock import (
     STALE_S,
-    Claim,
-    ClaimedError,
+    ClusterLockedError,
     Lease,
     LeaseLostError,
+    LockOwner,
     local_lock,
-    new_claim,
+    new_lock_owner,
     remote_lease,
 )
 from clusterkit.provision.steps.step import DesiredState
@@ -45,7 +45,7 @@ from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.connection import connect
 
 pytest_plugins = ["sshd_fixture"]
-HERE = Claim("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UTC")
+HERE = LockOwner("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UTC")
 THERE = replace(HERE, identity="b" * 16, who="bob@desk", process=22)
 HOLDING = """
 import sys, time
@@ -75,7 +75,7 @@ def test_the_lock_names_its_holder_and_ends_with_its_process() -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ClaimedError) as caught, local_lock("lab", "setup"):
+        with pytest.raises(ClusterLockedError) as caught, local_lock("lab", "setup"):
             pass
         assert f"`clusterkit down` of {os.environ.get('USER', 'root')}@" in str(caught.value)
         assert f"(process {holder.pid}), since 20" in str(caught.value)
@@ -109,7 +109,7 @@ def test_a_lease_keeps_others_out_until_it_is_given_back(places: Path) -> None:
         mine, theirs = Lease(HERE, unexpected), Lease(THERE, unexpected)
         await mine.take(head)
         assert lease_file(places).stat().st_mode & 0o077 == 0
-        with pytest.raises(ClaimedError) as caught:
+        with pytest.raises(ClusterLockedError) as caught:
             await theirs.take(head)
         await theirs.release()  # which they do not hold
         assert lease_file(places).read_text().startswith(HERE.identity)
@@ -148,9 +148,9 @@ def test_of_those_who_come_in_the_same_moment_one_gets_it(places: Path) -> None:
         lease = Lease(replace(HERE, identity=f"{number:016x}"), unexpected)
         try:
             await lease.take(LocalSession())
-        except ClaimedError:
+        except ClusterLockedError:
             return None
-        assert lease_file(places).read_text().startswith(lease.claim.identity)
+        assert lease_file(places).read_text().startswith(lease.owner.identity)
         await asyncio.sleep(0)
         held = lease_file(places).read_text().split()[0]
         await lease.release()
@@ -167,8 +167,8 @@ def test_of_those_who_come_in_the_same_moment_one_gets_it(places: Path) -> None:
 @pytest.mark.parametrize("machine", ["its own", "another"])
 def test_a_killed_command_keeps_only_other_machines_out(places: Path, machine: str) -> None:
     code = (
-        "from clusterkit.provision.cluster_lock import new_claim\n"
-        "print(new_claim('lab', 'down').content().decode(), end='')"
+        "from clusterkit.provision.cluster_lock import new_lock_owner\n"
+        "print(new_lock_owner('lab', 'down').content().decode(), end='')"
     )
     content = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.decode()
     if machine == "another":
@@ -178,18 +178,20 @@ def test_a_killed_command_keeps_only_other_machines_out(places: Path, machine: s
     lease_file(places).parent.mkdir(parents=True)
     lease_file(places).write_text(content)
 
-    async def take(claim: Claim) -> None:
+    async def take(claim: LockOwner) -> None:
         lease = Lease(claim, unexpected)
         await lease.take(LocalSession())
         await lease.release()
 
-    with contextlib.nullcontext() if machine == "its own" else pytest.raises(ClaimedError, match="clusterkit down"):
-        asyncio.run(take(new_claim("lab", "setup")))
+    with (
+        contextlib.nullcontext() if machine == "its own" else pytest.raises(ClusterLockedError, match="clusterkit down")
+    ):
+        asyncio.run(take(new_lock_owner("lab", "setup")))
     # A process that lives is never taken for gone.
     lease_file(places).parent.mkdir(parents=True, exist_ok=True)
-    lease_file(places).write_bytes(new_claim("lab", "down").content())
-    with pytest.raises(ClaimedError):
-        asyncio.run(take(new_claim("lab", "setup")))
+    lease_file(places).write_bytes(new_lock_owner("lab", "down").content())
+    with pytest.raises(ClusterLockedError):
+        asyncio.run(take(new_lock_owner("lab", "setup")))
 
 
 def test_the_running_command_renews_it_and_stops_when_it_is_lost(places: Path) -> None:
@@ -257,9 +259,9 @@ def test_what_cannot_be_leased_is_refused(places: Path, tmp_path: Path) -> None:
         command.chmod(0o755)
         return LocalSession(environment={"PATH": f"{command.parent}:{os.environ['PATH']}"})
 
-    assert refusal(Lost()).trouble is ErrorKind.LOST
+    assert refusal(Lost()).kind is ErrorKind.LOST
     error = refusal(with_flock("echo 'flock: 9: No locks available' >&2; exit 69"))
-    assert error.trouble is ErrorKind.WRITE
+    assert error.kind is ErrorKind.WRITE
     assert "the lease in " in error.message
     assert "it cannot be locked" in error.message
     assert "flock of util-linux" in error.fix
@@ -468,7 +470,7 @@ def test_nobody_is_changed_while_somebody_else_is_at_work(
     hosts = [ssh.servers().host("head"), ssh.servers().host("worker")]
     stage = Reached(places)
     for only in (slice(None), slice(1, None)):
-        with pytest.raises(ClaimedError, match="bob@desk"):
+        with pytest.raises(ClusterLockedError, match="bob@desk"):
             set_up(ssh, hosts, stage, tmp_path, monkeypatch, held=True, only=only)
     assert stage.hosts == []
     assert set_up(ssh, hosts, stage, tmp_path, monkeypatch, held=True, dry=True).exit_code == 0, "a dry run asks nobody"

@@ -18,9 +18,9 @@ from clusterkit.backends.ray import status
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision import cluster_lock as claims
 from clusterkit.provision.checks.needs import Needs
-from clusterkit.provision.cluster_lock import Claim, Lease
+from clusterkit.provision.cluster_lock import Lease, LockOwner
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps.step import Action, DesiredState, Step
+from clusterkit.provision.steps.step import Action, DesiredState
 from clusterkit.setup import setup as module
 from clusterkit.setup.model import HostReport, Report, State
 from clusterkit.setup.runner import HostRunner
@@ -32,7 +32,7 @@ from clusterkit.ssh.selection import Selection
 from trainer.errors import UserError
 
 pytest_plugins = ["sshd_fixture"]
-HERE = Claim("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UTC")
+HERE = LockOwner("lab", "setup", "a" * 16, "ann@laptop", 11, "2026-01-02 03:04:05 UTC")
 THERE = replace(HERE, identity="b" * 16, who="bob@desk", process=22)
 
 
@@ -83,7 +83,7 @@ def set_up(
     stage: Stage,
     watch: Callable[[HostReport], None] = lambda _: None,
     connected: Callable[[Host], Awaitable[None]] | None = None,
-    claim: Claim | None = HERE,
+    claim: LockOwner | None = HERE,
 ) -> Report:
     """Set up `head`, `one` and `two`; connected: awaited ahead of every connection."""
     cluster = Cluster(name="lab", hosts=tuple(ssh.servers().host(name) for name in ("head", "one", "two")))
@@ -168,7 +168,7 @@ def test_a_key_that_is_missing_ends_the_run_before_anything_is_changed(ssh: Ssh,
     assert not (tmp_path / "etc").exists()
 
 
-class Install(Step):
+class Install:
     """A command that goes on until `go` is there."""
 
     name = "install"
@@ -176,11 +176,11 @@ class Install(Step):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
-        if (self.folder / host.name).exists():
+    def plan(self, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
+        if (self.folder / "installed").exists():
             return ()
         wait = f"while [ ! -e {self.folder}/go ]; do sleep 0.05; done"
-        script = f": >{self.folder}/begun\n{wait}\n: >{self.folder}/{host.name}"
+        script = f": >{self.folder}/begun\n{wait}\n: >{self.folder}/installed"
         return (Action("install", script),)
 
 

@@ -19,7 +19,7 @@ from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.steps.step import DesiredState
 from clusterkit.setup import setup as module
 from clusterkit.setup.command import nothing_failed, only_failed
-from clusterkit.setup.failed import failed_hosts, keep_failed, path_of
+from clusterkit.setup.failed import failed_hosts, path_of, save_failed
 from clusterkit.setup.model import HostReport, Report, State, StepFailedError
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Request, Setup, Stage
@@ -118,7 +118,7 @@ def test_a_host_that_is_lost_in_the_middle_goes_through_again(ssh: Ssh, tmp_path
     assert report.exit_code == 3
     failure = report.hosts["frail"].failure
     assert failure is not None
-    assert (failure.step, failure.trouble, failure.transient) == ("touch", ErrorKind.LOST, True)
+    assert (failure.step, failure.kind, failure.transient) == ("touch", ErrorKind.LOST, True)
 
 
 def test_what_stays_away_fails_after_the_last_try_and_another_reason_at_once(ssh: Ssh, tmp_path: Path) -> None:
@@ -163,15 +163,15 @@ def chosen(cluster: Cluster, names: str) -> Selection:
 
 def test_who_failed_is_kept_and_a_part_of_the_cluster_changes_its_own_part_only() -> None:
     assert failed_hosts(CLUSTER) == ()
-    keep_failed(CLUSTER, ended(a=True, b=True, c=False, d=True))
+    save_failed(CLUSTER, ended(a=True, b=True, c=False, d=True))
     assert failed_hosts(CLUSTER) == ("a", "b", "d")
     assert path_of("lab").stat().st_mode & 0o077 == 0
 
-    keep_failed(CLUSTER, ended(b=False, c=True))  # --limit b c
+    save_failed(CLUSTER, ended(b=False, c=True))  # --limit b c
     assert failed_hosts(CLUSTER) == ("a", "c", "d")
     smaller = Cluster(name="lab", hosts=CLUSTER.hosts[:3])
     assert failed_hosts(smaller) == ("a", "c")
-    keep_failed(CLUSTER, ended(a=False, b=False, c=False, d=False))
+    save_failed(CLUSTER, ended(a=False, b=False, c=False, d=False))
     assert failed_hosts(CLUSTER) == ()
 
 
@@ -182,7 +182,7 @@ def test_retry_is_the_failed_ones_of_those_selected() -> None:
     assert "nothing failed in the last set-up of cluster lab" in outcome.text
     assert outcome.as_dict()["hosts"] == []
 
-    keep_failed(CLUSTER, ended(a=False, b=True, c=True, d=False))
+    save_failed(CLUSTER, ended(a=False, b=True, c=True, d=False))
     found = only_failed(chosen(CLUSTER, "abcd"))
     assert found is not None
     assert [host.name for host in found.hosts] == ["b", "c"]

@@ -60,13 +60,13 @@ def test_proxy_jump_of_the_ssh_configuration(ssh: Ssh) -> None:
 def test_host_keys_of_the_bastion_are_checked_too(ssh: Ssh) -> None:
     bastion, server = ssh.servers(), ssh.servers()
     host = server.host(proxy_jump=jump(bastion))
-    assert ssh.failure(host, ssh.options(host_key_policy="strict")).trouble is ErrorKind.HOST_KEY
+    assert ssh.failure(host, ssh.options(host_key_policy="strict")).kind is ErrorKind.HOST_KEY
     ssh.with_session(host, where_from)
     bastion.stop()
     bastion.host_key = make_key(ssh.folder / "swapped")
     bastion.start()
     error = ssh.failure(host)
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert error.host == host.name
     assert "bastion" in error.message
     assert f"[127.0.0.1]:{bastion.port}" in error.fix
@@ -82,7 +82,7 @@ def test_bastion_that_is_down_fails_every_host_behind_it(ssh: Ssh) -> None:
         return [error for error in errors if isinstance(error, HostError)]
 
     errors = asyncio.run(scenario())
-    assert [(error.host, error.trouble) for error in errors] == [
+    assert [(error.host, error.kind) for error in errors] == [
         ("a", ErrorKind.UNREACHABLE),
         ("b", ErrorKind.UNREACHABLE),
     ]
@@ -91,7 +91,7 @@ def test_bastion_that_is_down_fails_every_host_behind_it(ssh: Ssh) -> None:
 def test_host_that_the_bastion_cannot_reach(ssh: Ssh) -> None:
     host = Host(name="a", address="127.0.0.1", port=free_port(), proxy_jump=jump(ssh.servers()))
     error = ssh.failure(host)
-    assert error.trouble is ErrorKind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "bastion" in error.message
     assert "refused" in error.message.lower()
 
@@ -99,7 +99,7 @@ def test_host_that_the_bastion_cannot_reach(ssh: Ssh) -> None:
 def test_bastion_that_forbids_forwarding(ssh: Ssh) -> None:
     bastion = ssh.servers("AllowTcpForwarding no")
     error = ssh.failure(ssh.servers().host(proxy_jump=jump(bastion)))
-    assert error.trouble is ErrorKind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "AllowTcpForwarding" in error.fix
 
 
@@ -116,7 +116,7 @@ def test_bastion_that_dies_takes_its_hosts_and_is_opened_anew(ssh: Ssh) -> None:
         assert (await again.run("true")).ok
         await again.close()
         await session.close()
-        return caught.value.trouble
+        return caught.value.kind
 
     assert asyncio.run(scenario()) is ErrorKind.LOST
 

@@ -147,7 +147,7 @@ def test_time_limit_ends_all_processes_of_the_script(ssh: Ssh, stubborn: bool) -
         return caught.value, still.stdout
 
     error, still = ssh.with_session(ssh.servers(), work)
-    assert error.trouble is ErrorKind.TIMEOUT
+    assert error.kind is ErrorKind.TIMEOUT
     assert "limit of 1 s" in error.message
     assert "waiting" in error.message
     assert still == ""
@@ -208,7 +208,7 @@ def test_put_of_a_large_file_keeps_little_in_memory(ssh: Ssh) -> None:
 def test_put_into_a_missing_folder_says_why(ssh: Ssh) -> None:
     with pytest.raises(HostError) as caught:
         ssh.with_session(ssh.servers(), lambda session: session.put(b"x", "/nowhere/at/all"))
-    assert caught.value.trouble is ErrorKind.WRITE
+    assert caught.value.kind is ErrorKind.WRITE
     assert "/nowhere/at/all" in caught.value.message
     assert "nonexistent" in caught.value.message or "No such" in caught.value.message
 
@@ -224,7 +224,7 @@ def test_put_on_a_full_disk_says_so_and_leaves_nothing(ssh: Ssh) -> None:
         (disk / "f").write_text("before")
         with pytest.raises(HostError) as caught:
             ssh.with_session(ssh.servers(), lambda session: session.put(b"x" * 5_000_000, str(disk / "f")))
-        assert caught.value.trouble is ErrorKind.WRITE
+        assert caught.value.kind is ErrorKind.WRITE
         assert "No space left" in caught.value.message
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("f", "before")]
     finally:
@@ -245,7 +245,7 @@ def test_put_that_is_cut_off_leaves_the_old_file(ssh: Ssh) -> None:
 
     with pytest.raises(HostError) as caught:
         ssh.with_session(server, work)
-    assert caught.value.trouble is ErrorKind.LOST
+    assert caught.value.kind is ErrorKind.LOST
     assert target.read_text() == "before"
 
 
@@ -304,7 +304,7 @@ def test_stream_ends_with_its_time(ssh: Ssh) -> None:
 
     with pytest.raises(HostError) as caught:
         ssh.with_session(ssh.servers(), work)
-    assert caught.value.trouble is ErrorKind.TIMEOUT
+    assert caught.value.kind is ErrorKind.TIMEOUT
 
 
 def test_forwarded_port(ssh: Ssh) -> None:

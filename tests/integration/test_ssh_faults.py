@@ -20,7 +20,7 @@ pytest_plugins = ["sshd_fixture"]
 def test_port_that_nobody_listens_on(ssh: Ssh) -> None:
     port = free_port()
     error = ssh.failure(Host(name="a", address="127.0.0.1", port=port))
-    assert error.trouble is ErrorKind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert str(port) in error.message
     assert "refused" in error.message.lower()
     assert "firewall" in error.fix
@@ -28,7 +28,7 @@ def test_port_that_nobody_listens_on(ssh: Ssh) -> None:
 
 def test_name_that_nobody_knows(ssh: Ssh) -> None:
     error = ssh.failure(Host(name="no-such-host.invalid"))
-    assert error.trouble is ErrorKind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "no-such-host.invalid is not known" in error.message
 
 
@@ -45,7 +45,7 @@ def test_address_that_does_not_answer(ssh: Ssh) -> None:
         error = ssh.failure(host, ssh.options(connect_timeout=0.5))
         for sock in waiting:
             sock.close()
-    assert error.trouble is ErrorKind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "no answer" in error.message
     assert "0.5 s" in error.message
 
@@ -55,7 +55,7 @@ def test_host_that_takes_connections_and_never_answers(ssh: Ssh) -> None:
         before = time.monotonic()
         error = ssh.failure(Host(name="a", address="127.0.0.1", port=port), ssh.options(connect_timeout=0.5))
         assert time.monotonic() - before < 5
-    assert error.trouble is ErrorKind.SILENT
+    assert error.kind is ErrorKind.SILENT
     assert "0.5 s" in error.message
 
 
@@ -66,13 +66,13 @@ def test_server_that_hangs_in_the_middle_of_the_login(ssh: Ssh) -> None:
         error = ssh.failure(server, ssh.options(connect_timeout=0.5))
     finally:
         server._process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
-    assert error.trouble is ErrorKind.SILENT
+    assert error.kind is ErrorKind.SILENT
 
 
 def test_server_that_drops_every_connection(ssh: Ssh) -> None:
     with tarpit(closes=True) as port:
         error = ssh.failure(Host(name="a", address="127.0.0.1", port=port))
-    assert error.trouble is ErrorKind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "MaxStartups" in error.fix
 
 
@@ -100,7 +100,7 @@ def test_one_bad_host_does_not_hold_the_others_up(ssh: Ssh) -> None:
                 async with ssh.session(host, options) as session:
                     return (await session.run("echo ok")).stdout.strip()
             except HostError as error:
-                return error.trouble
+                return error.kind
 
         return list(await asyncio.gather(*map(one, hosts)))
 
@@ -126,9 +126,9 @@ def test_host_that_dies_in_the_middle(ssh: Ssh, how: signal.Signals) -> None:
         return caught.value, later.value, took
 
     error, later, took = ssh.with_session(server, work, ssh.options(keepalive=0.3))
-    assert error.trouble is ErrorKind.LOST
+    assert error.kind is ErrorKind.LOST
     assert "run the same command again" in error.fix
-    assert later.trouble is ErrorKind.LOST
+    assert later.kind is ErrorKind.LOST
     assert took < 10
 
 

@@ -50,7 +50,7 @@ def test_changed_key_is_refused_until_it_is_forgotten(ssh: Ssh, policy: str, kin
     ssh.with_session(server, hello)
     new = swap_host_key(ssh, server, kind)
     error = ssh.failure(server, ssh.options(host_key_policy=policy))
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert fingerprint_of(new) in error.message
     assert fingerprint_of(ssh.servers.host_key) in error.message
     way_out = next(line for line in error.fix.splitlines() if line.startswith("ssh-keygen -R"))
@@ -70,7 +70,7 @@ def test_key_in_the_users_own_file_is_trusted_and_its_change_refused(ssh: Ssh) -
     assert not ssh.known_hosts.exists()
     swap_host_key(ssh, server)
     error = ssh.failure(server)
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f {users}" in error.fix
     assert users.read_text() == before
 
@@ -86,7 +86,7 @@ def test_known_key_is_asked_for_where_the_host_has_several(ssh: Ssh) -> None:
 def test_strict_refuses_a_stranger_with_its_fingerprint(ssh: Ssh) -> None:
     server = ssh.servers()
     error = ssh.failure(server, ssh.options(host_key_policy="strict"))
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert fingerprint_of(ssh.servers.host_key) in error.message
     assert f"ssh-keyscan -p {server.port} 127.0.0.1 >> {ssh.known_hosts}" in error.fix
     assert not ssh.known_hosts.exists()
@@ -98,7 +98,7 @@ def test_pinned_key(ssh: Ssh) -> None:
     assert ssh.with_session(server.host(host_key=right), hello, ssh.options(host_key_policy="strict")) == "hello"
     wrong = fingerprint_of(make_key(ssh.folder / "other"))
     error = ssh.failure(server.host(host_key=wrong))
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert right in error.message
     assert wrong in error.message
 
@@ -107,7 +107,7 @@ def test_pin_goes_before_what_was_learned(ssh: Ssh) -> None:
     server = ssh.servers()
     ssh.with_session(server, hello)
     error = ssh.failure(server.host(host_key=fingerprint_of(make_key(ssh.folder / "other"))))
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
 
 
 def test_many_hosts_are_learned_at_once_by_several_processes(ssh: Ssh) -> None:
@@ -133,7 +133,7 @@ asyncio.run(main())
 def test_file_that_cannot_be_written_is_said(ssh: Ssh) -> None:
     ssh.known_hosts.mkdir(parents=True)
     error = ssh.failure(ssh.servers())
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert str(ssh.known_hosts) in error.message
 
 
@@ -142,7 +142,7 @@ def test_revoked_key_is_refused(ssh: Ssh) -> None:
     public = " ".join(ssh.servers.host_key.with_suffix(".pub").read_text().split()[:2])
     (ssh.home / ".ssh" / "known_hosts").write_text(f"@revoked * {public}\n")
     error = ssh.failure(server)
-    assert error.trouble is ErrorKind.HOST_KEY
+    assert error.kind is ErrorKind.HOST_KEY
     assert "revoked" in error.message
 
 

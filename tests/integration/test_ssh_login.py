@@ -110,7 +110,7 @@ def test_password_and_questions_of_the_host(ssh: Ssh) -> None:
         assert ssh.with_session(host, whoami, ssh.options(secrets=secrets)) == user.name
         answered(secrets, f"login {user.name}", "wrong")
         error = ssh.failure(host, ssh.options(secrets=secrets))
-    assert error.trouble is ErrorKind.LOGIN
+    assert error.kind is ErrorKind.LOGIN
     assert "answers to the host's questions" in error.message
     assert "wrong" not in str(error)
 
@@ -127,7 +127,7 @@ def test_password_authentication(ssh: Ssh) -> None:
 def test_wrong_key_names_the_keys_tried_and_what_the_host_offers(ssh: Ssh) -> None:
     stranger = make_key(ssh.folder / "stranger")
     error = ssh.failure(ssh.servers(), ssh.options(private_key_files=(str(stranger),)))
-    assert error.trouble is ErrorKind.LOGIN
+    assert error.kind is ErrorKind.LOGIN
     assert f"{stranger} (ssh-ed25519 {fingerprint_of(stranger)})" in error.message
     assert "The host offers: publickey." in error.message
     assert "--private-key-file" in error.fix
@@ -136,7 +136,7 @@ def test_wrong_key_names_the_keys_tried_and_what_the_host_offers(ssh: Ssh) -> No
 
 def test_no_key_at_all(ssh: Ssh) -> None:
     error = ssh.failure(ssh.servers(), ssh.options(private_key_files=()))
-    assert error.trouble is ErrorKind.LOGIN
+    assert error.kind is ErrorKind.LOGIN
     assert "there was no key that could be offered" in error.message
 
 
@@ -146,7 +146,7 @@ def test_too_many_keys_in_the_agent_still_try_the_named_one_first(ssh: Ssh, monk
         monkeypatch.setenv("SSH_AUTH_SOCK", socket)
         assert ssh.with_session(server, whoami) == "root"
         error = ssh.failure(server, ssh.options(private_key_files=()))
-    assert error.trouble is ErrorKind.LOGIN
+    assert error.kind is ErrorKind.LOGIN
     assert "too many keys" in error.message
 
 
@@ -177,7 +177,7 @@ def test_malformed_ssh_configuration_is_bad_usage(ssh: Ssh) -> None:
 def test_account_without_a_shell_is_a_login_failure(ssh: Ssh) -> None:
     with account(shell="/usr/sbin/nologin") as user:
         error = ssh.failure(ssh.servers().host(username=user.name))
-    assert error.trouble is ErrorKind.LOGIN
+    assert error.kind is ErrorKind.LOGIN
     assert "not run commands" in error.message
 
 

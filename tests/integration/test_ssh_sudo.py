@@ -130,7 +130,7 @@ def test_wrong_password_is_told_once_and_quickly(ssh: Ssh, cautious: Account, mo
 
     first, second = ssh.with_session(ssh.servers().host(username=cautious.name), work)
     assert first is second  # the second was not tried
-    assert first.trouble is ErrorKind.SUDO
+    assert first.kind is ErrorKind.SUDO
     assert "does not accept the password" in first.message
     assert "--ask-sudo-password" in first.fix
     assert "not-the-password" not in str(first)
@@ -140,7 +140,7 @@ def test_wrong_password_is_told_once_and_quickly(ssh: Ssh, cautious: Account, mo
 def test_no_password_given_says_how(ssh: Ssh, cautious: Account) -> None:
     with pytest.raises(HostError) as caught:
         ssh.with_session(ssh.servers().host(username=cautious.name), as_root)
-    assert caught.value.trouble is ErrorKind.SUDO
+    assert caught.value.kind is ErrorKind.SUDO
     assert "CLUSTERKIT_SUDO_PASSWORD" in caught.value.fix
 
 
@@ -149,7 +149,7 @@ def test_user_who_may_not(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CLUSTERKIT_SUDO_PASSWORD", user.password)
         with pytest.raises(HostError) as caught:
             ssh.with_session(ssh.servers().host(username=user.name), as_root)
-    assert caught.value.trouble is ErrorKind.SUDO
+    assert caught.value.kind is ErrorKind.SUDO
     assert "not in the sudoers file" in caught.value.message
 
 
@@ -171,7 +171,7 @@ def test_put_as_root(ssh: Ssh, cautious: Account, monkeypatch: pytest.MonkeyPatc
     host = ssh.servers().host(username=cautious.name)
     with pytest.raises(HostError) as caught:
         ssh.with_session(host, lambda session: session.put(b"x", str(folder / "f")))
-    assert caught.value.trouble is ErrorKind.WRITE
+    assert caught.value.kind is ErrorKind.WRITE
     ssh.with_session(host, lambda session: session.put(b"bytes\n", str(folder / "f"), mode=0o600, root=True))
     made = (folder / "f").stat()
     assert (made.st_uid, stat.S_IMODE(made.st_mode)) == (0, 0o600)
@@ -197,6 +197,6 @@ def test_time_limit_ends_processes_of_root(
             )
     finally:
         rule.unlink()
-    assert caught.value.trouble is ErrorKind.TIMEOUT
+    assert caught.value.kind is ErrorKind.TIMEOUT
     command = ["pgrep", "-g", pids[0], "--runstates", "D,R,S"]
     assert subprocess.run(command, capture_output=True, check=False).stdout == b""

@@ -21,7 +21,7 @@ HOSTS = ("h1", "h2", "h3")
 
 def probe(folder: Path, patience: float = 0.3, sessions: list[LocalSession] | None = None) -> StorageReport:
     return asyncio.run(
-        storage_shared(sessions or [LocalSession(name) for name in HOSTS], str(folder), root=False, patience=patience)
+        storage_shared(sessions or [LocalSession(name) for name in HOSTS], str(folder), root=False, delay=patience)
     )
 
 
@@ -54,7 +54,7 @@ def test_a_folder_for_each_host(tmp_path: Path) -> None:
         folder.mkdir()
     place, run_in = views(tmp_path, lambda host: folders["h2" if host == "h2" else "h1"])
 
-    report = asyncio.run(storage_shared([LocalSession(n) for n in HOSTS], str(place), run_in=run_in, patience=0.3))
+    report = asyncio.run(storage_shared([LocalSession(n) for n in HOSTS], str(place), run_in=run_in, delay=0.3))
 
     # h1 and h3 share, h2 is alone.
     assert report.unseen == [("h1", "h2"), ("h2", "h1"), ("h2", "h3"), ("h3", "h2")]
@@ -101,7 +101,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
             [LocalSession(n) for n in HOSTS],
             str(place),
             run_in=lambda host: ("unshare", "--mount", "sh", "-c", script if host == "h3" else 'exec "$@"', "sh"),
-            patience=0.3,
+            delay=0.3,
         )
     )
 
@@ -171,7 +171,7 @@ def test_many_probes_over_one_head_at_once(tmp_path: Path) -> None:
     async def all_at_once() -> list[StorageReport]:
         head = Limited("head")
         others = [LocalSession(f"w{number}") for number in range(20)]
-        probes = (storage_shared([head, other], str(tmp_path), root=False, patience=2.0) for other in others)
+        probes = (storage_shared([head, other], str(tmp_path), root=False, delay=2.0) for other in others)
         return await asyncio.gather(*probes)
 
     reports = asyncio.run(asyncio.wait_for(all_at_once(), 60))

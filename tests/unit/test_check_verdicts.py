@@ -14,7 +14,7 @@ from clusterkit.common.finding import Finding, Level, worst
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.gpu import OLDEST_DRIVER
 from clusterkit.provision.checks.needs import GIB, Needs, image_cuda
-from clusterkit.provision.checks.verdicts import judge
+from clusterkit.provision.checks.run import judge
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.images.versions import versions
 from clusterkit.ssh.api import ErrorKind, HostError

@@ -26,7 +26,7 @@ def test_filters_and_names_are_quoted_as_one_word_each() -> None:
     ("script", "expected"),
     [
         ("""echo '{"Id": "sha256:1"}'""", {"Id": "sha256:1"}),
-        ("echo 'Error: No such image: x' >&2; exit 1", docker.NotThereError),
+        ("echo 'Error: No such image: x' >&2; exit 1", docker.NotFoundError),
         (
             "echo 'Cannot connect to the Docker daemon' >&2; exit 1",
             "Docker does not answer: Cannot connect",
@@ -54,7 +54,7 @@ def test_an_answer_is_read_or_told(tmp_path: Path, script: str, expected: object
         with pytest.raises(docker.NoAnswerError, match=expected):
             ask()
     elif isinstance(expected, type):
-        with pytest.raises(docker.NotThereError):
+        with pytest.raises(docker.NotFoundError):
             ask()
     else:
         assert ask() == expected

@@ -22,7 +22,7 @@ from clusterkit.provision.ray.model import RaySettings
 from clusterkit.provision.ray.observe import RayAnswer
 from clusterkit.provision.ray.plan import MustReplace
 from clusterkit.provision.ray.remove import Leftovers
-from clusterkit.provision.ray.start import may_replace
+from clusterkit.provision.ray.start import require_replaceable
 from clusterkit.runs.directory import user_name
 
 
@@ -117,7 +117,7 @@ def test_a_ray_is_replaced_only_under_jobs_of_ones_own(user: str, monkeypatch: p
 
     async def ask() -> str:
         try:
-            await may_replace(refusal, cast(Any, None), settings)
+            await require_replaceable(refusal, cast(Any, None), settings)
         except MustReplace as refused:
             return f"{refused.message} {refused.fix}"
         return "replaced"

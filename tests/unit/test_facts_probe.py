@@ -16,14 +16,14 @@ from localsession import LocalSession
 from realparts import require
 
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather, probe_script
+from clusterkit.provision.facts.probe import ProbeRequest, gather, probe_script
 from clusterkit.ssh.api import ErrorKind, HostError
 
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
 SMI = Path(__file__).parents[1] / "cases" / "nvidia_smi"
 
 
-def look(wants: Wants, **session: object) -> Facts:
+def look(wants: ProbeRequest, **session: object) -> Facts:
     return asyncio.run(gather(LocalSession(**session), wants))  # type: ignore[arg-type]
 
 
@@ -38,7 +38,7 @@ def test_facts_of_this_machine(shell: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        wants = Wants(
+        wants = ProbeRequest(
             storage=f"{tmp_path}/not/there",
             paths=(str(tmp_path),),
             files=(str(managed), str(link), "/does/not/exist"),
@@ -78,7 +78,7 @@ def test_package_sources_of_this_machine(shell: str) -> None:
     require(shutil.which(SHELLS[shell][0]) is not None, f"no {shell} here")
     files = [*Path("/etc/apt/sources.list.d").glob("*.list"), *Path("/etc/apt/sources.list.d").glob("*.sources")]
     require(bool(files), "no package sources of apt here")
-    facts = look(Wants(packages=("dash",)), shell=SHELLS[shell])
+    facts = look(ProbeRequest(packages=("dash",)), shell=SHELLS[shell])
     for file in files:
         lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
         assert facts.apt_sources.get(str(file), "") == "\n".join(lines).rstrip("\n")
@@ -89,7 +89,7 @@ def test_the_listener_of_a_wanted_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
-        facts = look(Wants(ports=(port, 1)))
+        facts = look(ProbeRequest(ports=(port, 1)))
 
     assert facts.extra["listeners"][str(port)]["pid"] == os.getpid()
 
@@ -97,7 +97,7 @@ def test_the_listener_of_a_wanted_port_is_named() -> None:
 def test_the_clock_of_this_machine_is_our_own() -> None:
     began = time.time()
 
-    facts = look(Wants())
+    facts = look(ProbeRequest())
 
     assert began - 1 < facts.clock < time.time() + 1
     assert abs(facts.clock_offset) <= facts.clock_error + 0.01
@@ -108,7 +108,7 @@ def test_a_clock_that_is_wrong(tmp_path: Path) -> None:
     # A stand-in: the real clock is everybody's.
     stand_in(tmp_path, "date", "/bin/echo $(( $(/bin/date +%s) - 100 )).5")
 
-    facts = look(Wants(), environment=first_in_path(tmp_path))
+    facts = look(ProbeRequest(), environment=first_in_path(tmp_path))
 
     assert facts.clock_offset == pytest.approx(-100, abs=2)
 
@@ -117,7 +117,7 @@ def test_one_round_trip_for_root() -> None:
     require(os.geteuid() == 0, "not root")
     session = LocalSession()
 
-    facts = asyncio.run(gather(session, Wants()))
+    facts = asyncio.run(gather(session, ProbeRequest()))
 
     assert facts.sudo == "root"
     assert len(session.scripts) == 1
@@ -128,7 +128,7 @@ def test_gpus_are_read_through_the_probe(tmp_path: Path) -> None:
     table = SMI / "h200_gpus.csv"
     stand_in(tmp_path, "nvidia-smi", f'case "$*" in *query-gpu*) cat {table} ;; esac')
 
-    facts = look(Wants(), environment=first_in_path(tmp_path))
+    facts = look(ProbeRequest(), environment=first_in_path(tmp_path))
 
     assert [gpu.name for gpu in facts.gpus] == ["NVIDIA H200", "NVIDIA H200"]
     assert facts.nvidia_error == ""
@@ -140,7 +140,7 @@ def test_commands_that_hang_hold_nothing_else_up(tmp_path: Path) -> None:
     stand_in(tmp_path, "docker", "exec sleep 60")
     began = time.monotonic()
 
-    facts = look(Wants(limit=1), environment=first_in_path(tmp_path))
+    facts = look(ProbeRequest(limit=1), environment=first_in_path(tmp_path))
 
     assert time.monotonic() - began < 8
     assert facts.nvidia_error == "nvidia-smi gave no answer in time"
@@ -155,7 +155,7 @@ def test_a_dead_mount_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     managed = tmp_path / "managed.conf"
     managed.write_text("text\n")
 
-    wants = Wants(storage=f"{tmp_path}/dead", files=(str(managed),), limit=1)
+    wants = ProbeRequest(storage=f"{tmp_path}/dead", files=(str(managed),), limit=1)
     facts = look(wants, environment=first_in_path(tmp_path))
 
     assert facts.disks[f"{tmp_path}/dead"].timed_out
@@ -171,16 +171,16 @@ def test_docker_is_asked_for_no_more_than_it_can_answer(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     reachable = Path("/run/docker.sock").is_socket() or (Path.home() / ".docker/config.json").exists()
 
-    facts = look(Wants(), environment=first_in_path(tmp_path))
+    facts = look(ProbeRequest(), environment=first_in_path(tmp_path))
     assert facts.docker.error == said
     assert sorted(asked.read_text().split()) == (["images", "info", "ps"] if reachable else ["info"])
 
     asked.unlink()
-    look(Wants(), environment={**first_in_path(tmp_path), "DOCKER_HOST": "unix:///somewhere/else.sock"})
+    look(ProbeRequest(), environment={**first_in_path(tmp_path), "DOCKER_HOST": "unix:///somewhere/else.sock"})
     assert sorted(asked.read_text().split()) == ["images", "info", "ps"]
 
     asked.unlink()
-    look(Wants(docker=False), environment=first_in_path(tmp_path))
+    look(ProbeRequest(docker=False), environment=first_in_path(tmp_path))
     assert not asked.exists()
 
 
@@ -192,7 +192,7 @@ def test_the_holder_of_the_package_lock_is_named() -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline()
         try:
-            facts = look(Wants())
+            facts = look(ProbeRequest())
         finally:
             holder.communicate(b"\n")
 
@@ -201,7 +201,7 @@ def test_the_holder_of_the_package_lock_is_named() -> None:
 
 def test_nothing_is_written(tmp_path: Path) -> None:
     require(os.geteuid() == 0 and shutil.which("unshare") is not None, "needs root and unshare")
-    script = probe_script(Wants(storage=str(tmp_path)))
+    script = probe_script(ProbeRequest(storage=str(tmp_path)))
     # Everything read-only: a probe that writes anywhere fails or prints an error that it does not print otherwise.
     mounts = f"mount -o remount,bind,ro / 2>/dev/null; mount -t tmpfs -o ro none /tmp; {script}"
 
@@ -221,16 +221,16 @@ def test_a_shell_that_prints_before_and_fails(tmp_path: Path) -> None:
     )
 
     with pytest.raises(HostError) as caught:
-        asyncio.run(gather(session, Wants()))
+        asyncio.run(gather(session, ProbeRequest()))
 
-    assert caught.value.trouble is ErrorKind.LOST
+    assert caught.value.kind is ErrorKind.LOST
     assert "no shell for you" in caught.value.message
 
 
 def test_hostile_names_stay_data(tmp_path: Path) -> None:
     evil = f"{tmp_path}/$(touch {tmp_path}/x)'; touch {tmp_path}/y; '"
 
-    facts = look(Wants(storage=evil, files=(evil,), packages=(evil,), head_address=f"$(touch {tmp_path}/z)"))
+    facts = look(ProbeRequest(storage=evil, files=(evil,), packages=(evil,), head_address=f"$(touch {tmp_path}/z)"))
 
     assert not list(tmp_path.iterdir())
     assert facts.hostname

@@ -16,7 +16,7 @@ from localsession import LocalSession
 from clusterkit.config.resolve import resolve
 from clusterkit.provision.images.build import build
 from clusterkit.provision.images.context import Recipe
-from clusterkit.provision.images.errors import ImageError
+from clusterkit.provision.images.identity import ImageError
 from clusterkit.provision.images.needs import ImageNeeds, check_image, needs_of_image, problems_of
 
 TINY = needs_of_image(resolve("tiny", None, []).config)

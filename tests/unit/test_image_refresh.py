@@ -13,7 +13,9 @@ import pytest
 from localsession import LocalSession
 from realparts import require
 
-from clusterkit.provision.images import Distribution, How, Image, ImageError, ImageOutcome, Lock
+from clusterkit.provision.images.distribute import Distribution, ImageOutcome, Method
+from clusterkit.provision.images.identity import Image, ImageError
+from clusterkit.provision.images.lock import Lock
 
 NAME = "registry.example/team/app"
 TAG = f"{NAME}:1"
@@ -89,11 +91,11 @@ def test_the_lock_holds_and_a_refresh_lets_go(store: Store, there: str | None) -
 
     outcome, _ = store.seed(refresh=True)
     assert outcome.image is not None
-    assert (outcome.image.repo_digest, outcome.how) == (NEW, How.PULL)
+    assert (outcome.image.repo_digest, outcome.method) == (NEW, Method.PULL)
 
     before = store.pulled()
     again, _ = store.seed(refresh=True, pinned=NEW)
-    assert (again.how, store.pulled()) == (How.PRESENT, before)
+    assert (again.method, store.pulled()) == (Method.PRESENT, before)
 
 
 def test_a_pinned_image_that_is_gone_says_how_to_get_another(store: Store) -> None:
@@ -104,7 +106,7 @@ def test_a_pinned_image_that_is_gone_says_how_to_get_another(store: Store) -> No
 
     store.has(NEW)
     outcome, wanted = store.seed(refresh=False)
-    assert outcome.how is How.PRESENT
+    assert outcome.method is Method.PRESENT
     assert "--image-refresh" in " ".join(wanted.notes)
 
 

@@ -15,16 +15,15 @@ import pytest
 from localsession import LocalSession
 
 from clusterkit.hosts.model import Host
-from clusterkit.provision.images import Image, Lock, Recipe, check_reference
 from clusterkit.provision.images import versions as pins
 from clusterkit.provision.images.build import _script, build
-from clusterkit.provision.images.context import context
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.holders import Holders, NoHolderError
-from clusterkit.provision.images.identity import parse, repository
+from clusterkit.provision.images.context import Recipe, context
+from clusterkit.provision.images.identity import Image, ImageError, check_reference, parse, repository
+from clusterkit.provision.images.lock import Lock
 from clusterkit.provision.images.lock import parse as parse_lock
 from clusterkit.provision.images.meter import counter, readable
 from clusterkit.provision.images.pull import _manifest_digest, _Meter, _reason
+from clusterkit.provision.images.seeders import NoSeederError, Seeders
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.errors import UserError
 
@@ -218,7 +217,7 @@ def session(name: str) -> Session:
 
 def test_holders_double_every_round() -> None:
     async def run() -> None:
-        holders, order = Holders(), itertools.count(1)
+        holders, order = Seeders(), itertools.count(1)
         await holders.add(session("h0"))
         # One transfer, then two at once, then four: with fewer at once a round is never full.
         rounds = [asyncio.Barrier(1), asyncio.Barrier(2), asyncio.Barrier(4)]
@@ -234,7 +233,7 @@ def test_holders_double_every_round() -> None:
     asyncio.run(run())
 
 
-async def lose(holders: Holders, host: str) -> None:
+async def lose(holders: Seeders, host: str) -> None:
     """A transfer in which a host is lost."""
     async with holders.one():
         raise HostError(host, ErrorKind.LOST, "gone")
@@ -242,7 +241,7 @@ async def lose(holders: Holders, host: str) -> None:
 
 def test_a_lost_holder_serves_nobody_any_more_and_the_last_one_lost_ends_the_wait() -> None:
     async def run() -> None:
-        holders = Holders()
+        holders = Seeders()
         await holders.add(session("a"))
         await holders.add(session("b"))
         with pytest.raises(HostError):
@@ -251,7 +250,7 @@ def test_a_lost_holder_serves_nobody_any_more_and_the_last_one_lost_ends_the_wai
             assert source.host.name == "b"
         with pytest.raises(HostError):
             await lose(holders, "b")
-        with pytest.raises(NoHolderError):
+        with pytest.raises(NoSeederError):
             await lose(holders, "c")
 
     asyncio.run(run())
@@ -259,7 +258,7 @@ def test_a_lost_holder_serves_nobody_any_more_and_the_last_one_lost_ends_the_wai
 
 def test_a_holder_is_kept_when_the_receiver_was_lost() -> None:
     async def run() -> str:
-        holders = Holders()
+        holders = Seeders()
         await holders.add(session("a"))
         with pytest.raises(HostError):
             await lose(holders, "receiver")

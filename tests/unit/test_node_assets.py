@@ -27,7 +27,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets import hub_fetch
 from clusterkit.provision.assets.hub import Hub, fetch_action
 from clusterkit.provision.assets.model import NodeAsset, Origin, required_assets
-from clusterkit.provision.assets.view import View, asset_problem, parse_view, require_usable, unseen
+from clusterkit.provision.assets.view import View, asset_problem, difference, parse_view, require_usable
 from clusterkit.provision.steps.step import Refused
 
 CLUSTER = Cluster(name="lab", hosts=(Host(name="node1"),))
@@ -387,9 +387,9 @@ def test_view_is_read_and_judged() -> None:
 
 def test_host_that_sees_another_storage_is_told_apart() -> None:
     head = seen(a=5, b=7)
-    assert unseen(head, seen(a=5, b=7)) == ""
-    assert "really shared" in unseen(head, View(False))
-    assert "b missing or different here" in unseen(head, seen(a=5))
+    assert difference(head, seen(a=5, b=7)) == ""
+    assert "really shared" in difference(head, View(False))
+    assert "b missing or different here" in difference(head, seen(a=5))
 
 
 def test_folder_of_the_user_with_pointers_is_refused_with_the_fix() -> None:

@@ -36,7 +36,7 @@ class Line:
     retries: int = 0
     timeout: float = 20.0
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
+    def plan(self, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         if facts.files.get(str(self.file)) == self.text:
             return ()
         script = self.script or f"cat > {self.file}"
@@ -47,7 +47,7 @@ class Line:
 class Refusing:
     name = "refusing"
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
+    def plan(self, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
         raise Refused("this cannot be", "do that")
 
 

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from clusterkit.hosts import inventory
-from clusterkit.provision.site import Site, keep, passwords_of, path_of, until_ready, with_kept, with_secrets
-from clusterkit.setup.command import keep_inventory, refuse_forgetting, run_setup
+from clusterkit.provision.site import (
+    Site,
+    passwords_in,
+    path_of,
+    resolve_secrets,
+    save_site,
+    site_before_ready,
+    with_saved,
+)
+from clusterkit.setup.command import refuse_dropped_hosts, run_setup, save_inventory
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.host_options import HostOptions
@@ -24,29 +32,29 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_given_once_holds_until_something_else_or_none_is_given() -> None:
-    first = with_kept("a", Site(apt_mirror="http://mirror", http_proxy="http://user:secret@proxy:3128"))
-    keep("a", first)
+    first = with_saved("a", Site(apt_mirror="http://mirror", http_proxy="http://user:secret@proxy:3128"))
+    save_site("a", first)
 
-    assert with_kept("a", Site()) == first
-    assert with_kept("a", Site(apt_mirror="http://other")).apt_mirror == "http://other"
-    assert with_kept("a", Site(http_proxy="none")) == Site(apt_mirror="http://mirror")
-    assert with_kept("b", Site()) == Site()
+    assert with_saved("a", Site()) == first
+    assert with_saved("a", Site(apt_mirror="http://other")).apt_mirror == "http://other"
+    assert with_saved("a", Site(http_proxy="none")) == Site(apt_mirror="http://mirror")
+    assert with_saved("b", Site()) == Site()
     assert path_of("a").stat().st_mode & 0o077 == 0
 
 
 def test_what_ray_runs_with_is_kept_once_it_runs_with_it() -> None:
     wanted = Site(image="runtime:1", apt_mirror="http://mirror")
-    assert until_ready("a", wanted) == wanted
-    keep("a", wanted)
-    refused = with_kept("a", Site(image="runtime:2", shm="100m", apt_mirror="http://other"))
-    assert until_ready("a", refused) == Site(image="runtime:1", apt_mirror="http://other")
+    assert site_before_ready("a", wanted) == wanted
+    save_site("a", wanted)
+    refused = with_saved("a", Site(image="runtime:2", shm="100m", apt_mirror="http://other"))
+    assert site_before_ready("a", refused) == Site(image="runtime:1", apt_mirror="http://other")
 
 
 def test_a_damaged_file_is_named() -> None:
-    keep("a", Site(apt_mirror="http://mirror"))
+    save_site("a", Site(apt_mirror="http://mirror"))
     path_of("a").write_text("{")
     with pytest.raises(UserError, match=r"site\.json cannot be read .* remove it"):
-        with_kept("a", Site())
+        with_saved("a", Site())
 
 
 def chosen(*names: str) -> HostOptions:
@@ -54,13 +62,13 @@ def chosen(*names: str) -> HostOptions:
 
 
 def test_hosts_of_a_kept_cluster_are_not_forgotten_by_a_shorter_list() -> None:
-    keep_inventory(select(chosen("a", "b")).cluster)
+    save_inventory(select(chosen("a", "b")).cluster)
     grown = select(chosen("a", "b", "c")).cluster
-    refuse_forgetting(grown)
-    keep_inventory(grown)
+    refuse_dropped_hosts(grown)
+    save_inventory(grown)
 
     with pytest.raises(UserError, match=r"kept with b, c, which --hostnames leaves out") as caught:
-        refuse_forgetting(select(chosen("a")).cluster)
+        refuse_dropped_hosts(select(chosen("a")).cluster)
     assert "--limit" in str(caught.value)
     assert [host.name for host in inventory.load().hosts] == ["a", "b", "c"]
 
@@ -101,15 +109,15 @@ def test_an_address_with_a_password_is_read_from_where_it_is_and_left_out_of_log
     given = Site(
         http_proxy=f"file:{tmp_path}/proxy", pip_index_url="env:MIRROR", apt_mirror="http://x:typed@apt.example"
     )
-    site, typed = with_secrets(given)
+    site, typed = resolve_secrets(given)
     assert site.http_proxy == "http://ann:w%40rd@proxy.example:3128"
     assert site.pip_index_url == "https://pip:t0ken@mirror.example/simple"
     assert typed == ["--apt-mirror"]
     for missing in ("env:NONE", f"file:{tmp_path}/none"):
         with pytest.raises(UserError, match=f"--https-proxy {missing}: "):
-            with_secrets(Site(https_proxy=missing))
+            resolve_secrets(Site(https_proxy=missing))
 
-    log = HostLog(tmp_path, "h1", passwords_of(site))
+    log = HostLog(tmp_path, "h1", passwords_in(site))
     log.line("curl: http://ann:w%40rd@proxy.example:3128 said 407; pip w@rd; https://pip:t0ken@mirror.example; x:typed")
     log.close()
     text = log.path.read_text()

@@ -211,12 +211,12 @@ def test_node_without_an_address_is_refused_unless_it_is_alone() -> None:
 @pytest.mark.parametrize("route", ["", "127.0.0.1", "127.0.1.1"])
 def test_a_head_that_only_our_ssh_configuration_knows_is_reached_where_we_met_it(route: str) -> None:
     """The alias says nothing to the hosts, or a host has its own name on loopback, as Debian does."""
-    facts = Facts(route_to_head=route, met_at="10.0.0.5", addresses={"lo": ("127.0.0.1",), "eth0": ("10.0.0.5",)})
+    facts = Facts(route_to_head=route, ssh_address="10.0.0.5", addresses={"lo": ("127.0.0.1",), "eth0": ("10.0.0.5",)})
     cluster = Cluster(hosts=(Host(name="gpu-a"), Host(name="gpu-b")))
     assert head_address(cluster, facts) == "10.0.0.5"
-    assert node_address(cluster.workers[0], facts.model_copy(update={"met_at": "10.0.0.6"})) == "10.0.0.6"
+    assert node_address(cluster.workers[0], facts.model_copy(update={"ssh_address": "10.0.0.6"})) == "10.0.0.6"
     with pytest.raises(Refused, match="no address of gpu-a is known"):
-        head_address(cluster, facts.model_copy(update={"met_at": "127.0.0.1"}))  # through a tunnel
+        head_address(cluster, facts.model_copy(update={"ssh_address": "127.0.0.1"}))  # through a tunnel
     private = Cluster(hosts=(Host(name="gpu-a", private_address="192.168.1.1"), Host(name="gpu-b")))
     assert head_address(private, facts) == "192.168.1.1"
 

@@ -11,8 +11,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray import token as tokens
 from clusterkit.provision.ray.observe import ContainerState, RayAnswer, RayNode, parse_answer, parse_containers
 from clusterkit.provision.ray.start import NotReadyError
-from clusterkit.provision.ray.state import ClusterState, assess
-from clusterkit.provision.ray.status_text import parse_status
+from clusterkit.provision.ray.state import ClusterState, assess, status_counts
 from clusterkit.ssh.api import ErrorKind, HostError, Result
 from trainer.errors import UserError
 
@@ -55,7 +54,7 @@ BOTH = RayAnswer("2.60.0", (alive("n1"), alive("n2")), ("raysubmit_1",))
 def test_all_there_is_ready() -> None:
     state = state_of(HEALTHY, BOTH)
     assert state.ready
-    assert state.wrong == ()
+    assert state.all_problems == ()
     assert state.jobs == ("raysubmit_1",)
     assert [(node.name, node.role, node.gpus, node.ray_state) for node in state.nodes] == [
         ("n1", "head", 8, "ALIVE"),
@@ -105,7 +104,7 @@ def test_whatever_is_missing_is_named(
 ) -> None:
     state = state_of(containers, answer)
     assert not state.ready
-    assert [text for text in state.wrong if text.startswith(wrong)], state.wrong
+    assert [text for text in state.all_problems if text.startswith(wrong)], state.all_problems
 
 
 def test_of_two_nodes_with_one_name_the_one_in_the_container_counts() -> None:
@@ -117,15 +116,15 @@ def test_of_two_nodes_with_one_name_the_one_in_the_container_counts() -> None:
 def test_host_that_cannot_be_asked_is_named() -> None:
     silent = {"n2": HostError("n2", ErrorKind.UNREACHABLE, "no route to host")}
     state = state_of({"n1": HEALTHY["n1"]}, BOTH, silent)
-    assert state.wrong == ("n2: no route to host",)
-    assert state.hopeless
+    assert state.all_problems == ("n2: no route to host",)
+    assert state.cannot_recover
 
 
 def test_waiting_goes_on_while_containers_run_and_ends_when_one_is_dead() -> None:
     joining = state_of(HEALTHY, RayAnswer("2.60.0", (alive("n1"),)))
     assert not joining.ready
-    assert not joining.hopeless
-    assert state_of({**HEALTHY, "n2": (container("worker", "exited"),)}, BOTH).hopeless
+    assert not joining.cannot_recover
+    assert state_of({**HEALTHY, "n2": (container("worker", "exited"),)}, BOTH).cannot_recover
 
 
 def test_node_that_is_not_expected_is_shown_and_does_no_harm() -> None:
@@ -144,32 +143,19 @@ def test_failure_shows_the_last_lines_of_the_container() -> None:
 def test_ray_that_does_not_answer_is_counted_by_its_text() -> None:
     status = (CASES / "ray_status_16_nodes.txt").read_text()
     state = state_of(HEALTHY, RayAnswer(error="URLError: refused", status=status))
-    assert state.wrong == (
+    assert state.all_problems == (
         "Ray on the head does not answer: URLError: refused (by `ray status` 16 nodes and 128 GPUs)",
     )
 
 
-def test_text_of_ray_status() -> None:
-    parsed = parse_status((CASES / "ray_status_16_nodes.txt").read_text())
-    assert parsed is not None
-    assert (parsed.nodes, parsed.pending, parsed.failed) == (16, 0, 0)
-    assert parsed.total["GPU"] == 128
-    assert parsed.total["CPU"] == 2128
-    assert parsed.used["GPU"] == 0
-    assert parsed.total["memory"] == pytest.approx(21.08 * 2**40)
-    assert parse_status("ConnectionError: Could not find any running Ray instance.") is None
-
-
-def test_text_of_ray_status_with_pending_and_failed_nodes() -> None:
+def test_counts_in_the_text_of_ray_status() -> None:
+    assert status_counts("ConnectionError: Could not find any running Ray instance.") == ""
     text = (
         "======== Autoscaler status ========\nNode status\n-----\nActive:\n 2 worker\nIdle:\n 1 head\nPending:\n"
         " 10.0.0.9: worker, setting-up\nRecent failures:\n worker: NodeTerminated (ip: 10.0.0.8)\n\nResources\n-----\n"
         "Total Usage:\n 1.0/6.0 CPU (1.0 used of 1.0 reserved in placement groups)\n 0B/2.50GiB memory\n"
     )
-    parsed = parse_status(text)
-    assert parsed is not None
-    assert (parsed.nodes, parsed.pending, parsed.failed) == (3, 1, 1)
-    assert parsed.total == {"CPU": 6.0, "memory": 2.5 * 2**30}
+    assert status_counts(text) == " (by `ray status` 3 nodes and 0 GPUs)"
 
 
 def test_output_of_a_host_is_read_with_the_log_of_a_dead_container() -> None:

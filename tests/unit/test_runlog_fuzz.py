@@ -11,7 +11,7 @@ from areal_lines import grid, lite, lite_step, master, through_ray, v2_stats, v2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterkit.provision.ray.status_text import parse_status
+from clusterkit.provision.ray.state import status_counts
 from clusterkit.runs.log.lines import plain, stamp
 from clusterkit.runs.log.scan import LogScanner
 from clusterkit.runs.log.text import log_lines
@@ -117,7 +117,7 @@ _status_lines = st.lists(st.sampled_from(RAY_STATUS.splitlines()) | st.text(max_
     usage=st.from_regex(r"[\d.]{0,30}[A-Za-z]{0,4}/[\d.]{0,30}[A-Za-z]{0,4} \S{1,9}", fullmatch=True),
 )
 def test_text_of_ray_status(lines: list[str], usage: str) -> None:
-    parse_status("\n".join(["Node status", *lines, "Usage:", f" {usage}", *lines]))
+    status_counts("\n".join(["Node status", *lines, "Usage:", f" {usage}", *lines]))
 
 
 HOSTILE = {

@@ -18,16 +18,17 @@ import pytest
 
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps.all import STEPS, WANTED_COMMANDS, WANTED_FILES, WANTED_PACKAGES, wanted_paths
+from clusterkit.provision.steps.all import PROBED_COMMANDS, PROBED_FILES, PROBED_PACKAGES, STEPS
 from clusterkit.provision.steps.shell import sha
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
+from clusterkit.provision.steps.storage import probed_paths
 from clusterkit.provision.steps.systems import SYSTEMS
 
 FOLDER = Path(__file__).parents[1] / "cases" / "steps"
 CASES = sorted(FOLDER.glob("*/*.json"))
 SYSTEM_FACTS = json.loads((FOLDER / "systems.json").read_text())
 CLUSTER = Cluster(hosts=(Host(name="node1"),))
-READY_STORAGE = {path: {"path": path} for path in wanted_paths(CLUSTER)}
+READY_STORAGE = {path: {"path": path} for path in probed_paths(CLUSTER)}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def checksum(path: str, value: str, planned: Sequence[tuple[str, Action]]) -> st
     return sha(value.removeprefix("text:").encode()) if value.startswith("text:") else value
 
 
-def wish_of(case: Mapping[str, Any]) -> DesiredState:
+def desired_state(case: Mapping[str, Any]) -> DesiredState:
     given = dict(case.get("wish", {}))
     if "ca_bundle" in given:
         given["ca_bundle"] = given["ca_bundle"].encode()
@@ -77,17 +78,17 @@ def wish_of(case: Mapping[str, Any]) -> DesiredState:
 
 
 def plan(facts: Facts, wish: DesiredState) -> list[tuple[str, Action]]:
-    return [(step.name, action) for step in STEPS for action in step.plan(wish.cluster.hosts[0], facts, wish)]
+    return [(step.name, action) for step in STEPS for action in step.plan(facts, wish)]
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_case(path: Path) -> None:
     case = load(path)
-    facts, wish = facts_of(case), wish_of(case)
+    facts, wish = facts_of(case), desired_state(case)
     if "refused" in case:
         step = next(step for step in STEPS if step.name == case["refused"]["step"])
         with pytest.raises(Refused) as refused:
-            step.plan(wish.cluster.hosts[0], facts, wish)
+            step.plan(facts, wish)
         for words in case["refused"]["message"]:
             assert words in refused.value.message
         for words in case["refused"]["fix"]:
@@ -112,7 +113,7 @@ def all_scripts() -> dict[str, str]:
     for path in CASES:
         case = load(path)
         if "refused" not in case:
-            for _, action in plan(facts_of(case), wish_of(case)):
+            for _, action in plan(facts_of(case), desired_state(case)):
                 scripts.setdefault(action.script, f"{path.parent.name}/{path.stem}: {action.title}")
     return scripts
 
@@ -130,7 +131,7 @@ def test_no_script_shows_a_secret() -> None:
     for path in CASES:
         case = load(path)
         if "refused" not in case:
-            for _, action in plan(facts_of(case), wish_of(case)):
+            for _, action in plan(facts_of(case), desired_state(case)):
                 assert "hunter2" not in action.script + action.title
 
 
@@ -144,9 +145,9 @@ def test_the_plan_of_every_system_is_complete_and_steps_ask_only_for_known_facts
         assert planned[-1][0] == "storage"
     for path in CASES:
         facts = facts_of(load(path))
-        assert facts.files.keys() <= set(WANTED_FILES), path
-        assert facts.packages.keys() <= set(WANTED_PACKAGES), path
-        assert facts.commands.keys() <= {*WANTED_COMMANDS, "nvidia-smi", "nvidia-ctk"}, path
+        assert facts.files.keys() <= set(PROBED_FILES), path
+        assert facts.packages.keys() <= set(PROBED_PACKAGES), path
+        assert facts.commands.keys() <= {*PROBED_COMMANDS, "nvidia-smi", "nvidia-ctk"}, path
 
 
 def test_a_host_in_order_needs_nothing() -> None:

@@ -201,7 +201,7 @@ class Copies:
                 try:
                     return await work(Head(await self._session(host, kept), cluster, read_token(cluster.name)))
                 except HostError as error:
-                    if error.trouble is ErrorKind.WRITE:
+                    if error.kind is ErrorKind.WRITE:
                         raise RunError(str(error)) from error
                     await self._lose(host)
                     if not kept:

@@ -18,7 +18,7 @@ from clusterkit.provision.assets.provide import provide
 from clusterkit.provision.assets.upload import local_files
 from clusterkit.provision.assets.view import asset_problem, look
 from clusterkit.provision.images import lock
-from clusterkit.provision.site import HF_TOKEN, Site, proxies_of, with_kept
+from clusterkit.provision.site import HF_TOKEN, Site, proxies_of, with_saved
 from clusterkit.provision.steps.step import Action, Refused
 from evaluation.suites import MEMORY, PROBLEMS
 from evaluation.suites.hqa import official_places
@@ -122,7 +122,7 @@ class InputStager:
         locked = await lock.read_shared(self.head.session, cluster.storage)
         if locked is None:
             raise UserError(f"cluster {cluster.name} has no runtime image to download with: run clusterkit setup again")
-        site = with_kept(cluster.name, Site())
+        site = with_saved(cluster.name, Site())
         token = os.environ.get(HF_TOKEN, "")
         return Hub(locked.reference, site.hf_endpoint, token, environment=proxies_of(site))
 

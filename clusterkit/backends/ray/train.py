@@ -79,8 +79,8 @@ async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[st
     if not missing:
         return
     # A download ends the one that is under way: one command at a time, as with a set-up, which downloads the same.
-    with local_lock(head.cluster.name, "train") as claim:
-        async with remote_lease(claim, [head.session]) as refused:
+    with local_lock(head.cluster.name, "train") as owner:
+        async with remote_lease(owner, [head.session]) as refused:
             for error in refused.values():
                 raise error
             for asset in missing:

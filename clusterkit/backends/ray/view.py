@@ -14,7 +14,7 @@ INTERRUPTED = 130
 def cluster_lines(status: ClusterStatus) -> list[str]:
     """The run first, then what it runs on, then what could not be seen."""
     lines = _run_lines(status)
-    rows = [("", ""), ("cluster", _nodes(status)), *(("problem", text) for text in status.nodes.wrong)]
+    rows = [("", ""), ("cluster", _nodes(status)), *(("problem", text) for text in status.nodes.all_problems)]
     if status.disk is not None:
         rows.append(("storage", f"{status.disk.path}: {size(status.disk.free)} of {size(status.disk.size)} free"))
     if status.job is not None:

@@ -42,17 +42,17 @@ async def _down(selection: Selection, yes: bool, as_json: bool, users: list[str]
     names = {host.name for host in selection.hosts}
     # The head tells whose runs are alive, also where nothing of its own is to be removed.
     reached = selection.hosts if cluster.head_host.name in names else (*selection.hosts, cluster.head_host)
-    with local_lock(cluster.name, "down") as claim:
+    with local_lock(cluster.name, "down") as owner:
         async with connected(reached, lambda host: connect(host, selection.ssh)) as hosts:
             sessions = {name: session for name, session in hosts.sessions.items() if name in names}
             found, silent = await leftovers(sessions, cluster.name)
-            silent = {name: error for name, error in {**hosts.silent, **silent}.items() if name in names}
+            silent = {name: error for name, error in {**hosts.unreachable, **silent}.items() if name in names}
             # Where nothing is of ours, a lease would be the first thing that is.
             there = [name for name, what in found.items() if not what.empty]
             head = cluster.head_host.name
             ordered = [head, *(name for name in there if name != head)] if there else []
             asked = [hosts.sessions[name] for name in ordered if name in hosts.sessions]
-            async with remote_lease(claim, asked) as refused:
+            async with remote_lease(owner, asked) as refused:
                 found = {name: what for name, what in found.items() if name not in refused}
                 return await _remove(selection, hosts, found, {**silent, **refused}, yes, as_json, users)
 

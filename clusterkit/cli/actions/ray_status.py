@@ -33,4 +33,4 @@ async def _observe(selection: Selection) -> ClusterState:
     # Ray is asked on the head, whatever --limit says.
     asked = [host for host in cluster.hosts if host.name in expected or host is cluster.head_host]
     async with connected(asked, lambda host: connect(host, selection.ssh)) as hosts:
-        return await observe(hosts.sessions, cluster, expected=expected, unreachable=hosts.silent)
+        return await observe(hosts.sessions, cluster, expected=expected, unreachable=hosts.unreachable)

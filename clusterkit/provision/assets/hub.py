@@ -1,9 +1,8 @@
-"""The action that downloads from the Hugging Face hub, or a mirror of it, within the runtime container."""
+"""The action that downloads from the Hugging Face hub or its mirror, in a container of the runtime image."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from clusterkit.provision.steps.step import Action
 from clusterkit.ssh.shell import for_each
 
 FETCH = "fetch"
-"""Role of the container that downloads."""
+"""Role label of the container that downloads."""
 FETCH_SECONDS = 24 * 3600.0
 
-
 _SCRIPT = Path(__file__).with_name("hub_fetch.py")
-# Proxies and mirrors may hold passwords: variables come over stdin, so that neither an argument list nor `docker
-# inspect` nor a file has them.
+# Addresses of proxies and mirrors may hold passwords. So variables come over stdin: no argument list, no file and no
+# `docker inspect` shows them.
 _BEGIN = (
     "import json, os, sys; os.environ.update(json.loads(sys.stdin.buffer.readline())); "
     "exec(compile(sys.stdin.buffer.read(), 'hub_fetch.py', 'exec'))"
@@ -30,38 +28,30 @@ _BEGIN = (
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """How to reach the hub.
-
-    endpoint: a mirror of it.
-    token: for gated repositories.
-    ca_file: certificates on the host that replace the image's.
-    environment: proxies.
-    """
+    """How to reach the hub."""
 
     image: str
-    endpoint: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
-    ca_file: str = ""
-    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    endpoint: str = field(default="", repr=False)  # a mirror of it
+    token: str = field(default="", repr=False)  # for gated repositories
+    ca_file: str = ""  # certificates on the host that replace the image's
+    environment: dict[str, str] = field(default_factory=dict, repr=False)  # proxies
 
 
-def fetch_action(asset: NodeAsset, cluster: Cluster, hub: Hub, files: Sequence[str] = ()) -> Action:
-    """Download from the hub within the runtime container. Run again, it goes on where it was interrupted.
-
-    files: only these of the repository.
-    """
-    order = {
+def fetch_action(asset: NodeAsset, cluster: Cluster, hub: Hub) -> Action:
+    """Return the action that downloads an asset. Run again, it goes on where it was interrupted."""
+    request = {
         "repository": asset.source,
         "folder": asset.folder,
         "kind": asset.kind,
         "revision": asset.revision,
-        "files": list(files),
     }
     name = container_name(cluster.name, FETCH)
     labels = {LABEL_CLUSTER: cluster.name, LABEL_ROLE: FETCH}
-    # A mirror hands out addresses of the hub's own block storage otherwise.
+    # Otherwise a mirror answers with addresses of the hub's own block storage.
     mirror = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"} if hub.endpoint else {}
-    environment = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "/tmp/hf", **mirror, **hub.environment}
+    library = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    library |= {"HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HOME": "/tmp/hf"}
+    environment = {**library, **mirror, **hub.environment}
     mounts = [f"type=bind,src={cluster.storage},dst={cluster.storage}"]
     if hub.token:
         environment["HF_TOKEN"] = hub.token
@@ -73,12 +63,12 @@ def fetch_action(asset: NodeAsset, cluster: Cluster, hub: Hub, files: Sequence[s
         *(part for key, value in labels.items() for part in ("--label", f"{key}={value}")),
         *("--security-opt", "no-new-privileges", "--security-opt", "label=disable"),
         *(part for mount in mounts for part in ("--mount", mount)),
-        *("--entrypoint", "python3", hub.image, "-c", _BEGIN, json.dumps(order)),
+        *("--entrypoint", "python3", hub.image, "-c", _BEGIN, json.dumps(request)),
     ]
     older = docker.ps(*(f"label={key}={value}" for key, value in labels.items()), stopped=True)
     script = (
         "set -eu\n"
-        # A download whose SSH connection broke goes on in its container, and nobody hears it.
+        # A download whose SSH connection broke goes on in its container, and nobody reads its output.
         f"{for_each(older, docker.REMOVE)}"
         f"{docker.command(*command)}\n"
     )

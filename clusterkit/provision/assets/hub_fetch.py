@@ -1,9 +1,11 @@
-"""Downloads a repository of the Hugging Face hub into a folder of the shared storage, on a node.
+"""Download a repository of the Hugging Face hub into a folder of the shared storage, on a node.
 
-Runs inside the runtime container, from stdin, with one argument: '{"repository": …, "folder": …}'. Needs
-huggingface_hub and nothing of clusterkit. Progress goes to stdout; the last line is `done` with a JSON record. What was
-downloaded before an interruption is used again; every file is checked by size and hash; Git LFS pointers are replaced
-by the files they stand for; other files of the user are kept.
+This runs inside the runtime container, from stdin, with one argument: '{"repository": …, "folder": …}'. It needs
+huggingface_hub and nothing of clusterkit. It prints progress to stdout; the last line is `done` with a JSON record. It
+goes on where an earlier run was interrupted, checks every file by size and hash, replaces Git LFS pointers by their
+files, and keeps all other files of the user's.
+
+Why not `snapshot_download`: since huggingface_hub 2 it begins every interrupted file anew, after a kill too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import concurrent.futures
 import contextlib
 import fcntl
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -20,16 +21,19 @@ import shutil
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 try:
     from huggingface_hub import HfApi, get_token, hf_hub_url
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+    from huggingface_hub.file_download import http_get
 except ImportError:
     if __name__ == "__main__":
         sys.exit("error: the image has no huggingface_hub")
@@ -38,34 +42,31 @@ except ImportError:
 MANIFEST = "clusterkit-asset.json"
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 WORKERS = 4
-TELL_SECONDS = 5.0
-SILENCE_SECONDS = 60.0
-"""Longest silence of a server."""
-ATTEMPTS = 5
-"""Failures in a row, without a byte in between, until a file is given up."""
-WAIT_SECONDS = 0.5
-"""Before the first further attempt; doubled each time."""
+PROGRESS_SECONDS = 5.0
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)
+"""Waits before further attempts where the server fails (5xx); the library itself tries again after other failures."""
 SPARE_BYTES = 1 << 30
-# Weights in formats that are not read when safetensors are there.
+# Weights in formats that nothing reads where there are safetensors.
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".tflite", ".ot")
 
 
 class FetchError(Exception):
-    """The repository cannot be had; the message says why and what to do."""
+    """The repository cannot be downloaded; the message says why and what to do."""
 
 
-def fetch(
-    repository: str, folder: Path, kind: str = "model", revision: str = "main", files: tuple[str, ...] = ()
-) -> Any:
-    """Fill `folder`; return the manifest. files: only those; empty: all that a training needs.
+def fetch(repository: str, folder: Path, kind: str = "model", revision: str = "main") -> dict[str, int]:
+    """Download the files that a training reads into `folder`.
+
+    Returns:
+        Number of files downloaded, number of files, and their bytes.
 
     Raises:
         FetchError: no such repository, no access, no network, no space, or a file that stays damaged.
 
     """
-    wanted, commit = _listing(repository, kind, revision, files)
+    wanted, commit = _listing(repository, kind, revision)
     own = _manifest(folder)
-    left = {name: entry for name, entry in wanted.items() if not _good(folder, name, entry)}
+    left = {name: entry for name, entry in wanted.items() if not _matches(folder, name, entry)}
     kept = [name for name in left if _is_users(folder, name, own)]
     for name in kept:
         print(f"{folder / name} differs from the one of {repository}: it is kept as it is", flush=True)
@@ -80,7 +81,7 @@ def fetch(
         if name in kept:
             wanted[name] = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
         elif "sha256" not in wanted[name]:
-            wanted[name] = {"bytes": wanted[name]["bytes"], "sha256": _sha256(folder / name)}
+            wanted[name]["sha256"] = _sha256(folder / name)
     manifest = {
         "asset": folder.name,
         "source": repository,
@@ -93,10 +94,8 @@ def fetch(
     return {"fetched": len(left), "files": len(wanted), "bytes": sum(e["bytes"] for e in wanted.values())}
 
 
-def _listing(
-    repository: str, kind: str, revision: str, files: tuple[str, ...]
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """Files of the repository with size and hash (`sha256` of large files, `git` of others), and the commit."""
+def _listing(repository: str, kind: str, revision: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the repository's files with size and hash (`sha256` of large files, `git` of others), and the commit."""
     with _explained(repository):
         info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     entries: dict[str, dict[str, Any]] = {}
@@ -105,10 +104,6 @@ def _listing(
             entries[item.rfilename] = {"bytes": item.lfs.size, "sha256": item.lfs.sha256}
         else:
             entries[item.rfilename] = {"bytes": item.size or 0, "git": item.blob_id}
-    if files:
-        if missing := [name for name in files if name not in entries]:
-            raise FetchError(f"{repository} has no {', '.join(missing)}")
-        entries = {name: entries[name] for name in files}
     if any(name.endswith(".safetensors") for name in entries):
         entries = {name: entry for name, entry in entries.items() if not name.endswith(OTHER_WEIGHTS)}
     entries = {name: entry for name, entry in entries.items() if not name.startswith("original/")}
@@ -123,11 +118,11 @@ def _download(
 ) -> None:
     def one(name: str) -> None:
         url = hf_hub_url(repository, name, repo_type=kind, revision=commit)
-        # Once more from the start where the bytes of an earlier run were of another file.
+        # The second time from the start: the bytes of an earlier run may be of another file.
         for _ in range(2):
             with _explained(repository):
                 _transfer(url, staging / name, left[name]["bytes"])
-            if _good(staging, name, left[name]):
+            if _matches(staging, name, left[name]):
                 return
             (staging / name).unlink()
         raise FetchError(f"{name} of {repository} arrives damaged (its hash differs): try another --hf-endpoint")
@@ -152,59 +147,30 @@ def _download(
 
 
 def _transfer(url: str, target: Path, size: int) -> None:
-    """Get a file over HTTP, from where an earlier attempt or run stopped (the hub's own library begins anew)."""
+    """Download a file over HTTP, from the byte at which an earlier attempt or run stopped."""
     if target.is_file():
         return
     part = target.with_name(f"{target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    attempt = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        if before > size:
-            part.unlink()
-            before = 0
-        try:
-            if before < size or not part.exists():
-                _append(url, part, before)
-            if part.stat().st_size == size:
-                part.rename(target)
-                return
-            raise ConnectionError(f"{target.name} ends after {part.stat().st_size} of {size} bytes")
-        except (OSError, http.client.HTTPException) as error:
-            if getattr(error, "filename", None) and not isinstance(error, urllib.error.HTTPError):
-                raise  # this machine's disk
-            final = isinstance(error, urllib.error.HTTPError) and error.code not in (408, 416, 429, 500, 502, 503, 504)
-            # What got further is no failure in a row.
-            attempt = 0 if part.exists() and part.stat().st_size > before else attempt + 1
-            if final or attempt >= ATTEMPTS:
-                raise
-            time.sleep(WAIT_SECONDS * 2**attempt)
-
-
-def _append(url: str, part: Path, offset: int) -> None:
-    # Compressed, the bytes could not be counted.
-    headers = {"User-Agent": "clusterkit", "Accept-Encoding": "identity", "Range": f"bytes={offset}-"}
+    if part.exists() and part.stat().st_size > size:
+        part.unlink()
+    headers = {"Accept-Encoding": "identity"}  # compressed, the bytes could not be counted
     if token := get_token():
         headers["Authorization"] = f"Bearer {token}"
-    opener = urllib.request.build_opener(_Redirects)
-    with opener.open(urllib.request.Request(url, headers=headers), timeout=SILENCE_SECONDS) as response:
-        mode = "ab" if response.status == 206 else "wb"  # a server that knows no ranges sends everything
-        with part.open(mode) as file:
-            shutil.copyfileobj(response, file, 1 << 20)
+    for wait in (*RETRY_SECONDS, None):
+        try:
+            with part.open("ab") as file:
+                http_get(url, file, resume_size=file.tell(), headers=headers, expected_size=size)
+            break
+        except HfHubHTTPError as error:
+            if wait is None or error.response.status_code < 500:
+                raise
+            time.sleep(wait)
+    part.rename(target)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Shows the token to nobody but the hub itself: files come from other servers' signed addresses."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
-            request.remove_header("Authorization")
-        return request
-
-
-def _good(folder: Path, name: str, entry: dict[str, Any]) -> bool:
-    """Whether the file is there with the size and hash that the hub names."""
+def _matches(folder: Path, name: str, entry: dict[str, Any]) -> bool:
+    """Return whether the folder has the file with the size and hash that the hub names."""
     path = folder / name
     if not path.is_file() or path.stat().st_size != entry["bytes"]:
         return False
@@ -215,17 +181,17 @@ def _good(folder: Path, name: str, entry: dict[str, Any]) -> bool:
     return digest.hexdigest() == str(entry["git"])
 
 
-def _is_users(folder: Path, name: str, own: dict[str, Any]) -> bool:
-    """Whether a file that differs was put there by somebody: not by us, and no pointer, which holds nothing."""
+def _is_users(folder: Path, name: str, ours: dict[str, Any]) -> bool:
+    """Return whether somebody else put a file there. Empty files and Git LFS pointers hold nothing and do not count."""
     path = folder / name
-    if name in own or not path.is_file() or path.stat().st_size == 0:
+    if name in ours or not path.is_file() or path.stat().st_size == 0:
         return False
     with path.open("rb") as file:
         return file.read(len(LFS_MARK)) != LFS_MARK
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Files that an earlier run put there."""
+    """Return the files that an earlier run put there."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return {name: entry for name, entry in manifest["files"].items() if name not in manifest.get("kept", ())}
@@ -245,7 +211,7 @@ def _require_space(folder: Path, staging: Path, left: dict[str, dict[str, Any]])
 
 @contextlib.contextmanager
 def _locked(staging: Path) -> Iterator[None]:
-    """One download of a folder at a time. The lock goes with the process, however that ends."""
+    """Allow one download of a folder at a time. The lock ends with the process, however that ends."""
     staging.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(staging, os.O_RDONLY)
     try:
@@ -265,16 +231,16 @@ def _locked(staging: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(staging: Path, total: int) -> Iterator[None]:
-    """Print how much is there, every few seconds."""
+    """Print how many bytes have arrived, every few seconds."""
     over = threading.Event()
 
-    def tell() -> None:
-        while not over.wait(TELL_SECONDS):
+    def report() -> None:
+        while not over.wait(PROGRESS_SECONDS):
             with contextlib.suppress(OSError):
                 here = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
                 print(f"{here / 1e9:.2f} of {total / 1e9:.2f} GB", flush=True)
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -307,10 +273,7 @@ def _explained(repository: str) -> Iterator[None]:
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, text: str) -> None:
@@ -323,16 +286,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def main(argument: str) -> int:
-    """Read the order (a JSON object with the arguments of `fetch`), run it, print the outcome; return the exit code."""
-    order = json.loads(argument)
+    """Run `fetch` with the arguments of a JSON object and print what it returns; return the exit code."""
+    arguments = json.loads(argument)
     try:
-        record = fetch(
-            order["repository"],
-            Path(order["folder"]),
-            order.get("kind", "model"),
-            order.get("revision", "main"),
-            tuple(order.get("files", ())),
-        )
+        record = fetch(**{**arguments, "folder": Path(arguments["folder"])})
     except FetchError as error:
         # An address may hold a user and a password.
         print(f"error: {re.sub(r'//[^/@ ]+@', '//', str(error))}", file=sys.stderr)

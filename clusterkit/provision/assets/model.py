@@ -1,4 +1,4 @@
-"""What a run needs on the cluster's shared storage, and how each part gets there."""
+"""Which models and data sets a run needs on the shared storage, and where each comes from."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from clusterkit.provision.steps.step import Refused
 from trainer.config import RunConfig
 
 _TASK_DATA = {"hotpotqa": "hotpotqa"}
-"""Data set by task; the other tasks make their own."""
+"""Data set by task; the other tasks generate their own."""
 
 JUDGE = "judge.model"
-"""The setting of a model that another command serves."""
+"""The setting whose model is served by another command."""
 
 
 class Origin(StrEnum):
-    """How an asset gets to the cluster."""
+    """Where an asset comes from."""
 
     HUB = "hub"  # downloaded by the head node from the Hugging Face hub or a mirror
     UPLOAD = "upload"  # copied from a folder of this machine
-    CACHE = "cache"  # as UPLOAD, after `clusterkit assets get` has fetched it here
-    HOST = "host"  # is there, and only looked at
+    CACHE = "cache"  # fetched into this machine's cache by `clusterkit assets get`, then copied
+    HOST = "host"  # already on the storage; only checked
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAsset:
-    """One folder that a run needs on the cluster.
+    """One folder that a run needs on the cluster."""
 
-    kind: model or dataset. folder: on the hosts. source: repository, folder of this machine, asset name, or nothing.
-    setting: the run's setting that has to name `folder`.
-    """
-
-    kind: str
+    kind: str  # model or dataset
     name: str
-    folder: str
+    folder: str  # on the hosts
     origin: Origin
-    source: str = ""
+    source: str = ""  # repository, folder of this machine, asset name, or nothing
     revision: str = "main"
-    setting: str = ""
+    setting: str = ""  # the run's setting that names `folder`
 
     @property
     def override(self) -> str:
-        """For the run's configuration: model.path=/storage/models/NAME."""
+        """The override of the run's configuration: model.path=/storage/models/NAME."""
         return f"{self.setting}={self.folder}"
 
 
 def required_assets(
     config: RunConfig, cluster: Cluster, model_path: str = "", data_path: str = ""
 ) -> tuple[NodeAsset, ...]:
-    """Return what a run needs, from its resolved configuration; the last one may be the model of its judge.
+    """Return the models and data sets of a run. The last one may be the model of its judge.
 
-    model_path, data_path: in place of the preset's; a folder of this machine, or an absolute path on the hosts.
+    Args:
+        config: of the run, resolved.
+        cluster: whose storage holds them.
+        model_path: in place of the preset's: a folder of this machine, or an absolute path on the hosts.
+        data_path: in place of the preset's, likewise.
 
     Raises:
-        Refused: a path that is neither.
+        Refused: a path is neither.
 
     """
     assets = []
@@ -72,30 +72,30 @@ def required_assets(
 
 
 def _can_be_fetched(name: str) -> bool:
-    """Whether a name is one to fetch; a judge may also be named as its server has it."""
+    """Return whether a name can be fetched; a judge may also have the name that its server knows."""
     return name.lower() in CATALOGUE or (name.count("/") == 1 and not name.startswith(("/", ".", "~")))
 
 
-def asset_of(kind: str, wanted: str, cluster: Cluster, setting: str) -> NodeAsset:
-    """A model or data set by its name as typed. Raises Refused for a path that hosts cannot get at."""
+def asset_of(kind: str, typed: str, cluster: Cluster, setting: str) -> NodeAsset:
+    """Return the model or data set that a typed name stands for. Raises Refused for a path that hosts cannot reach."""
     shelf = f"{cluster.storage}/{kind}s"
-    name, local = wanted.rstrip("/").rpartition("/")[2], Path(wanted).expanduser()
-    if (asset := wanted.lower()) in CATALOGUE:
+    name, local = typed.rstrip("/").rpartition("/")[2], Path(typed).expanduser()
+    if (asset := typed.lower()) in CATALOGUE:
         return NodeAsset(kind, asset, f"{shelf}/{asset}", Origin.CACHE, asset, setting=setting)
-    if wanted.startswith(f"{cluster.storage}/"):
-        return NodeAsset(kind, name, wanted.rstrip("/"), Origin.HOST, setting=setting)
+    if typed.startswith(f"{cluster.storage}/"):
+        return NodeAsset(kind, name, typed.rstrip("/"), Origin.HOST, setting=setting)
     if local.is_dir():
         name = local.resolve().name
         return NodeAsset(kind, name, f"{shelf}/{name}", Origin.UPLOAD, str(local.resolve()), setting=setting)
-    if wanted.startswith(("/", "~", ".")):
+    if typed.startswith(("/", "~", ".")):
         raise Refused(
-            f"{setting}={wanted} is no folder of this machine, and the hosts share only {cluster.storage}",
+            f"{setting}={typed} is no folder of this machine, and the hosts share only {cluster.storage}",
             f"give a folder of this machine, a path below {cluster.storage}, or a repository such as org/name",
         )
-    repository, _, revision = wanted.partition("@")
+    repository, _, revision = typed.partition("@")
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise Refused(
-            f"{setting}={wanted} is neither a folder, nor an asset ({', '.join(CATALOGUE)}), nor a repository",
+            f"{setting}={typed} is neither a folder, nor an asset ({', '.join(CATALOGUE)}), nor a repository",
             "write a repository as org/name or org/name@revision",
         )
     name = repository.partition("/")[2]

@@ -1,4 +1,4 @@
-"""One asset on one host: there already, downloaded, or copied; and whether the other hosts see the same."""
+"""Provide an asset on the head node: check it, download it or copy it. Then compare what other hosts see."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision.assets.hub import Hub, fetch_action
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.assets.upload import upload
-from clusterkit.provision.assets.view import asset_problem, look, require_usable, unseen
+from clusterkit.provision.assets.view import asset_problem, difference, look, require_usable
 from clusterkit.provision.steps.step import Action, Refused
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
 
 Apply = Callable[[Sequence[Action]], Awaitable[None]]
-"""Runs actions on the host; raises when one fails."""
+"""Runs actions on the host, and raises when one fails."""
 
 
 async def provide(
@@ -31,15 +31,25 @@ async def provide(
     on_bytes: Callable[[int, int], None] | None = None,
     slot: UploadSlot = unlimited,
 ) -> bool:
-    """Have the asset on the host, the head node; False when it was there and nothing was changed.
+    """Make sure that the asset is complete on the head node.
 
-    say: told about a download onto this machine. on_bytes: gets bytes sent, and their total, of an upload. slot: where
-    an upload waits for its turn.
+    Args:
+        session: of the head node.
+        asset: to provide.
+        cluster: it is for.
+        hub: where assets are downloaded from.
+        apply: runs actions on the head node.
+        say: gets a line about a download onto this machine.
+        on_bytes: gets the bytes sent and their total during an upload.
+        slot: limits how many uploads run at once.
+
+    Returns:
+        False where it was complete and nothing was changed.
 
     Raises:
-        Refused: a folder of the user's stands in the way or is not usable, or nothing complete came of a download.
+        Refused: a folder of the user's has that name or cannot be used, or a download ended incomplete.
         HostError: the host or the copy failed.
-        UserError, RunError: from fetching an asset onto this machine.
+        UserError, RunError: an asset could not be fetched onto this machine.
 
     """
     view = await look(session, asset)
@@ -48,7 +58,7 @@ async def provide(
         return False
     if asset.origin in (Origin.UPLOAD, Origin.CACHE):
         if asset.origin is Origin.CACHE and not asset_problem(asset, view):
-            return False  # a name stands for one content, whatever the copy in this machine's cache looks like
+            return False  # a name of the catalogue has one content; this machine's copy need not be fetched
         return await upload(session, asset, await _local_folder(asset, say), view, on_bytes, slot)
     if not asset_problem(asset, view):
         return False
@@ -59,17 +69,17 @@ async def provide(
 
 
 async def compare(head: Session, other: Session, asset: NodeAsset) -> str:
-    """How another host's view of the asset differs from the head's, as a phrase; empty when it does not.
+    """Return how another host's view of the asset differs from the head's; empty where it does not.
 
     Raises:
         HostError: a host cannot be asked.
 
     """
-    return unseen(*await asyncio.gather(look(head, asset), look(other, asset)))
+    return difference(*await asyncio.gather(look(head, asset), look(other, asset)))
 
 
 def planned(asset: NodeAsset) -> str:
-    """What would be done where the asset is missing: a line for a plan."""
+    """Return the line of a plan that says how a missing asset would be provided."""
     verb = "download" if asset.origin is Origin.HUB else "copy"
     return f"{verb} {asset.kind} {asset.source or asset.name} to {asset.folder}"
 

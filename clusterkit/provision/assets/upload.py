@@ -1,4 +1,4 @@
-"""A folder of this machine copied to the cluster's shared storage: in blocks, going on where it was interrupted."""
+"""Copy a folder of this machine to the shared storage, in blocks; a later call goes on after an interruption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Files = Mapping[str, Mapping[str, Any]]
 
 
 def local_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Bytes and SHA-256 of the folder's files; its manifest's sums where the sizes are still those.
+    """Return bytes and SHA-256 of the folder's files. Where a size is the manifest's, so is the SHA-256.
 
     Raises:
         Refused: the folder is empty, or holds Git LFS pointers.
@@ -59,11 +59,20 @@ async def upload(
     on_bytes: Callable[[int, int], None] | None = None,
     slot: UploadSlot = unlimited,
 ) -> bool:
-    """Make the asset's folder on the host a copy of `folder`; False when it is one already.
+    """Make the asset's folder on the host a copy of `folder`.
 
-    view: what the host has. on_bytes: gets bytes sent or found, and the total. slot: where it waits for its turn to
-    send. What arrived before an interruption stays beside the folder and is used again; the folder's own files change
-    last.
+    What arrived before an interruption stays beside the folder and is used again; the folder itself changes last.
+
+    Args:
+        session: of the host.
+        asset: whose folder it is.
+        folder: on this machine.
+        view: what the host has.
+        on_bytes: gets the bytes that the host has by now, and the total.
+        slot: limits how many uploads run at once.
+
+    Returns:
+        False where the host's folder was a copy already.
 
     Raises:
         Refused: the host's folder holds something else.
@@ -117,7 +126,7 @@ async def _send_all(
         bad = await _not_matching(session, staging, missing)
         if not bad:
             return
-        # A block of an earlier, different file: sent again from its start.
+        # A block was of an earlier, different file: send the file again from its start.
         await _remove(session, staging, sorted(bad))
     raise HostError(
         session.host.name, ErrorKind.WRITE, f"{', '.join(sorted(bad))}: arrives damaged", "check that host's disk"
@@ -125,10 +134,10 @@ async def _send_all(
 
 
 async def _send(
-    session: Session, source: Path, target: str, size: int, there: int, tell: Callable[[int], None]
+    session: Session, source: Path, target: str, size: int, present: int, report: Callable[[int], None]
 ) -> None:
     """Append what the host lacks of a file, block by block."""
-    offset = there if there <= size else 0
+    offset = present if present <= size else 0
     quoted, parent = shlex.quote(target), shlex.quote(target.rpartition("/")[0])
     with source.open("rb") as file:
         file.seek(offset)
@@ -140,7 +149,7 @@ async def _send(
                 )
                 await _must(session, script, block, BLOCK_SECONDS)
             offset += len(block)
-            tell(offset)
+            report(offset)
             if not block or offset >= size:
                 return
 
@@ -153,7 +162,7 @@ async def _sizes(session: Session, folder: str) -> dict[str, int]:
 
 
 async def _not_matching(session: Session, folder: str, files: Files) -> set[str]:
-    """Files whose SHA-256 on the host is another, or that are not there."""
+    """Return the files that are missing on the host or have another SHA-256 there."""
     listing = "".join(f"{entry['sha256']}  {name}\n" for name, entry in files.items())
     result = await session.run(
         f"cd {shlex.quote(folder)} && sha256sum --check - 2>/dev/null",
@@ -172,18 +181,13 @@ async def _remove(session: Session, folder: str, names: list[str]) -> None:
 async def _must(session: Session, script: str, stdin: bytes = b"", timeout: float = 60.0) -> Result:
     result = await session.run(script, root=True, stdin=stdin, timeout=timeout)
     if not result.ok:
-        reason = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
-        raise HostError(
-            session.host.name,
-            ErrorKind.WRITE,
-            f"the shared storage cannot be written: {reason}",
-            "check its space and rights",
-        )
+        message = f"the shared storage cannot be written: {result.reason}"
+        raise HostError(session.host.name, ErrorKind.WRITE, message, "check its space and rights")
     return result
 
 
 def _publish(folder: str, staging: str, names: list[str]) -> str:
-    """Script that makes the sent files the folder's own and writes the manifest from stdin, in this order."""
+    """Return a script that moves the sent files into the folder, then writes the manifest from stdin."""
     quoted, beside = shlex.quote(folder), shlex.quote(staging)
     moves = "".join(
         f"mkdir -p {shlex.quote(f'{folder}/{name}'.rpartition('/')[0])}\n"

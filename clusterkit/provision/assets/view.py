@@ -1,13 +1,13 @@
-"""What a host sees of an asset's folder, and whether that will do."""
+"""What a host sees of an asset's folder, and whether the asset is complete."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.data.assets.manifest import MANIFEST
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.steps.step import Refused
@@ -19,19 +19,19 @@ LOOK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a host sees of an asset's folder: bytes by file, files that are Git LFS pointers, the manifest."""
+    """What a host sees of an asset's folder."""
 
     exists: bool
-    sizes: dict[str, int] = field(default_factory=dict)
-    pointers: tuple[str, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes by file
+    pointers: tuple[str, ...] = ()  # files that are Git LFS pointers
     manifest: dict[str, Any] | None = None
 
 
 async def look(session: Session, asset: NodeAsset) -> View:
-    """Ask a host what it sees of the folder.
+    """Return what a host sees of the asset's folder.
 
     Raises:
-        HostError: it could not be asked, or the storage does not answer.
+        HostError: the host could not be asked, or the storage does not answer.
 
     """
     folder = shlex.quote(asset.folder)
@@ -39,7 +39,7 @@ async def look(session: Session, asset: NodeAsset) -> View:
         f"[ -d {folder} ] || exit {_ABSENT}\ncd {folder}\n"
         f"if [ -e {MANIFEST} ]; then cat {MANIFEST}; else echo null; fi\n"
         "echo @@sizes\n"
-        # Downloads in the making and version control are no part of the asset.
+        # Unfinished downloads and version control are no part of the asset.
         r"find . -ignore_readdir_race -name .git -prune -o -name .cache -prune -o -type f -printf '%s\t%P\n'"
         "\necho @@pointers\n"
         "find . -ignore_readdir_race -name .git -prune -o -type f -size -3 "
@@ -50,8 +50,7 @@ async def look(session: Session, asset: NodeAsset) -> View:
     if result.exit_code == _ABSENT:
         return View(False)
     if not result.ok:
-        said = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
-        message = f"{asset.folder} cannot be looked at: {said}"
+        message = f"{asset.folder} cannot be looked at: {result.reason}"
         raise HostError(session.host.name, ErrorKind.LOST, message, "look at the storage's mount and its rights there")
     return parse_view(result.stdout)
 
@@ -61,16 +60,17 @@ def parse_view(text: str) -> View:
     manifest, _, rest = text.partition("@@sizes\n")
     sizes, _, pointers = rest.partition("@@pointers\n")
     found = dict(line.split("\t", 1)[::-1] for line in sizes.splitlines() if "\t" in line)
+    record = json_object(manifest)
     return View(
         True,
         {name: int(size) for name, size in found.items() if name != MANIFEST},
         tuple(sorted(line.removeprefix("./") for line in pointers.splitlines())),
-        _record(manifest),
+        record if record is not None and isinstance(record.get("files"), dict) else None,
     )
 
 
 def asset_problem(asset: NodeAsset, view: View) -> str:
-    """What keeps the folder from being used, as a phrase; empty when it is complete."""
+    """Return why the folder cannot be used, as a phrase; empty where it is complete."""
     if not view.exists or not view.sizes:
         return f"{asset.folder} is not there"
     if view.pointers:
@@ -85,8 +85,8 @@ def asset_problem(asset: NodeAsset, view: View) -> str:
     return f"{_some(damaged)} in {asset.folder}: missing or of another size" if damaged else ""
 
 
-def unseen(head: View, other: View) -> str:
-    """How a host's view of a folder differs from the head's, as a phrase; empty when it does not."""
+def difference(head: View, other: View) -> str:
+    """Return how a host's view of a folder differs from the head's, as a phrase; empty where it does not."""
     if not other.exists:
         return "it is there on the head node and not here: is the storage really shared?"
     missing = [name for name, size in head.sizes.items() if other.sizes.get(name) != size]
@@ -94,20 +94,12 @@ def unseen(head: View, other: View) -> str:
 
 
 def require_usable(asset: NodeAsset, view: View) -> None:
-    """Raise Refused for a folder that is the user's own and is not usable as it is."""
+    """Raise Refused where a folder of the user's own cannot be used as it is."""
     reason = asset_problem(asset, view)
     if asset.origin is not Origin.HOST or not reason:
         return
     fix = f"run git lfs pull in {asset.folder}" if view.pointers else "put it there, or name another one"
     raise Refused(reason, fix)
-
-
-def _record(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and isinstance(value.get("files"), dict) else None
 
 
 def _some(names: Sequence[str]) -> str:

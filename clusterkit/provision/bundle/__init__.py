@@ -1,1 +1,1 @@
-"""What hosts without a network need, collected in one folder."""
+"""Air-gapped bundles: packages and images for hosts without a network, in one folder."""

@@ -1,6 +1,6 @@
-"""Building air-gapped bundles: packages with all that they depend on, image archives, a manifest over everything.
+"""Build air-gapped bundles: packages with all their dependencies, image archives, and a manifest of all files.
 
-What is there and right already is not fetched again, so an interrupted build goes on where it ended.
+A file that is complete already is not fetched again, so an interrupted build goes on where it ended.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ from clusterkit.provision.steps.systems import SYSTEMS, System
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
 
-_WORK = ".work"  # lists of package repositories, downloads under way
+_WORK = ".work"  # package lists and unfinished downloads
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a bundle is to hold.
+    """What a bundle will hold."""
 
-    systems: names as debian-12. images: references that `docker save` knows. docker_source: auto, docker or
-    distribution (auto: Docker's own). sets: names of packages by set, in place of the usual ones.
-    """
-
-    systems: tuple[str, ...]
-    images: tuple[str, ...] = ()
+    systems: tuple[str, ...]  # names such as debian-12
+    images: tuple[str, ...] = ()  # references that `docker save` knows
     sources: packages.Sources = field(default_factory=packages.Sources)
-    sets: Mapping[str, tuple[str, ...]] | None = None
+    sets: Mapping[str, tuple[str, ...]] | None = None  # names of packages by set, in place of the usual ones
 
 
 def build(out: Path, contents: Contents, *, say: Say = lambda _: None) -> Manifest:
-    """Write a bundle to `out`: a folder, or one file where the name ends in .tar.
+    """Write a bundle to `out`: a folder, or one file where the name ends in .tar. Return its manifest.
 
     Raises:
-        UserError: an unknown release, a tool that is missing, a folder that is no bundle.
+        UserError: an unknown release, a missing tool, or a folder that is no bundle.
         RunError: a repository, the image store or the disk failed.
 
     """
@@ -51,7 +47,7 @@ def build(out: Path, contents: Contents, *, say: Say = lambda _: None) -> Manife
         raise UserError("name at least one operating system (--os debian-12), or an image (--image REF)")
     as_tar = out.suffix == ".tar"
     folder = out.with_name(f"{out.name}.parts") if as_tar else out
-    _claim(folder)
+    _make_folder(folder)
     try:
         files: list[Path] = []
         for system in systems:
@@ -77,8 +73,8 @@ def _system(name: str) -> System:
     return found
 
 
-def _claim(folder: Path) -> None:
-    """Make the folder, unless something is there that is not a bundle of ours."""
+def _make_folder(folder: Path) -> None:
+    """Make the folder. Refuse one that is not empty and no bundle of ours."""
     try:
         if folder.exists() and any(folder.iterdir()) and not {MANIFEST, _WORK} & set(os.listdir(folder)):  # noqa: PTH208
             raise UserError(f"{folder} is not empty and no bundle: name another folder")
@@ -153,7 +149,7 @@ def _write_manifest(
 
 
 def _pack(folder: Path, out: Path, manifest: Manifest) -> None:
-    """One .tar file with the manifest first; the packages and images in it are compressed already."""
+    """Write one .tar file with the manifest first. It is not compressed: packages and images are already."""
     temporary = out.with_name(f".{out.name}.new")
     with tarfile.open(temporary, "w") as archive:
         for path in (MANIFEST, *manifest.files):

@@ -1,11 +1,11 @@
-"""Air-gapped bundles: what `clusterkit bundle` writes, read back, verified and sent to hosts.
+"""Read, verify and send the air-gapped bundles that `clusterkit bundle` writes.
 
 A bundle is a folder, or that folder in one .tar file:
 
-    manifest.json                 size and SHA-256 of every other file; the releases, sources and images it is for
-    packages/debian-12/           the packages with everything that they depend on, and their index (Packages, or
-                                  repodata/): a package repository of its own, which apt or dnf installs from
-    packages/debian-12/SET.names  what to install of it, for each set: base, docker, toolkit
+    manifest.json                 size and SHA-256 of every other file; releases, sources and images of the bundle
+    packages/debian-12/           a package repository that apt or dnf installs from: packages, all their dependencies
+                                  and an index (Packages, or repodata/)
+    packages/debian-12/SET.names  names of the packages to install for each set: base, docker, toolkit
     images/ID.tar                 image archives as `docker save` writes them
 """
 
@@ -30,7 +30,7 @@ from trainer.errors import RunError, UserError
 
 MANIFEST = "manifest.json"
 HOST_FOLDER = "/var/lib/clusterkit/bundle"
-"""Where `send` puts a bundle's packages on a host: what `DesiredState.bundle` is then."""
+"""Where `send` puts a bundle's packages on a host; the value of `DesiredState.bundle`."""
 
 Say = Callable[[str], None]
 
@@ -47,18 +47,18 @@ class BundleFile(_Model):
 
 
 class BundleImage(_Model):
-    """One image archive. id: the image ID (sha256:…), which `docker load` keeps."""
+    """One image archive."""
 
-    id: str
+    id: str  # the image ID (sha256:…), which `docker load` keeps
     path: str
 
 
 class Manifest(_Model):
-    """What a bundle holds. docker_source: what the engine's packages are (docker, distribution)."""
+    """What a bundle holds."""
 
     version: int = 1
     systems: tuple[str, ...] = ()
-    docker_source: str = ""
+    docker_source: str = ""  # whose packages of the engine: docker, distribution
     gpus: bool = True
     images: dict[str, BundleImage] = {}
     files: dict[str, BundleFile] = {}
@@ -87,10 +87,10 @@ class Bundle:
             )
 
     def packages(self, system: str) -> dict[str, BundleFile]:
-        """Files that a host of this release needs, by path within the bundle.
+        """Return the files that a host of this release needs, by path within the bundle.
 
         Raises:
-            UserError: the bundle was not built for it.
+            UserError: the bundle was not built for the release.
 
         """
         if system not in self.manifest.systems:
@@ -102,13 +102,13 @@ class Bundle:
         return {path: file for path, file in self.manifest.files.items() if path.startswith(start)}
 
     def image(self, reference: str) -> tuple[str, Path] | None:
-        """Image ID and archive of an image, if the bundle has it."""
+        """Return ID and archive of an image; None where the bundle does not have it."""
         found = self.manifest.images.get(reference)
         return (found.id, self.folder / found.path) if found else None
 
 
 def load(path: Path, cache: Path) -> Bundle:
-    """Open a bundle: a folder, or a .tar file, which is unpacked under `cache` once. Its files are verified.
+    """Open a bundle and verify its files. A .tar file is unpacked under `cache` once.
 
     Raises:
         UserError: it is no bundle.
@@ -130,37 +130,45 @@ async def send(
     on_bytes: Callable[[int], None] | None = None,
     slot: UploadSlot = unlimited,
 ) -> int:
-    """Put the packages for a host's release into `folder` on the host, but for those that are there. -> bytes sent.
+    """Send the packages for a host's release that the host does not have yet.
 
-    `DesiredState.bundle` is to be `folder` then. on_bytes: gets the bytes of all files sent so far. slot: where it
-    waits for its turn to send.
+    Args:
+        session: of the host.
+        bundle: to send from.
+        system: release of the host, such as debian-12.
+        folder: on the host; the value of `DesiredState.bundle`.
+        on_bytes: gets the bytes sent so far.
+        slot: limits how many uploads run at once.
+
+    Returns:
+        Bytes sent.
 
     Raises:
         UserError: the bundle was not built for the release.
-        HostError: the connection's; LOST where the host cannot say what it has.
+        HostError: as `Session.run`; LOST where the host cannot say what it has.
 
     """
     files = bundle.packages(system)
     present = await session.run(_present_script(files, folder), root=True, timeout=300.0)
     if not present.ok:
-        raise HostError(session.host.name, ErrorKind.LOST, f"{folder} cannot be used: {present.stderr.strip()}")
+        raise HostError(session.host.name, ErrorKind.LOST, f"{folder} cannot be used: {present.reason}")
     there = set(present.stdout.splitlines())
     missing = {path: file for path, file in files.items() if path not in there}
     sent = 0
     async with slot(session.host.name) if missing else nullcontext():
         for path, file in missing.items():
-            report = _after(sent, on_bytes)
+
+            def report(part: int, before: int = sent) -> None:
+                if on_bytes is not None:
+                    on_bytes(before + part)
+
             await session.put(bundle.folder / path, f"{folder}/{path}", root=True, on_bytes=report)
             sent += file.size
     return sent
 
 
-def _after(sent: int, on_bytes: Callable[[int], None] | None) -> Callable[[int], None] | None:
-    return None if on_bytes is None else lambda part: on_bytes(sent + part)
-
-
 def digest(path: Path) -> BundleFile | None:
-    """Size and checksum of a file; None where there is none."""
+    """Return size and checksum of a file; None where there is no such file."""
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -170,7 +178,7 @@ def digest(path: Path) -> BundleFile | None:
 
 
 def _present_script(files: dict[str, BundleFile], folder: str) -> str:
-    """Print the paths that are there and right. Makes the folders, for what is to come."""
+    """Return a script that makes the folders and prints the paths of the files that are complete."""
     sums = "".join(f"{file.sha256}  {path}\n" for path, file in files.items())
     folders = sorted({f"{folder}/{PurePosixPath(path).parent}" for path in files})
     return f"""set -eu
@@ -199,7 +207,7 @@ def _unpacked(path: Path, cache: Path) -> Path:
     try:
         with tarfile.open(path) as archive:
             first = archive.next()
-            # The manifest comes first, so that a bundle that is unpacked already is known without reading on.
+            # The manifest comes first: it shows whether this bundle is unpacked already.
             file = archive.extractfile(first) if first is not None and first.name == MANIFEST else None
             if file is None:
                 raise UserError(f"{path} is no bundle: its first file is not {MANIFEST}")
@@ -207,7 +215,7 @@ def _unpacked(path: Path, cache: Path) -> Path:
             json.loads(manifest)
             target = cache / f"bundle-{hashlib.sha256(manifest).hexdigest()[:16]}"
             if not (target / MANIFEST).exists():
-                # The manifest is written last: a folder that has one is whole.
+                # The manifest is written last: a folder that has one is complete.
                 target.mkdir(parents=True, exist_ok=True)
                 archive.extractall(
                     target, [member for member in archive.getmembers() if member.name != MANIFEST], filter="data"

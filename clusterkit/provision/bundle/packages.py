@@ -1,7 +1,6 @@
-"""Package sets of a bundle, fetched with the package manager's own tools in a configuration of its own.
+"""Fetch the package sets of a bundle with the package manager's own tools and a separate configuration.
 
-The state of the machine that builds the bundle has no say: its package lists, its installed packages and its settings
-are out of sight, so the set is complete for a host on which nothing is installed.
+Package lists, installed packages and settings of this machine are ignored, so a set is complete for a bare host.
 """
 
 from __future__ import annotations
@@ -28,18 +27,31 @@ RPM_MIRRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from. docker_source: auto and docker are Docker's own. gpus: the toolkit too."""
+    """Where packages come from."""
 
-    docker_source: str = "auto"
+    docker_source: str = "auto"  # auto and docker: Docker's own packages
     docker_url: str = docker.DOCKER_URL
     nvidia_url: str = "https://nvidia.github.io/libnvidia-container"
     apt_mirror: str = ""
     rpm_mirror: str = ""
-    gpus: bool = True
+    gpus: bool = True  # NVIDIA Container Toolkit too
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """One run of a package manager: `names` and their dependencies go to `target`."""
+
+    system: System
+    target: Path
+    work: Path
+    sources: Sources
+    repositories: Mapping[str, bytes]  # files of Docker's and NVIDIA's repositories, by name
+    names: list[str]
+    say: Say
 
 
 def package_sets(system: System, sources: Sources) -> dict[str, tuple[str, ...]]:
-    """Names of what is to be installed, by set.
+    """Return the names of the packages to install, by set.
 
     Raises:
         UserError: the distribution has no Docker of its own.
@@ -62,21 +74,31 @@ def fetch(
     sets: Mapping[str, tuple[str, ...]] | None,
     say: Say,
 ) -> list[Path]:
-    """Fill `target` with the packages of all sets, what they depend on, and an index. -> its files.
+    """Fill `target` with the packages of all sets, their dependencies, and an index.
+
+    Args:
+        system: release that the packages are for.
+        target: folder of the bundle.
+        work: folder for package lists and unfinished downloads.
+        sources: mirrors and choices.
+        sets: names of packages by set; None: those of `package_sets`.
+        say: gets a line on what happens.
+
+    Returns:
+        The files in `target`.
 
     Raises:
         UserError: a tool or a keyring is missing.
-        RunError: a repository cannot be reached, has not got a package, or serves another signing key.
+        RunError: a repository cannot be reached, lacks a package, or serves another signing key.
 
     """
     chosen = sets or package_sets(system, sources)
     for folder in (target, work):
         folder.mkdir(parents=True, exist_ok=True)
     extra = _extra_repositories(system, chosen, sources, work)
-    fetch_family = _fetch_deb if system.family == DEB else _fetch_rpm
-    files = fetch_family(
-        system, target, work, sources, extra, sorted({name for names in chosen.values() for name in names}), say
-    )
+    names = sorted({name for group in chosen.values() for name in group})
+    job = _Fetch(system, target, work, sources, extra, names, say)
+    files = _fetch_deb(job) if system.family == DEB else _fetch_rpm(job)
     for name, wanted in chosen.items():
         path = target / f"{name}.names"
         path.write_text("".join(f"{package}\n" for package in wanted), encoding="utf-8")
@@ -87,7 +109,7 @@ def fetch(
 def _extra_repositories(
     system: System, sets: Mapping[str, tuple[str, ...]], sources: Sources, work: Path
 ) -> dict[str, bytes]:
-    """Repository files of Docker and NVIDIA, as far as the sets need them, with keys that have been verified."""
+    """Return the repository files of Docker and NVIDIA that the sets need, by name, with verified keys."""
     found: dict[str, bytes] = {}
     wanted = {name.partition("=")[0] for names in sets.values() for name in names}
     needs = []
@@ -105,28 +127,20 @@ def _extra_repositories(
     return found
 
 
-def _fetch_deb(
-    system: System,
-    target: Path,
-    work: Path,
-    sources: Sources,
-    extra: Mapping[str, bytes],
-    names: list[str],
-    say: Say,
-) -> list[Path]:
+def _fetch_deb(job: _Fetch) -> list[Path]:
     _need("apt-get", "apt-cache")
-    apt_get = _Apt(system, work, sources, extra)
-    say(f"{system.name}: reading package lists")
+    apt_get, target, name = _Apt(job), job.target, job.system.name
+    job.say(f"{name}: reading package lists")
     apt_get.run("apt-get", "update", "--error-on=any")
     # Lines like: 'http://…/git_2.39-1_amd64.deb' git_1%3a2.39-1_amd64.deb 7256852 SHA256:…
-    listed = apt_get.run("apt-get", "install", "--print-uris", *names)
+    listed = apt_get.run("apt-get", "install", "--print-uris", *job.names)
     downloads = [line.split()[1] for line in listed.splitlines() if line.startswith("'")]
     stanzas = _stanzas(apt_get, downloads)
     archives = apt_get.archives
     fetched = 0
     for download, stanza in stanzas.items():
         kept = target / Path(stanza["Filename"]).name
-        # What lies in apt's archive folder is not fetched; of that, apt itself checks no more than the size.
+        # apt does not fetch what lies in its archive folder, and checks no more than the size there.
         if _is_right(archives / download, stanza):
             continue
         (archives / download).unlink(missing_ok=True)
@@ -135,8 +149,8 @@ def _fetch_deb(
         else:
             fetched += 1
     size = sum(int(stanza["Size"]) for stanza in stanzas.values())
-    say(f"{system.name}: {len(stanzas)} packages, {size / 1e6:.0f} MB ({fetched} to fetch)")
-    apt_get.run("apt-get", "install", "--download-only", *names)
+    job.say(f"{name}: {len(stanzas)} packages, {size / 1e6:.0f} MB ({fetched} to fetch)")
+    apt_get.run("apt-get", "install", "--download-only", *job.names)
     files = []
     index = []
     for download, stanza in stanzas.items():
@@ -162,14 +176,14 @@ def _is_right(path: Path, stanza: Mapping[str, str]) -> bool:
 class _Apt:
     """apt with folders, sources and settings of its own, and with nothing installed."""
 
-    def __init__(self, system: System, work: Path, sources: Sources, extra: Mapping[str, bytes]) -> None:
-        mirror = sources.apt_mirror or MIRRORS[system.id]
-        own = {"distribution": apt.mirror_sources(system, mirror), **extra}
+    def __init__(self, job: _Fetch) -> None:
+        system, mirror = job.system, job.sources.apt_mirror or MIRRORS[job.system.id]
+        own = {"distribution": apt.mirror_sources(system, mirror), **job.repositories}
         keyring = Path(f"/usr/share/keyrings/{system.id}-archive-keyring.gpg")
         if not keyring.exists():
             package = {"debian": "debian-archive-keyring", "ubuntu": "ubuntu-keyring"}[system.id]
             raise UserError(f"{keyring} is missing: install the package {package} of this machine's distribution")
-        work = work.resolve()
+        work = job.work.resolve()
         self.archives = work / "archives"
         for folder in ("archives/partial", "lists/partial", "parts"):
             (work / folder).mkdir(parents=True, exist_ok=True)
@@ -205,12 +219,12 @@ class _Apt:
         self._environment = {**os.environ, "APT_CONFIG": str(configuration), "LC_ALL": "C"}
 
     def run(self, *command: str) -> str:
-        """Run apt-get or apt-cache; its output."""
+        """Run apt-get or apt-cache and return its output."""
         return _run([*command[:1], "-q", *command[1:]], " ".join(command[:2]), self._environment)
 
 
 def _stanzas(apt_get: _Apt, downloads: list[str]) -> dict[str, dict[str, str]]:
-    """Index entries by file name as apt keeps downloads: fields, and the whole as `text`."""
+    """Return the index entries by file name in apt's archive: their fields, and the whole entry as `text`."""
     wanted = {}
     for download in downloads:
         name, version, _ = unquote(download).rsplit("_", 2)
@@ -228,23 +242,15 @@ def _stanzas(apt_get: _Apt, downloads: list[str]) -> dict[str, dict[str, str]]:
     return stanzas
 
 
-def _fetch_rpm(
-    system: System,
-    target: Path,
-    work: Path,
-    sources: Sources,
-    extra: Mapping[str, bytes],
-    names: list[str],
-    say: Say,
-) -> list[Path]:
+def _fetch_rpm(job: _Fetch) -> list[Path]:
     _need("dnf", "createrepo_c")
-    mirror = sources.rpm_mirror or RPM_MIRRORS.get(system.id, "").format(version=system.version)
+    system, target, work = job.system, job.target, job.work.resolve()
+    mirror = job.sources.rpm_mirror or RPM_MIRRORS.get(system.id, "").format(version=system.version)
     if not mirror:
         raise UserError(
             f"packages of {system.name} come with a subscription: name your mirror of them (--rpm-mirror URL, the "
             "folder that holds BaseOS and AppStream)"
         )
-    work = work.resolve()
     repositories = work / "repos"
     for folder in (repositories, work / "root", work / "cache"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -253,9 +259,9 @@ def _fetch_rpm(
         (repositories / f"{part}.repo").write_bytes(
             dnf.repository(f"clusterkit-{part}", part, base, "/dev/null", signed="")
         )
-    for name, content in extra.items():
+    for name, content in job.repositories.items():
         (repositories / f"{name}.repo").write_bytes(content)
-    say(f"{system.name}: fetching packages")
+    job.say(f"{system.name}: fetching packages")
     (work / "dnf.conf").write_text("[main]\n", encoding="utf-8")
     options = {
         "reposdir": repositories,
@@ -265,16 +271,10 @@ def _fetch_rpm(
         "pluginpath": work,
         "keepcache": False,
     }
-    command = [
-        "dnf",
-        "-q",
-        "-y",
-        f"--config={work}/dnf.conf",
-        f"--installroot={work}/root",
-        f"--releasever={system.version}",
-    ]
-    command += [f"--forcearch={ARCHITECTURE}", *(f"--setopt={key}={value}" for key, value in options.items())]
-    command += ["install", "--downloadonly", f"--downloaddir={target.resolve()}", *names]
+    command = ["dnf", "-q", "-y", f"--config={work}/dnf.conf", f"--installroot={work}/root"]
+    command += [f"--releasever={system.version}", f"--forcearch={ARCHITECTURE}"]
+    command += [f"--setopt={key}={value}" for key, value in options.items()]
+    command += ["install", "--downloadonly", f"--downloaddir={target.resolve()}", *job.names]
     _run(command, "dnf install --downloadonly")
     _run(["createrepo_c", "--quiet", "--update", str(target)], "createrepo_c")
     return [*sorted(target.glob("*.rpm")), *sorted((target / "repodata").iterdir())]

@@ -1,1 +1,1 @@
-"""Verdicts on hosts: pure judgements of facts, and the few probes that need several hosts at once."""
+"""Checks of hosts: verdicts on their facts, and the few probes that need several hosts at once."""

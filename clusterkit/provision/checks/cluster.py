@@ -1,4 +1,4 @@
-"""Verdicts that take all hosts together: clocks, names, sameness of GPUs, enough of them."""
+"""Verdicts on all hosts together: their number, clocks, names and whether their GPUs are the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SKEW_FAIL = 30.0
 
 
 def judge_cluster(facts: Mapping[str, Facts], needs: Needs) -> Iterator[Finding]:
-    """All verdicts about the hosts that answered, as a group."""
+    """Yield the verdicts on the hosts that answered, as a group."""
     yield from _enough(facts, needs)
     yield from _clocks(facts)
     yield from _names(facts)
@@ -32,7 +32,7 @@ def _enough(facts: Mapping[str, Facts], needs: Needs) -> Iterator[Finding]:
 
 def _clocks(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     offsets = {name: fact.clock_offset for name, fact in facts.items() if fact.clock}
-    # With an even number of hosts our own clock has a vote, so that of two hosts the odd one out is named.
+    # With an even number of hosts our own clock counts too: of two hosts it shows which one is wrong.
     own = [0.0] if len(offsets) % 2 == 0 else []
     middle = median([*offsets.values(), *own]) if offsets else 0.0
     for name, offset in offsets.items():
@@ -51,16 +51,9 @@ def _names(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     hostnames = Counter(fact.hostname for fact in facts.values() if fact.hostname)
     machines = Counter(fact.machine_id for fact in facts.values() if fact.machine_id)
     for name, fact in facts.items():
-        same_name = [
-            other
-            for other, theirs in facts.items()
-            if other != name and fact.hostname and theirs.hostname == fact.hostname
-        ]
-        same_id = [
-            other
-            for other, theirs in facts.items()
-            if other != name and fact.machine_id and theirs.machine_id == fact.machine_id
-        ]
+        others = {other: theirs for other, theirs in facts.items() if other != name}
+        same_name = [other for other, theirs in others.items() if fact.hostname == theirs.hostname != ""]
+        same_id = [other for other, theirs in others.items() if fact.machine_id == theirs.machine_id != ""]
         both = [other for other in same_name if other in same_id]
         if both:
             message = f"has the hostname and the machine-id of {', '.join(both)}: one machine under two names?"

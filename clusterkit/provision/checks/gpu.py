@@ -1,4 +1,4 @@
-"""Verdicts on the GPUs of one host: driver, health, who uses them, NVSwitch, container toolkit."""
+"""Verdicts on the GPUs of one host: driver, health, use by others, NVSwitch, container toolkit."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.needs import GIB, Needs
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.ray.model import LABEL_CLUSTER
+from clusterkit.provision.ray.model import running_containers
 
 OLDEST_DRIVER = {12: 550, 13: 580}
-"""First part of the oldest driver version by CUDA's major version."""
+"""Major version of the oldest driver by CUDA's major version."""
 IDLE_MEMORY = GIB
 
 _DRIVER_HELP = "clusterkit installs no drivers: install NVIDIA's package for this system"
 
 
 def judge_gpus(host: Host, facts: Facts, cluster: Cluster, needs: Needs) -> Iterator[Finding]:
-    """All verdicts about NVIDIA hardware and software."""
+    """Yield the verdicts on NVIDIA hardware and software."""
     parts = [_present(facts, needs)]
     if facts.gpus:
         parts += [_driver(facts, needs), _health(facts), _busy(facts, cluster), _nvswitch(facts), _toolkit(facts)]
@@ -32,7 +32,7 @@ _Verdicts = Iterator[tuple[str, Level, str, str]]
 
 
 def describe(facts: Facts) -> str:
-    """`8 NVIDIA H200 (140 GiB)`, or `no GPU`."""
+    """Return `8 NVIDIA H200 (140 GiB)`, or `no GPU`."""
     kinds = Counter((gpu.name, round(gpu.memory / GIB)) for gpu in facts.gpus)
     return ", ".join(f"{count} {name} ({size} GiB)" for (name, size), count in kinds.items()) or "no GPU"
 
@@ -89,12 +89,8 @@ def _health(facts: Facts) -> _Verdicts:
 
 
 def _busy(facts: Facts, cluster: Cluster) -> _Verdicts:
-    ours = any(
-        container.state == "running" and container.labels.get(LABEL_CLUSTER) == cluster.name
-        for container in facts.docker.containers
-    )
     busy = [gpu for gpu in facts.gpus if gpu.processes or gpu.memory_used > IDLE_MEMORY]
-    if busy and not ours:
+    if busy and not running_containers(facts, cluster.name):
         which = ", ".join(f"{gpu.index} ({gpu.memory_used / GIB:.1f} GiB used)" for gpu in busy)
         yield "gpus", Level.WARN, f"busy: GPU {which}", "`nvidia-smi` names the processes: end them before training."
 

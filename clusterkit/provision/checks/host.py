@@ -10,7 +10,7 @@ from clusterkit.common.finding import Finding, Level
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.needs import GIB, Needs
 from clusterkit.provision.facts.model import Disk, Facts
-from clusterkit.provision.ray.model import LABEL_CLUSTER
+from clusterkit.provision.ray.model import LABEL_CLUSTER, running_containers
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.provision.steps.step import Refused
 from clusterkit.provision.steps.systems import system_of
@@ -23,7 +23,7 @@ DOCKER_ROOT, CONTAINERD_ROOT = "/var/lib/docker", "/var/lib/containerd"
 
 
 def judge_host(host: Host, facts: Facts, cluster: Cluster, needs: Needs) -> Iterator[Finding]:
-    """All verdicts that need no other host."""
+    """Yield the verdicts that need no other host."""
     for check, verdicts in (
         ("system", _system(facts)),
         ("root", _root(facts)),
@@ -65,11 +65,8 @@ def _memory(facts: Facts) -> _Verdicts:
     amount = f"{facts.memory / GIB:.1f} GiB of memory"
     gpu_memory = sum(gpu.memory for gpu in facts.gpus)
     if facts.memory < LEAST_MEMORY:
-        yield (
-            Level.FAIL,
-            f"only {amount}; {LEAST_MEMORY // GIB} GiB are the least that Ray works in",
-            "Use a larger host.",
-        )
+        message = f"only {amount}; {LEAST_MEMORY // GIB} GiB are the least that Ray works in"
+        yield Level.FAIL, message, "Use a larger host."
     elif facts.memory < COMFORTABLE_MEMORY:
         yield Level.WARN, f"only {amount}", "Expect Ray to spill to disk; 4 GiB or more are better."
     elif facts.memory < gpu_memory // 2:
@@ -81,7 +78,7 @@ def _memory(facts: Facts) -> _Verdicts:
 
 def _disks(facts: Facts, needs: Needs, cluster: Cluster) -> _Verdicts:
     space = needs.gpu_image_space if facts.gpus else needs.image_space
-    # Docker 29 keeps images under containerd's folder, so both matter; setup puts none where one already runs for us.
+    # Docker 29 keeps images in containerd's folder, so both count. Where our container runs, setup adds no image.
     has_image = any(LABEL_CLUSTER in container.labels for container in facts.docker.containers)
     seen: set[tuple[str, int]] = set()
     for path in dict.fromkeys((facts.docker.root or DOCKER_ROOT, CONTAINERD_ROOT, "/tmp")):
@@ -93,8 +90,8 @@ def _disks(facts: Facts, needs: Needs, cluster: Cluster) -> _Verdicts:
         yield from judge_disk(disk, wanted, f"Free space on {disk.source or path}, or move Docker's data-root.")
 
 
-def judge_disk(disk: Disk, wanted: int, fix: str) -> _Verdicts:
-    """Whether a path's file system answers, can be written, and has room: `wanted` bytes and inodes for many files."""
+def judge_disk(disk: Disk, needed: int, fix: str) -> _Verdicts:
+    """Yield verdicts on a file system: does it answer, can it be written, has it `needed` bytes and enough inodes."""
     free = f"{disk.free / GIB:.1f} GiB free at {disk.path}"
     if disk.timed_out:
         message = f"{disk.path} gave no answer within 5 seconds: a network mount whose server is gone"
@@ -104,8 +101,8 @@ def judge_disk(disk: Disk, wanted: int, fix: str) -> _Verdicts:
     elif disk.read_only:
         message = f"{disk.path} is mounted read-only ({disk.source})"
         yield Level.FAIL, message, f"Look at `dmesg` for disk errors, then `mount -o remount,rw` {disk.path}."
-    elif disk.free < wanted:
-        yield Level.FAIL, f"only {free}; {wanted / GIB:.0f} GiB are needed", fix
+    elif disk.free < needed:
+        yield Level.FAIL, f"only {free}; {needed / GIB:.0f} GiB are needed", fix
     elif disk.inodes_free is not None and disk.inodes_free < LEAST_INODES:
         yield Level.FAIL, f"only {disk.inodes_free} inodes left at {disk.path}, so few more files", fix
     elif disk.inodes_free is not None and disk.inodes_free < COMFORTABLE_INODES:
@@ -185,19 +182,15 @@ def _ports(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
 
 
 def _is_ours(facts: Facts, port: int, cluster: Cluster) -> bool:
-    ours = [
-        container
-        for container in facts.docker.containers
-        if container.state == "running" and container.labels.get(LABEL_CLUSTER) == cluster.name
-    ]
+    ours = running_containers(facts, cluster.name)
     listener = facts.extra.get("listeners", {}).get(str(port))
-    if listener is None:  # no name to the listener (no ss, no root): believe in our container
+    if listener is None:  # unknown listener (no ss, no root): take it for our container
         return bool(ours)
     return any(container.id == listener["container"] for container in ours)
 
 
 def _may_be_ours(facts: Facts, port: int) -> bool:
-    """Whether it is a container that listens, and a Docker that does not answer keeps to itself whose it is."""
+    """Return whether a container listens and Docker does not answer, so that nobody knows whose it is."""
     listener = facts.extra.get("listeners", {}).get(str(port))
     return bool(facts.docker.client) and not facts.docker.server and bool(listener and listener["container"])
 
@@ -218,8 +211,8 @@ def _address(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
     if len(cluster.hosts) == 1:
         return
     route = host.private_address or facts.route_to_head
-    if _is_loopback(route) and not _is_loopback(facts.met_at):
-        route = facts.met_at or route  # as node_address chooses
+    if _is_loopback(route) and not _is_loopback(facts.ssh_address):
+        route = facts.ssh_address or route  # as node_address chooses
     if _is_loopback(route):
         message = f"the way to the head node leaves from {route}, where no other host can answer"
         fix = f"Give {cluster.head_host.name} a private_address in the inventory that all hosts reach it at."
@@ -233,9 +226,7 @@ def _address(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
     if public:
         address, interface = public[0]
         message = f"{address} on {interface or 'an interface'} is a public address"
-        fix = (
-            "Ray runs what it is sent: let a firewall keep its ports closed to the outside, and use private addresses."
-        )
+        fix = "Ray runs what it is sent: close its ports to the outside with a firewall, and use private addresses."
         yield Level.WARN, message, fix
     elif not _is_loopback(route):
         yield Level.OK, f"reaches the head node from {route}" if route else "no public address", ""

@@ -1,4 +1,4 @@
-"""One all-reduce over all GPUs of the cluster (without GPUs: over its hosts), inside its own running containers."""
+"""One all-reduce over all GPUs of the cluster, or its hosts where it has no GPUs, inside its running containers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.ray.model import LABEL_CLUSTER
-from clusterkit.ssh.api import HostError, Result, Session
+from clusterkit.provision.ray.model import running_containers
+from clusterkit.ssh.api import HostError, Result, Session, run_or_error
 
 PORT = 29461
 SECONDS = 180
@@ -42,10 +42,21 @@ dist.destroy_process_group()
 async def all_reduce(
     sessions: Sequence[Session], facts: Mapping[str, Facts], cluster: str, head_address: str, *, root: bool = True
 ) -> list[Finding]:
-    """Sum 256 MiB over all GPUs with NCCL, or over the hosts of a cluster without GPUs with gloo, and say how fast that
-    was; where that cannot be done, say why not.
+    """Sum 256 MiB over all GPUs with NCCL, or over the hosts of a cluster without GPUs with gloo.
+
+    Args:
+        sessions: of the hosts.
+        facts: by host.
+        cluster: whose containers run the ranks.
+        head_address: where the ranks meet.
+        root: run docker as root.
+
+    Returns:
+        The bus bandwidth, or why it could not be measured.
+
     """
-    containers = {session.host.name: _container(facts[session.host.name], cluster) for session in sessions}
+    names = [session.host.name for session in sessions]
+    containers = {name: next((c.name for c in running_containers(facts[name], cluster)), "") for name in names}
     ranks = {name: len(facts[name].gpus) for name in containers}
     kind = "GPU" if any(ranks.values()) else "host"
     if kind == "host":
@@ -62,7 +73,8 @@ async def all_reduce(
         if ranks[name]:
             script = rank_script(first, ranks[name], sum(ranks.values()), head_address)
             command = shlex.join(["docker", "exec", containers[name], "bash", "-c", script])
-            tasks.append((name, _run(session, f"timeout -k 5 {SECONDS} {command} </dev/null", root)))
+            script = f"timeout -k 5 {SECONDS} {command} </dev/null"
+            tasks.append((name, run_or_error(session, script, root=root, timeout=SECONDS + 30.0)))
         first += ranks[name]
     results = await asyncio.gather(*(task for _, task in tasks))
     return judge_all_reduce(
@@ -71,7 +83,7 @@ async def all_reduce(
 
 
 def rank_script(first: int, count: int, world: int, address: str) -> str:
-    """Bash that runs `count` ranks from `first` on; its exit code is not 0 when one of them fails."""
+    """Return bash that runs `count` ranks from `first` on; it fails where one of them fails."""
     return f"""
 export MASTER_ADDR={shlex.quote(address)} MASTER_PORT={PORT} WORLD_SIZE={world} NCCL_DEBUG=WARN
 pids=
@@ -86,7 +98,7 @@ exit $failed
 
 
 def judge_all_reduce(results: Mapping[str, Result | HostError], world: int, kind: str = "GPU") -> list[Finding]:
-    """Findings from what the ranks printed."""
+    """Return the findings on what the ranks printed."""
     findings = []
     for name, result in results.items():
         if isinstance(result, HostError):
@@ -101,21 +113,3 @@ def judge_all_reduce(results: Mapping[str, Result | HostError], world: int, kind
             message = f"all-reduce over {world} {kind}s: {float(found[1]):.1f} GB/s bus bandwidth"
             findings.append(Finding("", "nccl", Level.OK, message))
     return findings
-
-
-def _container(facts: Facts, cluster: str) -> str:
-    return next(
-        (
-            container.name
-            for container in facts.docker.containers
-            if container.state == "running" and container.labels.get(LABEL_CLUSTER) == cluster
-        ),
-        "",
-    )
-
-
-async def _run(session: Session, script: str, root: bool) -> Result | HostError:
-    try:
-        return await session.run(script, root=root, timeout=SECONDS + 30.0)
-    except HostError as error:
-        return error

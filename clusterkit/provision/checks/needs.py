@@ -1,4 +1,4 @@
-"""What a run needs of a cluster: numbers that checks compare the facts with."""
+"""What a run needs of a cluster, for checks to compare with the facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 1024**3
 
 
 def image_cuda() -> int:
-    """Major version of CUDA that the runtime image is built with, by the tag of its base in images/versions.env."""
+    """Return the major version of CUDA in the runtime image: that of its base's tag in images/versions.env."""
     base = versions()["CUDA_BASE"]
     tag = re.search(r":(\d+)\.", base)
     if tag is None:
@@ -21,15 +21,12 @@ def image_cuda() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """hosts and gpus_per_host: the least. Sizes in bytes: free space where images go, and where data goes.
-
-    cuda: major version that the runtime image is built with (`image_cuda`), which decides the oldest driver.
-    """
+    """The least that a run needs; sizes in bytes."""
 
     hosts: int = 1
     gpus_per_host: int = 0
-    image_space: int = 5 * GIB
-    gpu_image_space: int = 40 * GIB
-    data_space: int = 5 * GIB
-    cuda: int = field(default_factory=image_cuda)
+    image_space: int = 5 * GIB  # free where images go
+    gpu_image_space: int = 40 * GIB  # likewise, on hosts with GPUs
+    data_space: int = 5 * GIB  # free where data goes
+    cuda: int = field(default_factory=image_cuda)  # major version in the runtime image; decides the oldest driver
     preset: str = ""

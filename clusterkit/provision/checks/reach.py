@@ -1,4 +1,4 @@
-"""Whether the hosts reach one another on Ray's ports: each listens for a moment, each connects to all the others."""
+"""Check that hosts reach one another on Ray's ports: each listens for a moment, each connects to all others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.ssh.api import HostError, Result, Session
+from clusterkit.ssh.api import HostError, Result, Session, run_or_error
 
 LISTEN_SECONDS = 60
 CONNECT_SECONDS = 3
 READY_SECONDS = 15.0
 
-# Listens on an address, says what it could bind, drops every connection at once (a reset, so that no port stays in
-# TIME_WAIT for Ray to trip over), and ends by itself after a while.
+# Listens on an address, prints which ports it could bind, resets every connection (so that no port stays in TIME_WAIT,
+# which would keep Ray from binding it), and ends by itself after a while.
 _PYTHON = """
 import os, select, signal, socket, struct, sys
 address, seconds, *ports = sys.argv[1:]
@@ -61,15 +61,15 @@ while (1) {
 
 @dataclass
 class _Peer:
-    """One host as the others see it. bound: ports that it listens on for us; unbound: why not, by port."""
+    """One host as the others see it."""
 
     session: Session
     address: str
-    wanted: list[int]
-    bound: list[int] = field(default_factory=list)
-    unbound: dict[int, str] = field(default_factory=dict)
+    ports: list[int]  # to listen on
+    bound: list[int] = field(default_factory=list)  # ports that it listens on
+    unbound: dict[int, str] = field(default_factory=dict)  # why it does not, by port
     pid: int = 0
-    trouble: str = ""
+    error: str = ""
 
     @property
     def name(self) -> str:
@@ -79,10 +79,19 @@ class _Peer:
 async def reachable(
     sessions: Sequence[Session], addresses: Mapping[str, str], head: str, ports: Ports | None = None
 ) -> list[Finding]:
-    """Try every host's ports of Ray from every other host, at once; takes a few seconds and leaves nothing behind.
+    """Try every host's ports of Ray from every other host, at once. It takes a few seconds and leaves nothing behind.
 
-    addresses: by host name, where the others reach it. A port that something listens on already is left out; the
-    range of worker processes is tried at both ends. Hosts where nothing can listen or connect are named as not checked.
+    A port that something listens on already is left out. Of the range of worker processes both ends are tried.
+
+    Args:
+        sessions: of the hosts.
+        addresses: where the others reach a host, by name.
+        head: name of the head node.
+        ports: of Ray.
+
+    Returns:
+        Which hosts reach which; also the hosts that could not be checked, since they can neither listen nor connect.
+
     """
     ports = ports or Ports()
     peers = [
@@ -107,13 +116,13 @@ async def reachable(
 
 
 def _ports_to_try(is_head: bool, ports: Ports) -> list[int]:
-    # The dashboard listens on loopback alone, so nobody has to reach it.
+    # The dashboard listens on loopback only.
     chosen = [ports.gcs] if is_head else []
     return [*chosen, *ports.on_every_node().values(), ports.first_worker, ports.last_worker]
 
 
 async def _listen(peer: _Peer) -> None:
-    wanted = " ".join(map(str, peer.wanted))
+    wanted = " ".join(map(str, peer.ports))
     arguments = f"{shlex.quote(peer.address)} {LISTEN_SECONDS} {wanted}"
     script = f"""
 for python in python3 /usr/libexec/platform-python python; do
@@ -134,12 +143,12 @@ echo "nothing there can listen (no python3, no perl)"
         elif words[0] == "pid":
             peer.pid = int(words[1])
         elif line.startswith("nothing there"):
-            peer.trouble = line
+            peer.error = line
 
     try:
         await peer.session.run(script, timeout=LISTEN_SECONDS + 10.0, on_output=note)
     except HostError as error:
-        peer.trouble = peer.trouble or error.message
+        peer.error = peer.error or error.message
 
 
 async def _until_ready(peer: _Peer, task: asyncio.Task[None]) -> None:
@@ -148,22 +157,19 @@ async def _until_ready(peer: _Peer, task: asyncio.Task[None]) -> None:
             while not peer.pid and not task.done():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        peer.trouble = f"its listener was not ready within {READY_SECONDS:.0f} s"
+        peer.error = f"its listener was not ready within {READY_SECONDS:.0f} s"
 
 
 async def _end(peer: _Peer) -> None:
-    if peer.pid:
-        try:
-            await peer.session.run(f"kill {peer.pid} 2>/dev/null; true", timeout=15.0)
-        except HostError:
-            return  # it ends by itself
+    if peer.pid:  # where that fails, it ends by itself
+        await run_or_error(peer.session, f"kill {peer.pid} 2>/dev/null; true", timeout=15.0)
 
 
 async def _connect(peer: _Peer, peers: Sequence[_Peer]) -> Result | HostError:
     others = [(index, other) for index, other in enumerate(peers) if other is not peer]
     targets = [f"{index} {shlex.quote(other.address)} {port}" for index, other in others for port in other.bound]
     lines = "\n".join(f"try {target} &" for target in targets)
-    # Bash opens the connection itself; every host that Docker runs on has it.
+    # Bash itself opens the connection; every host that runs Docker has it.
     script = f"""
 command -v bash >/dev/null || {{ echo "no bash"; exit 0; }}
 try() {{
@@ -175,15 +181,12 @@ try() {{
 wait
 echo done
 """
-    try:
-        return await peer.session.run(script, timeout=CONNECT_SECONDS + 60.0)
-    except HostError as error:
-        return error
+    return await run_or_error(peer.session, script, timeout=CONNECT_SECONDS + 60.0)
 
 
 def _cannot_listen(peer: _Peer) -> list[Finding]:
-    if peer.trouble:
-        return [_finding(peer, Level.WARN, f"not checked whether others reach its ports: {peer.trouble}")]
+    if peer.error:
+        return [_finding(peer, Level.WARN, f"not checked whether others reach its ports: {peer.error}")]
     wrong = [why for why in peer.unbound.values() if re.search(r"assign", why)]
     if wrong:
         message = f"{peer.address} is on none of its interfaces, so Ray cannot listen there"

@@ -1,24 +1,26 @@
-"""`clusterkit check`: look at all hosts at once, judge what they answered, and try what takes several of them."""
+"""`clusterkit check`: read the facts of all hosts at once, judge them, and run the probes between hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterkit.common.finding import Finding, Level, worst
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.checks.cluster import judge_cluster
+from clusterkit.provision.checks.gpu import judge_gpus
+from clusterkit.provision.checks.host import judge_host
 from clusterkit.provision.checks.nccl import all_reduce
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.checks.reach import reachable
 from clusterkit.provision.checks.speed import send_rates, write_rates
 from clusterkit.provision.checks.storage import storage_shared
-from clusterkit.provision.checks.verdicts import judge
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.facts.probe import Wants, gather
+from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.provision.ray.addresses import node_address
-from clusterkit.provision.ray.model import LABEL_CLUSTER
+from clusterkit.provision.ray.model import running_containers
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.provision.steps.step import Refused
 from clusterkit.ssh.api import HostError, Session
@@ -28,23 +30,23 @@ Connect = Callable[[Host], Awaitable[Session]]
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What to check. hosts: those of the cluster to look at. probes: also try ports and storage between the hosts."""
+    """What to check."""
 
     cluster: Cluster
-    hosts: tuple[Host, ...]
+    hosts: tuple[Host, ...]  # of the cluster
     needs: Needs = field(default_factory=Needs)
-    probes: bool = True
+    probes: bool = True  # also try ports and storage between the hosts
     bandwidth: bool = False
     nccl: bool = False
 
 
 @dataclass
 class CheckReport:
-    """What came out. answers: facts or the error by host. seconds: wall time of the whole."""
+    """The result of a check."""
 
-    answers: dict[str, Facts | HostError] = field(default_factory=dict)
+    answers: dict[str, Facts | HostError] = field(default_factory=dict)  # by host
     findings: list[Finding] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time
 
     @property
     def unreached(self) -> list[str]:
@@ -52,11 +54,11 @@ class CheckReport:
         return [name for name, answer in self.answers.items() if isinstance(answer, HostError)]
 
     def of(self, host: str) -> list[Finding]:
-        """Findings on one host; on the cluster for an empty name."""
+        """Return the findings on one host, or on the cluster for an empty name."""
         return [finding for finding in self.findings if finding.host == host]
 
     def verdict(self, host: str) -> str:
-        """ok, warn, fail, or unreachable."""
+        """Return ok, warn, fail or unreachable."""
         return "unreachable" if host in self.unreached else str(worst(self.of(host)))
 
     @property
@@ -69,11 +71,11 @@ class CheckReport:
         return 1 if failed else 3 if unreached else 0
 
 
-async def check(request: CheckRequest, connect: Connect, told: Callable[[str], None] = lambda _: None) -> CheckReport:
-    """Check all hosts. told: gets a line on what is going on.
+async def check(request: CheckRequest, connect: Connect, say: Callable[[str], None] = lambda _: None) -> CheckReport:
+    """Check all hosts. say: gets a line on each part of the check.
 
     Raises:
-        UserError: `connect`'s, such as a private key file that is missing. A host's trouble is in the report.
+        UserError: as `connect`, such as a missing private key file. Failures of one host are in the report.
 
     """
     began = time.monotonic()
@@ -83,7 +85,7 @@ async def check(request: CheckRequest, connect: Connect, told: Callable[[str], N
     async def look(host: Host) -> Facts | HostError:
         try:
             sessions[host.name] = await connect(host)
-            return await gather(sessions[host.name], _wants(request.cluster, host))
+            return await gather(sessions[host.name], _probe_request(request.cluster, host))
         except HostError as error:
             return error
 
@@ -93,23 +95,47 @@ async def check(request: CheckRequest, connect: Connect, told: Callable[[str], N
         left_out = len(request.cluster.hosts) - len(request.hosts)
         needs = replace(request.needs, hosts=max(1, request.needs.hosts - left_out))
         report.findings = judge(report.answers, request.cluster, needs)
-        await _between(request, report, sessions, told)
+        await _between(request, report, sessions, say)
     finally:
         await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True)
     report.seconds = time.monotonic() - began
     return report
 
 
+def judge(answers: Mapping[str, Facts | HostError], cluster: Cluster, needs: Needs | None = None) -> list[Finding]:
+    """Return the findings on all hosts in their order, then those on the cluster.
+
+    Args:
+        answers: facts by host, or the error of a host that could not be worked with.
+        cluster: of the hosts.
+        needs: of the run.
+
+    """
+    needs = needs or Needs()
+    findings = []
+    for host in cluster.hosts:
+        answer = answers.get(host.name)
+        if isinstance(answer, HostError):
+            findings.append(Finding(host.name, "connection", Level.FAIL, answer.message, answer.fix))
+        elif answer is not None:
+            findings += judge_host(host, answer, cluster, needs)
+            findings += judge_gpus(host, answer, cluster, needs)
+    facts = {name: answer for name, answer in answers.items() if isinstance(answer, Facts)}
+    findings += judge_cluster(facts, needs)
+    order = [host.name for host in cluster.hosts]
+    return sorted(findings, key=lambda finding: order.index(finding.host) if finding.host in order else len(order))
+
+
 async def _between(
-    request: CheckRequest, report: CheckReport, sessions: dict[str, Session], told: Callable[[str], None]
+    request: CheckRequest, report: CheckReport, sessions: dict[str, Session], say: Callable[[str], None]
 ) -> None:
-    """What takes several hosts, or leaves a file behind for a moment."""
+    """Run the probes that need several hosts, or write a file for a moment."""
     facts = {name: answer for name, answer in report.answers.items() if isinstance(answer, Facts)}
     cluster, able = request.cluster, [sessions[name] for name, fact in facts.items() if fact.sudo != "none"]
     everyone = [sessions[name] for name in facts]
     addresses, refused = _addresses(cluster, facts)
     if request.probes:
-        told(f"{cluster.storage} and Ray's ports between {len(everyone)} hosts")
+        say(f"{cluster.storage} and Ray's ports between {len(everyone)} hosts")
         storage, ports = await asyncio.gather(
             storage_shared(
                 [session for session in able if _answers(facts[session.host.name], cluster)], cluster.storage
@@ -119,33 +145,28 @@ async def _between(
         report.findings += [*_without_repeats(storage.findings, report.findings), *ports, *refused]
         report.findings += await _inside(cluster, facts, able)
     if request.bandwidth:
-        told("bandwidth, one host after the other")
+        say("bandwidth, one host after the other")
         report.findings += await write_rates(able, cluster.storage)
         report.findings += await send_rates(everyone, addresses)
     if request.nccl:
-        told("an all-reduce over all GPUs")
+        say("an all-reduce over all GPUs")
         head = addresses.get(cluster.head_host.name, cluster.head_host.target)
         report.findings += await all_reduce(able, facts, cluster.name, head)
 
 
 async def _inside(cluster: Cluster, facts: dict[str, Facts], able: list[Session]) -> list[Finding]:
-    """The storage as the runtime containers see it, where they run."""
-    containers = {
-        name: container.name
-        for name, fact in facts.items()
-        for container in fact.docker.containers
-        if container.state == "running" and container.labels.get(LABEL_CLUSTER) == cluster.name
-    }
-    inhabited = [session for session in able if session.host.name in containers]
-    if not inhabited:
+    """Check the storage from inside the runtime containers, where they run."""
+    containers = {name: c.name for name, fact in facts.items() for c in running_containers(fact, cluster.name)}
+    running = [session for session in able if session.host.name in containers]
+    if not running:
         return []
-    report = await storage_shared(inhabited, cluster.storage, run_in=lambda name: ("docker", "exec", containers[name]))
+    report = await storage_shared(running, cluster.storage, run_in=lambda name: ("docker", "exec", containers[name]))
     return [replace(finding, check="container storage") for finding in report.findings]
 
 
-def _wants(cluster: Cluster, host: Host) -> Wants:
+def _probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
     head, ports = cluster.head_host, Ports()
-    return Wants(
+    return ProbeRequest(
         storage=cluster.storage,
         head_address=head.private_address or head.target,
         ports=tuple(ports.listening(head=host.name == head.name).values()),
@@ -153,7 +174,7 @@ def _wants(cluster: Cluster, host: Host) -> Wants:
 
 
 def _addresses(cluster: Cluster, facts: dict[str, Facts]) -> tuple[dict[str, str], list[Finding]]:
-    """Where the hosts reach one another, and findings on those of which that is not known."""
+    """Return the addresses at which hosts reach one another, and findings on hosts whose address is unknown."""
     addresses, refused = {}, []
     for host in cluster.hosts if len(cluster.hosts) > 1 else ():
         if host.name in facts:
@@ -171,6 +192,6 @@ def _answers(facts: Facts, cluster: Cluster) -> bool:
 
 
 def _without_repeats(new: list[Finding], old: list[Finding]) -> list[Finding]:
-    """Leave out what the facts have already told: a folder that is not there, a read-only one."""
-    told = {(finding.host, finding.check) for finding in old if finding.level is not Level.OK}
-    return [finding for finding in new if finding.level is Level.OK or (finding.host, finding.check) not in told]
+    """Leave out what the facts have shown already: a missing folder, a read-only one."""
+    known = {(finding.host, finding.check) for finding in old if finding.level is not Level.OK}
+    return [finding for finding in new if finding.level is Level.OK or (finding.host, finding.check) not in known]

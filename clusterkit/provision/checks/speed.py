@@ -1,4 +1,4 @@
-"""How fast the shared folder is written and how fast hosts send to one another: short, capped, and removed again."""
+"""Measure how fast the shared folder is written and how fast hosts send to one another, for seconds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import re
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from clusterkit.common.finding import Finding, Level
-from clusterkit.ssh.api import HostError, Result, Session
+from clusterkit.ssh.api import HostError, Result, Session, run_or_error
 
 WRITE_MEBIBYTES = 512
 SEND_SECONDS = 3
 _LIMIT = 30
 _MEBIBYTE = 1024**2
 
-# One sends nothing but zeros to whoever connects first, for a few seconds; the other counts what arrives.
+# One side sends zeros to the first that connects, for a few seconds; the other counts what arrives.
 _SEND = f"""
 import signal, socket, sys, time
 signal.alarm({_LIMIT})
@@ -44,22 +44,22 @@ print("rate", round(total / (time.monotonic() - began)))
 
 
 async def write_rates(sessions: Sequence[Session], folder: str, *, root: bool = True) -> list[Finding]:
-    """Every host in its turn writes half a GiB to the folder, synced, for at most half a minute."""
+    """Return how fast each host, one after the other, writes half a GiB to the folder and syncs it (30 s at most)."""
     findings = []
-    for session in sessions:  # at once they would measure one another
+    for session in sessions:  # at once, each would measure the others
         target = shlex.quote(f"{folder.rstrip('/')}/.clusterkit-check-{secrets.token_hex(8)}")
         script = f"""
 [ -d {shlex.quote(folder)} ] || {{ echo absent; exit 0; }}
 trap 'rm -f {target}' EXIT
 timeout -s KILL {_LIMIT} dd if=/dev/zero of={target} bs=1M count={WRITE_MEBIBYTES} conv=fsync 2>&1
 """
-        result = await _run(session, script, root)
+        result = await run_or_error(session, script, root=root, timeout=_LIMIT + 20.0)
         findings.append(_judge_write(session.host.name, folder, result))
     return findings
 
 
 async def send_rates(sessions: Sequence[Session], addresses: Mapping[str, str]) -> list[Finding]:
-    """Every host in its turn receives from the one before it for three seconds (needs python3 on both)."""
+    """Return how fast each host receives from the one before it, for three seconds (needs python3 on both)."""
     known = [session for session in sessions if session.host.name in addresses]
     if len(known) < 2:
         return []
@@ -76,15 +76,15 @@ async def _send(sender: Session, receiver: Session, address: str) -> Finding:
         if line.startswith("port "):
             ports.put_nowait(line.split()[1])
 
-    # Its limit is its own: `timeout` would put it into a process group that does not end with the session's command.
+    # It limits itself: `timeout` would put it into a process group that does not end with the session's command.
     script = f"exec python3 -c {shlex.quote(_SEND)} {shlex.quote(address)} {SEND_SECONDS} </dev/null"
-    sending = asyncio.create_task(_run(sender, script, False, note))
+    sending = asyncio.create_task(run_or_error(sender, script, timeout=_LIMIT + 20.0, on_output=note))
     sending.add_done_callback(lambda _: ports.put_nowait(""))
     name, other = receiver.host.name, sender.host.name
     if not (port := await ports.get()):
         return Finding(name, "bandwidth", Level.WARN, f"not measured: {other} could not send (is python3 there?)")
     script = f"timeout {_LIMIT} python3 -c {shlex.quote(_RECEIVE)} {shlex.quote(address)} {port} </dev/null"
-    received = await _run(receiver, script, False)
+    received = await run_or_error(receiver, script, timeout=_LIMIT + 20.0)
     if not isinstance(received, Result) or not received.ok:
         sending.cancel()  # it would wait for a connection that does not come
     await asyncio.gather(sending, return_exceptions=True)
@@ -110,12 +110,3 @@ def _judge_write(host: str, folder: str, result: Result | HostError) -> Finding:
         return Finding(host, "bandwidth", Level.FAIL, f"cannot write to {folder}: {said}", "Is there space on it?")
     rate = WRITE_MEBIBYTES * _MEBIBYTE / max(float(seconds[1]), 0.001) / 1e9
     return Finding(host, "bandwidth", Level.OK, f"writes {rate:.2f} GB/s to {folder} (one file, synced)")
-
-
-async def _run(
-    session: Session, script: str, root: bool, on_output: Callable[[str], None] | None = None
-) -> Result | HostError:
-    try:
-        return await session.run(script, root=root, timeout=_LIMIT + 20.0, on_output=on_output)
-    except HostError as error:
-        return error

@@ -1,4 +1,4 @@
-"""Whether a folder is one and the same on all hosts: every host writes, then every host reads what all have written."""
+"""Check that a folder is the same on all hosts: every host writes a file, then every host reads all files."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from clusterkit.common.finding import Finding, Level
-from clusterkit.ssh.api import HostError, Result, Session
+from clusterkit.ssh.api import HostError, Result, Session, run_or_error
 
 RunIn = Callable[[str], Sequence[str]]
-"""By host name: the words of a command that runs what follows them somewhere else, such as inside a container."""
+"""Given a host's name: the words before a command that run it elsewhere, such as `docker exec NAME`."""
 
 LIMIT = 20
-"""Seconds that one access to the folder may take; a dead network mount takes for ever."""
+"""Seconds that one access to the folder may take; a dead network mount never answers."""
 _KILLED = (124, 137)
 _HOLDERS = 4
-# A session runs only so many commands at once, and one that waits for another on the same session needs room for it.
+# A session runs a limited number of commands at once, and a command that waits for another needs room for it.
 _holders: WeakKeyDictionary[Session, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @dataclass
 class StorageReport:
-    """What was seen. unseen: (reader, writer) pairs. rename_seconds: by reader, until it saw a renamed file's text."""
+    """The result of the check."""
 
     findings: list[Finding] = field(default_factory=list)
-    unseen: list[tuple[str, str]] = field(default_factory=list)
-    rename_seconds: dict[str, float] = field(default_factory=dict)
+    unseen: list[tuple[str, str]] = field(default_factory=list)  # (reader, writer) pairs
+    rename_seconds: dict[str, float] = field(default_factory=dict)  # by reader, until it saw a renamed file's text
 
     def add(self, host: str, level: Level, message: str, fix: str = "") -> None:
-        """Note a finding on the folder."""
+        """Add a finding on the folder."""
         self.findings.append(Finding(host, "storage", level, message, fix))
 
 
 @dataclass
 class _Member:
-    """A host that has the folder and has written to it. index: its number among the hosts of this probe."""
+    """A host that has the folder and has written to it."""
 
     session: Session
-    index: int
+    index: int  # among the hosts of this probe
     nonce: str
     uid: str = ""
     source: str = ""
@@ -57,18 +57,23 @@ async def storage_shared(
     *,
     run_in: RunIn | None = None,
     root: bool = True,
-    patience: float = 5.0,
+    delay: float = 5.0,
 ) -> StorageReport:
-    """Probe the folder from all hosts at once; nothing stays behind, and a folder that is not there is not made.
+    """Probe the folder from all hosts at once. Nothing stays behind, and a missing folder is not made.
 
-    run_in: runs the same probe inside a container: given a host's name it says the command that other words follow,
-    such as `docker exec NAME`. root: act as root, as the containers do. patience: seconds that a file of another host
-    may take to appear; twelve times that for the new text of a renamed file, which network file systems cache.
+    Args:
+        sessions: of the hosts.
+        folder: to check.
+        run_in: runs the probe elsewhere on a host, such as in a container.
+        root: probe as root, as the containers do.
+        delay: seconds that a file of another host may take to appear; the new text of a renamed file, which network
+            file systems cache, may take twelve times as long.
 
-    Raises: nothing; a host that is lost on the way is a finding.
+    Returns:
+        Findings; a host that is lost meanwhile is one of them.
 
     """
-    probe = _Probe(folder, run_in, root, patience)
+    probe = _Probe(folder, run_in, root, delay)
     report = StorageReport()
     try:
         members = await probe.write(sessions, report)
@@ -84,13 +89,13 @@ async def storage_shared(
 
 
 class _Probe:
-    def __init__(self, folder: str, run_in: RunIn | None, root: bool, patience: float) -> None:
-        self.folder, self.run_in, self.root, self.patience = folder, run_in, root, patience
+    def __init__(self, folder: str, run_in: RunIn | None, root: bool, delay: float) -> None:
+        self.folder, self.run_in, self.root, self.delay = folder, run_in, root, delay
         self.token = secrets.token_hex(8)
         self.mine = f"{folder.rstrip('/')}/.clusterkit-check-{self.token}"
 
     async def write(self, sessions: Sequence[Session], report: StorageReport) -> list[_Member]:
-        """Every host writes a file that none has; returns the hosts that could."""
+        """Write a new file on every host; return the hosts that could."""
         candidates = [_Member(session, index, secrets.token_hex(16)) for index, session in enumerate(sessions)]
         answers = await self._all(
             candidates,
@@ -131,12 +136,12 @@ echo "written $uid ${{disk%% *}} $kind"
         return members
 
     async def read(self, members: list[_Member], report: StorageReport) -> None:
-        """Every host reads the files of all, waiting a little for those that are not there yet."""
+        """Read the files of all hosts on every host, and wait a little for those that are missing."""
         answers = await self._all(
             members,
             lambda _: (
                 f"""
-left={round(self.patience / 0.1)}
+left={round(self.delay / 0.1)}
 for i in {" ".join(str(member.index) for member in members)}; do
   while ! [ -s "$mine/nonce-$i" ] && [ $left -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
   [ -s "$mine/nonce-$i" ] && read -r nonce <"$mine/nonce-$i" && echo "$i $nonce $(stat -c %u "$mine/nonce-$i")"
@@ -145,7 +150,7 @@ done
 true
 """
             ),
-            extra=self.patience,
+            extra=self.delay,
         )
         for reader in members:
             answer = answers[reader.name]
@@ -173,18 +178,16 @@ true
                 return
 
     async def rename_and_lock(self, members: list[_Member], report: StorageReport) -> None:
-        """The first host renames over a file and holds a lock; the others look for the new text and try the lock."""
-        first, others = (
-            members[0],
-            [member for member in members[1:] if (member.name, members[0].name) not in report.unseen],
-        )
+        """Rename over a file and hold a lock on the first host; read the new text and try the lock on the others."""
+        first = members[0]
+        others = [member for member in members[1:] if (member.name, first.name) not in report.unseen]
         if first.index != 0 or not others:
             return
         async with _holders.setdefault(first.session, asyncio.Semaphore(_HOLDERS)):
             await self._rename_and_lock(first, others, report)
 
     async def _rename_and_lock(self, first: _Member, others: list[_Member], report: StorageReport) -> None:
-        longest = self.patience * 12
+        longest = self.delay * 12
         held = asyncio.Event()
         holding = asyncio.create_task(
             self._run(
@@ -241,7 +244,7 @@ if flock -n 9; then echo lock free; else echo lock held; fi
             message = f"a file that {first.name} replaced still shows its old text after {seconds:.0f} s"
             fix = f"Mount {self.folder} with a shorter attribute cache (NFS: actimeo=3)."
             report.add(reader.name, Level.FAIL, message, fix)
-        elif seconds > self.patience:
+        elif seconds > self.delay:
             message = f"a file that {first.name} replaced showed its old text for {seconds:.0f} s"
             report.add(reader.name, Level.WARN, message, "NFS: a shorter attribute cache (actimeo=3) helps.")
         if answer.stdout.rstrip().endswith("lock free"):
@@ -250,7 +253,7 @@ if flock -n 9; then echo lock free; else echo lock held; fi
             report.add(reader.name, Level.WARN, message, fix)
 
     async def clean_up(self, sessions: Sequence[Session]) -> None:
-        """Every host removes its own file and what the first one made; the last takes the empty folder away."""
+        """Remove what every host has written; the last host removes the empty folder."""
         members = [_Member(session, index, "") for index, session in enumerate(sessions)]
         await self._all(
             members,
@@ -279,15 +282,12 @@ rmdir "$mine" 2>/dev/null || : # others have files in it
         on_output: Callable[[str], None] | None = None,
     ) -> Result | HostError:
         limit = LIMIT + round(extra)
-        # The limit lies inside the container too: ending `docker exec` does not end what it has started.
+        # The limit applies inside the container: ending `docker exec` does not end what it has started.
         body = shlex.quote(f"mine={shlex.quote(self.mine)}\n{script}")
         inner = f"exec timeout -s KILL {limit} sh -c {body} </dev/null"
         if self.run_in is not None:
             inner = shlex.join([*self.run_in(member.name), "sh", "-c", inner])
-        try:
-            return await member.session.run(inner, root=self.root, timeout=limit + 15.0, on_output=on_output)
-        except HostError as error:
-            return error
+        return await run_or_error(member.session, inner, root=self.root, timeout=limit + 15.0, on_output=on_output)
 
     def _failed(self, report: StorageReport, name: str, answer: Result | HostError, what: str) -> None:
         if isinstance(answer, HostError):

@@ -1,1 +1,1 @@
-"""What a host is like, read in one round trip."""
+"""Facts about a host, read in one round trip."""

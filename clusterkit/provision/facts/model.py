@@ -1,10 +1,11 @@
 """The facts about a host that checks and steps decide by. Read by one probe script (probe.py), parsed by parse.py.
 
-None or an empty value means: not there, or it could not be read. Sizes are in bytes, times in seconds.
+None or an empty value means: missing, or unreadable. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import Field
@@ -85,8 +86,8 @@ class Facts(Record):
     hostname: str = ""
     machine_id: str = ""
     clock: float = 0.0  # its Unix time
-    clock_error: float = 0.0  # half of the probe's round trip: how far the reading may be off
-    clock_offset: float = 0.0  # its clock minus that of the machine that asked, at the same moment
+    clock_error: float = 0.0  # half of the probe's round trip: the largest error of the reading
+    clock_offset: float = 0.0  # its clock minus ours, at the same moment
     uid: int = -1
     sudo: str = ""  # root, nopasswd, password, none
     os: Os = Os()
@@ -97,21 +98,21 @@ class Facts(Record):
     disks: dict[str, Disk] = Field(default_factory=dict)
     addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by interface, IPv4 and IPv6
     route_to_head: str = ""  # own address that the route to the head leaves from
-    met_at: str = ""  # own address that our SSH connection came in at
+    ssh_address: str = ""  # own address that our SSH connection goes to
     listening: tuple[int, ...] = ()  # TCP ports
-    # installed version by package name, of those that steps ask about
+    # installed version by package name, of those in `ProbeRequest.packages`
     packages: dict[str, str] = Field(default_factory=dict)
     # path by command: git, git-lfs, docker, nvidia-smi, nvidia-ctk, curl …
     commands: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)  # sha256 by path, of the files that steps manage
     apt_sources: dict[str, str] = Field(default_factory=dict)  # texts of apt's lists by path, without comments
-    # permission bits by path, of those files and of the paths asked for; a link's target's
+    # permission bits by path (of a link: its target), of those files and of the paths in `disks`
     modes: dict[str, int] = Field(default_factory=dict)
     lock_holder: str = ""  # who holds the package manager's lock
     gpus: tuple[Gpu, ...] = ()
     mig: tuple[int, ...] = ()  # indexes of the GPUs that are cut into MIG instances
     nvidia_pci: int = 0  # NVIDIA GPUs on the PCI bus, driver or not
-    nvidia_error: str = ""  # nvidia-smi is there and fails: its last line
+    nvidia_error: str = ""  # the last line of an nvidia-smi that fails
     driver_module: str = ""  # version of the loaded kernel module
     nvswitches: int = 0
     fabricmanager: str = ""  # active, inactive, absent
@@ -121,3 +122,8 @@ class Facts(Record):
     hard_limits: dict[str, int | None] = Field(default_factory=dict)  # nofile, memlock; None: unlimited
     docker: Docker = Docker()
     extra: dict[str, Any] = Field(default_factory=dict)
+
+
+def version_numbers(version: str, count: int) -> tuple[int, ...]:
+    """Return the first `count` numbers of a version: 2.13.0+cpu is (2, 13, 0). Fewer where it has fewer."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:count])

@@ -1,4 +1,4 @@
-"""The probe's text into Facts. Pure: the same text gives the same facts; what cannot be read is left empty."""
+"""Parse the probe's text into Facts. What cannot be read stays empty."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CAP_SYS_RESOURCE = 1 << 24
 
 
 def parse(text: str) -> Facts:
-    """Facts of one probe; `clock_error`, `clock_offset` and `sudo` beyond root are the caller's to fill in."""
+    """Return the facts of one probe. The caller fills in `clock_error`, `clock_offset` and `sudo` of other users."""
     return facts_of(split(text))
 
 
 def facts_of(sections: Sections) -> Facts:
-    """`parse` for output that is already cut up."""
+    """Do as `parse` for output that is already split into sections."""
     listeners = _listeners(sections["listeners"])
     mounts = _mounts(sections["mounts"])
     disks = {disk.path: disk for line in _disk_lines(sections) if (disk := _disk(line, mounts)) is not None}
@@ -57,7 +57,7 @@ def facts_of(sections: Sections) -> Facts:
 
 
 def _apt_sources(section: Section) -> dict[str, str]:
-    """Texts by path, out of `path:line`."""
+    """Return texts by path, from lines of `path:line`."""
     texts: dict[str, list[str]] = {}
     for line in section.lines:
         if found := _SOURCE_LINE.match(line):
@@ -109,7 +109,7 @@ def _mounts(section: Section) -> dict[str, tuple[str, str]]:
 
 
 def _disk_lines(sections: Sections) -> list[str]:
-    """One line a path, as the probe prints them where it had to ask path by path."""
+    """Return one line a path, in the form of a probe that had to ask path by path."""
     if "disks" in sections:
         return sections["disks"].lines
     paths, inodes, usage = (sections[f"disks.{part}"].lines for part in ("paths", "inodes", "usage"))
@@ -163,7 +163,7 @@ def _ports(section: Section) -> tuple[int, ...]:
 
 
 def _listeners(section: Section) -> dict[str, dict[str, Any]]:
-    """Who listens, by port: process, pid, and the container it runs in (empty for none)."""
+    """Return who listens by port: process, pid, and container (empty for none)."""
     owners = {}
     for line in section.lines:
         port, _, rest = line.partition(" ")
@@ -188,7 +188,7 @@ def _packages(sections: Sections) -> dict[str, str]:
 
 
 def _mode(line: str) -> tuple[str, str]:
-    """`750 /a b` -> ('/a b', '750'); empty for anything else."""
+    """Return ('/a b', '750') for `750 /a b`; empty for anything else."""
     mode, _, path = line.partition(" ")
     return (path, mode) if re.fullmatch("[0-7]{1,4}", mode) else ("", "0")
 
@@ -199,7 +199,7 @@ def _lock_holder(section: Section) -> str:
 
 
 def _limits(section: Section) -> dict[str, int | None]:
-    """The hard limits that a container can be given: those of the engine, or any where it may raise them."""
+    """Return the hard limits that containers can get: those of the engine, or unlimited where it may raise them."""
     limits: dict[str, int | None] = {}
     capabilities, highest = 0, None
     for line in section.lines:

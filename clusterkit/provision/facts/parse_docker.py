@@ -1,24 +1,23 @@
-"""What the docker command says about its engine, containers and images."""
+"""Parse what the docker command prints about its engine, containers and images."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.provision.facts.model import Container, Docker
-
-if TYPE_CHECKING:
-    from clusterkit.provision.facts.sections import Section
+from clusterkit.provision.facts.sections import Section
 
 _LABEL = re.compile(r"^[A-Za-z0-9._/-]+=")
 
 
 def parse(sections: Mapping[str, Section]) -> Docker:
-    """The engine's state. An engine that does not answer leaves `server` empty and its words in `error`."""
+    """Return the engine's state. Where it does not answer, `server` is empty and `error` says why."""
     info_section = sections["docker.info"]
-    info = _record(info_section)
+    info = next(filter(None, map(json_object, info_section.lines)), {})
     client = info.get("ClientInfo") or {}
     return Docker(
         client=client.get("Version", "") or ("unknown" if info_section.exit_code is not None else ""),
@@ -38,7 +37,7 @@ def parse(sections: Mapping[str, Section]) -> Docker:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """`a=1,b=x,y` -> {'a': '1', 'b': 'x,y'}: docker joins labels with commas, which values may have as well."""
+    """Return {'a': '1', 'b': 'x,y'} for `a=1,b=x,y`: docker joins labels with commas, and values may have commas."""
     labels: dict[str, str] = {}
     key = ""
     for piece in text.split(",") if text else ():
@@ -48,18 +47,6 @@ def parse_labels(text: str) -> dict[str, str]:
         else:
             labels[key] += f",{piece}"
     return labels
-
-
-def _record(section: Section) -> dict[str, Any]:
-    for line in section.lines:
-        if line.startswith("{"):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                return record
-    return {}
 
 
 def _error(sections: Mapping[str, Section], info: dict[str, Any]) -> str:
@@ -80,19 +67,10 @@ def _error(sections: Mapping[str, Section], info: dict[str, Any]) -> str:
 
 
 def _containers(section: Section) -> list[Container]:
-    containers = []
-    for fields in _rows(section, 5):
-        identifier, name, image, state, labels = fields
-        containers.append(
-            Container(
-                id=str(identifier),
-                name=str(name),
-                image=str(image),
-                state=str(state),
-                labels=parse_labels(labels or ""),
-            )
-        )
-    return containers
+    return [
+        Container(id=str(id), name=str(name), image=str(image), state=str(state), labels=parse_labels(labels or ""))
+        for id, name, image, state, labels in _rows(section, 5)
+    ]
 
 
 def _images(section: Section) -> dict[str, str]:

@@ -1,16 +1,14 @@
-"""What the PCI bus, the kernel module and NVIDIA's commands say."""
+"""Parse what the PCI bus, the kernel module and NVIDIA's commands say."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterkit.provision.facts.model import Gpu
-
-if TYPE_CHECKING:
-    from clusterkit.provision.facts.sections import Section
+from clusterkit.provision.facts.sections import Section
 
 _MEBIBYTE = 1024**2
 _VERSION = re.compile(r"\d+\.\d+[\d.]*")
@@ -19,7 +17,7 @@ _NVSWITCH_CLASS = "0x0680"
 
 
 def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
-    """The fields of Facts that are about NVIDIA hardware and software."""
+    """Return the fields of Facts on NVIDIA hardware and software."""
     classes = [line.strip() for line in sections["nvidia.pci"].lines]
     manager = "absent"
     if "nvidia.fabricmanager" in sections:
@@ -43,7 +41,7 @@ def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
 
 
 def parse_gpus(rows: list[str], processes: list[str]) -> tuple[Gpu, ...]:
-    """GPUs from nvidia-smi's CSV: index, name, UUID, MiB, driver, uncorrected ECC errors, %, MiB used, MIG mode."""
+    """Return the GPUs in nvidia-smi's CSV: index, name, UUID, MiB, driver, uncorrected ECC errors, %, MiB used, MIG."""
     busy = Counter(line.split(",")[0].strip() for line in processes if line.startswith("GPU-"))
     gpus = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Reads all facts about a host with one script in one round trip (two where sudo asks for a password)."""
+"""Read all facts about a host with one script in one round trip (two where sudo asks for a password)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clusterkit.provision.facts.sections import is_whole, split
 from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 
 PATHS = ("/", "/tmp", "/dev/shm", "/var/lib/docker", "/var/lib/containerd")
-"""Paths whose disks are always asked for, beside the engine's own data root and the storage folder."""
+"""Paths whose disks are always read, beside the engine's own data root and the storage folder."""
 COMMANDS = (
     "apt-get dnf yum rpm dpkg systemctl service sudo git git-lfs curl wget tar zstd gpg python3 docker dockerd "
     "containerd podman nvidia-smi nvidia-ctk nv-fabricmanager ip ss iptables nc needrestart cloud-init getenforce"
 ).split()
 
-# Root at once, or through a sudo that asks for nothing; else the answer is how to go on.
+# Runs the probe as root, directly or through a sudo without a password; otherwise prints how root can be had.
 _AS_ROOT = """
 export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Without a process where the kernel tells.
@@ -46,55 +46,47 @@ printf "@@sudo\\n%s\\n%s\\n@@end\\n" "$sudo" "$said"
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
-    """What to ask beyond what is always asked.
+class ProbeRequest:
+    """What to read beyond what is always read."""
 
-    storage: the shared folder. paths: further paths whose disks matter. packages: names whose versions are wanted.
-    files: paths whose SHA-256 and modes are wanted. head_address: name or address of the head node, for the route to
-    it. ports: TCP ports whose listeners are wanted by name (which costs a look at every process). commands: looked up
-    in PATH. docker: whether Docker's engine is asked; network: whether addresses, the route and listeners are read;
-    False where nothing depends on them.
-    limit: seconds that one command of the host (docker, nvidia-smi …) may take; they run beside one another.
-    """
-
-    storage: str = ""
-    paths: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    head_address: str = ""
-    ports: tuple[int, ...] = ()
-    commands: tuple[str, ...] = tuple(COMMANDS)
-    docker: bool = True
-    network: bool = True
-    limit: int = 20
+    storage: str = ""  # the shared folder
+    paths: tuple[str, ...] = ()  # further paths whose disks matter
+    packages: tuple[str, ...] = ()  # names, for their versions
+    files: tuple[str, ...] = ()  # paths, for SHA-256 and modes
+    head_address: str = ""  # name or address of the head node, for the route to it
+    ports: tuple[int, ...] = ()  # TCP ports, for the names of their listeners (which takes a look at every process)
+    commands: tuple[str, ...] = tuple(COMMANDS)  # names, to look up in PATH
+    docker: bool = True  # ask Docker's engine
+    network: bool = True  # read addresses, the route and listeners
+    limit: int = 20  # seconds that one command of the host (docker, nvidia-smi …) may take; they run in parallel
 
 
-async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Facts:
-    """Read the facts, as root where the login user is root or may become it; `Facts.sudo` says which.
+async def gather(session: Session, request: ProbeRequest, *, timeout: float = 90.0) -> Facts:
+    """Return the facts, read as root where the login user is root or can become it (`Facts.sudo` says how).
 
-    Where root is out of reach, what needs it stays empty, and `extra` has `sudo_error` and `sudo_fix`.
+    Without root, what needs it stays empty, and `extra` has `sudo_error` and `sudo_fix`.
 
     Raises:
-        HostError: the connection's, but for SUDO; also LOST where the probe did not run to its end.
+        HostError: as `Session.run`, except SUDO; also LOST where the probe did not run to its end.
 
     """
-    script = probe_script(wants)
-    asked = _Asked(session, timeout)
-    result = await asked.run(f"probe={shlex.quote(script)}\n{_AS_ROOT}")
+    script = probe_script(request)
+    probe = _ClockedRun(session, timeout)
+    result = await probe.run(f"probe={shlex.quote(script)}\n{_AS_ROOT}")
     sections = split(result.stdout)
     state, connection = sections["sudo"], sections["connection"].first.split()
-    sudo, trouble = state.first, {}
+    sudo, extra = state.first, {}
     if sudo == "password":
         try:
-            result = await asked.run(script, root=True)
+            result = await probe.run(script, root=True)
         except HostError as error:
-            if error.trouble is not ErrorKind.SUDO:
+            if error.kind is not ErrorKind.SUDO:
                 raise
-            sudo, trouble = "none", {"sudo_error": error.message, "sudo_fix": error.fix}
+            sudo, extra = "none", {"sudo_error": error.message, "sudo_fix": error.fix}
     elif sudo == "none":
-        trouble = {"sudo_error": " ".join(state.lines[1:]).strip(), "sudo_fix": ""}
+        extra = {"sudo_error": " ".join(state.lines[1:]).strip(), "sudo_fix": ""}
     if sudo == "none":
-        result = await asked.run(script)
+        result = await probe.run(script)
     if sudo in ("password", "none"):
         sections = split(result.stdout)
     if not is_whole(sections):
@@ -106,34 +98,34 @@ async def gather(session: Session, wants: Wants, *, timeout: float = 90.0) -> Fa
             "Log in and run `sh -c 'id; uname -a'`: a shell start-up file that prints or exits gets in its way.",
         )
     facts = facts_of(sections)
-    offset, error_bound = asked.clock(facts.clock)
+    offset, error_bound = probe.clock(facts.clock)
     return facts.model_copy(
         update={
             "sudo": sudo or facts.sudo,
-            "met_at": connection[2] if len(connection) == 4 else "",
+            "ssh_address": connection[2] if len(connection) == 4 else "",
             "clock_offset": offset,
             "clock_error": error_bound,
-            "extra": {**facts.extra, **trouble},
+            "extra": {**facts.extra, **extra},
         }
     )
 
 
-def probe_script(wants: Wants) -> str:
-    """The whole probe as one POSIX sh script. It reads no stdin and writes nothing but its output."""
-    paths = dict.fromkeys([*PATHS, *([wants.storage] if wants.storage else []), *wants.paths])
+def probe_script(request: ProbeRequest) -> str:
+    """Return the probe as one POSIX sh script. It reads no stdin and writes no file."""
+    paths = dict.fromkeys([*PATHS, *([request.storage] if request.storage else []), *request.paths])
     lists = {
         "paths": [path.rstrip("/") or "/" for path in paths],
-        "packages": wants.packages,
-        "files": wants.files,
-        "commands": wants.commands,
-        "ports": [str(port) for port in wants.ports],
+        "packages": request.packages,
+        "files": request.files,
+        "commands": request.commands,
+        "ports": [str(port) for port in request.ports],
     }
     lines = [f"{name}={shlex.quote(shlex.join(values))}" for name, values in lists.items()]
     lines += [
-        f"head={shlex.quote(wants.head_address)}",
-        f"docker={'yes' if wants.docker else ''}",
-        f"network={'yes' if wants.network else ''}",
-        f"limit={wants.limit}",
+        f"head={shlex.quote(request.head_address)}",
+        f"docker={'yes' if request.docker else ''}",
+        f"network={'yes' if request.network else ''}",
+        f"limit={request.limit}",
     ]
     return "\n".join(lines) + "\n" + _body()
 
@@ -144,8 +136,8 @@ def _body() -> str:
     return "\n".join(line for line in lines if not line.lstrip().startswith("#")) + "\n"
 
 
-class _Asked:
-    """Runs the probe and notes between which two moments of our own clock the host read its clock."""
+class _ClockedRun:
+    """Runs the probe, and remembers between which two moments of our clock the host read its own."""
 
     def __init__(self, session: Session, timeout: float) -> None:
         self._session, self._timeout = session, timeout
@@ -164,7 +156,7 @@ class _Asked:
             self._seen = time.monotonic()
 
     def clock(self, theirs: float) -> tuple[float, float]:
-        """Their clock minus ours, and how far that may be off, both in seconds."""
+        """Return their clock minus ours, and the largest error of that, both in seconds."""
         half = ((self._seen or self._began) - self._began) / 2
         if theirs == 0.0:
             return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The probe's output, cut at its headings."""
+"""Split the probe's output at its headings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _KILLED = (124, 137)
 
 @dataclass
 class Section:
-    """One part of the probe's output. exit_code: None where the part is more than one command."""
+    """One part of the probe's output."""
 
     lines: list[str] = field(default_factory=list)
-    exit_code: int | None = None
+    exit_code: int | None = None  # None where the part is more than one command
 
     @property
     def timed_out(self) -> bool:
@@ -21,19 +21,19 @@ class Section:
 
     @property
     def first(self) -> str:
-        """Its first line that says anything."""
+        """Its first line that is not empty."""
         return next((line.strip() for line in self.lines if line.strip()), "")
 
 
 class Sections(dict[str, Section]):
-    """Sections by name; one that the probe did not print reads as an empty one."""
+    """Sections by name; one that the probe did not print is empty."""
 
     def __missing__(self, key: str) -> Section:
         return Section()
 
 
 def split(text: str) -> Sections:
-    """Cut the output at its headings; what stands before the first (a login banner) is dropped."""
+    """Split the output at its headings; what comes before the first (a login banner) is dropped."""
     sections = Sections()
     current: Section | None = None
     for line in text.splitlines():
@@ -48,7 +48,7 @@ def split(text: str) -> Sections:
 
 
 def is_whole(sections: Sections) -> bool:
-    """Whether the probe ran to its end."""
+    """Return whether the probe ran to its end."""
     return "end" in sections
 
 

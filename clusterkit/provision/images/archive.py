@@ -1,4 +1,4 @@
-"""The image as a file on shared storage: written once, whole or not at all, and loaded by every host."""
+"""The image as a file on the shared storage: written once, completely or not at all, and loaded by every host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 from clusterkit.provision import docker
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.identity import Image
+from clusterkit.provision.images.identity import Image, ImageError
 from clusterkit.provision.images.meter import PRELUDE, Progress, counter, readable
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.shell import for_each, pipe
@@ -18,29 +17,29 @@ from clusterkit.ssh.shell import for_each, pipe
 _ABSENT, _DIFFERENT = 44, 45
 _SHORT = 120.0
 FREE_FACTOR = 1.1
-"""Space wanted on the storage, as a multiple of the image's size; compressed it takes about half."""
+"""Free space that the storage must have, as a multiple of the image's size; compressed it takes about half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive and what is in it. size, sha256: of the file as written. compression: zstd or gzip."""
+    """An archive and the image in it."""
 
     path: str
     reference: str
     image_id: str
     content: str
     image_size: int
-    compression: str
-    size: int
-    sha256: str
+    compression: str  # zstd or gzip
+    size: int  # of the file as it was written
+    sha256: str  # likewise
 
     def holds(self, image: Image) -> bool:
-        """Whether it is an archive of this image."""
+        """Return whether it is an archive of this image."""
         return self.image_id == image.image_id or (bool(self.content) and self.content == image.content)
 
 
 async def archives(session: Session, folder: str) -> list[Archive]:
-    """Archives that a folder has on record, the newest first; an unreadable record counts as none."""
+    """Return the archives of which a folder has a record, the newest first. An unreadable record is ignored."""
     script = f"""[ -d {shlex.quote(folder)} ] || exit 0
 cd {shlex.quote(folder)}
 set -- *.json
@@ -51,7 +50,7 @@ set -- *.json
     for line in result.stdout.splitlines():
         try:
             record = json.loads(line)
-            # The folder may be known by another name where the archive was written.
+            # The host that wrote the archive may have the folder under another path.
             found.append(Archive(**{**record, "path": f"{folder}/{PurePosixPath(record['path']).name}"}))
         except (ValueError, TypeError, KeyError):
             continue
@@ -59,14 +58,14 @@ set -- *.json
 
 
 async def has_room(session: Session, folder: str, image: Image) -> bool:
-    """Whether the image surely fits there."""
+    """Return whether the image certainly fits into the folder."""
     result = await session.run(f"df -Pk {shlex.quote(folder)}", root=True, timeout=_SHORT)
     words = result.stdout.splitlines()[-1].split() if result.ok else []
     return len(words) > 3 and words[3].isdigit() and int(words[3]) * 1024 > image.size * FREE_FACTOR
 
 
 async def is_whole(session: Session, archive: Archive, *, timeout: float) -> bool:
-    """Whether the file is there with the size and the SHA-256 that were recorded when it was written."""
+    """Return whether the file still has the size and SHA-256 of its record."""
     path = shlex.quote(archive.path)
     script = f'size=$(stat -c %s {path})\n[ "$size" = {archive.size} ] || exit {_DIFFERENT}\nexec sha256sum <{path}\n'
     result = await session.run(script, root=True, timeout=timeout)
@@ -76,10 +75,21 @@ async def is_whole(session: Session, archive: Archive, *, timeout: float) -> boo
 async def write(
     session: Session, image: Image, folder: str, *, zstd: bool = True, progress: Progress | None = None, timeout: float
 ) -> Archive:
-    """Save the image of a host to a folder, under the name of its ID. zstd: every host that will load it has zstd.
+    """Save an image to a folder, under the name of its ID.
+
+    Args:
+        session: of a host that has the image.
+        image: to save.
+        folder: on the shared storage.
+        zstd: compress with zstd, which every host has that will load it.
+        progress: gets host, bytes done and bytes in all.
+        timeout: in seconds.
+
+    Returns:
+        The archive as it is on record.
 
     Raises:
-        ImageError: it could not be written.
+        ImageError: the archive could not be written.
         HostError: as `Session.run`.
 
     """
@@ -89,7 +99,7 @@ async def write(
     path = f"{folder}/{name}"
     partial = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
     parts = pipe(
-        ("docker save", docker.command("save", _savable(image))),
+        ("docker save", docker.command("save", image.run_as)),
         ("copying", "moved"),
         ("compressing", "zstd -q -T0 -1" if zstd else "gzip -1"),
         ("writing the archive", 'tee "$partial"'),
@@ -119,7 +129,7 @@ echo "@written $size ${{sum%% *}}"
         )
     _, size, sha256 = written[-1]
     archive = Archive(path, image.reference, image.image_id, image.content, image.size, compression, int(size), sha256)
-    # The record comes last: without it the file counts for nothing.
+    # The record is written last: a file without a record is ignored.
     record = f"{folder}/{image.image_id.removeprefix('sha256:')}.json"
     await session.put(json.dumps(asdict(archive)).encode(), record, root=True)
     if progress is not None:
@@ -131,7 +141,7 @@ async def load(session: Session, archive: Archive, *, progress: Progress | None 
     """Load an archive into a host's Docker.
 
     Raises:
-        ImageError: the host does not see the file that was written, or it cannot be loaded.
+        ImageError: the host does not see the file as it was written, or cannot load it.
         HostError: as `Session.run`.
 
     """
@@ -159,11 +169,6 @@ size=$(stat -c %s {path})
 
 
 async def discard(session: Session, archive: Archive) -> None:
-    """Remove an archive that turned out damaged, and its record."""
+    """Remove a damaged archive and its record."""
     record = archive.path.rsplit(".tar.", 1)[0] + ".json"
     await session.run(f"rm -f {shlex.quote(record)} {shlex.quote(archive.path)}", root=True, timeout=_SHORT)
-
-
-def _savable(image: Image) -> str:
-    """The tag travels with the image where there is one."""
-    return image.run_as

@@ -1,4 +1,4 @@
-"""Build a runtime image on a host, with the host's own Docker, from a context that goes over the connection."""
+"""Build a runtime image with a host's own Docker, from a build context that we send over the connection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from clusterkit.provision.images.context import CONTENT_LABEL, Recipe, context
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.identity import Image, inspect
+from clusterkit.provision.images.identity import Image, ImageError, inspect
 from clusterkit.ssh.api import Session
 
 BUILD_SECONDS = 2 * 3600.0
@@ -29,11 +28,22 @@ async def build(
     on_output: Callable[[str], None] | None = None,
     timeout: float = BUILD_SECONDS,
 ) -> Image:
-    """Build it unless the host has it already, and return what it is.
+    """Build an image unless the host has it already.
 
-    pip_find_links: a URL, or a folder on this machine whose wheels are sent along. proxies: http_proxy, https_proxy,
-    no_proxy. torch_index: where the CPU build of torch comes from; None: the pinned place. on_output: gets the lines
-    of the build.
+    Args:
+        session: of the host.
+        recipe: what to build.
+        ca_bundle: PEM certificates to trust while building.
+        apt_mirror: of the distribution.
+        pip_index_url: in place of PyPI.
+        pip_find_links: a URL, or a folder on this machine whose wheels are sent along.
+        proxies: http_proxy, https_proxy and no_proxy.
+        torch_index: where the CPU build of torch comes from; None: the pinned address.
+        on_output: gets the lines of the build.
+        timeout: in seconds.
+
+    Returns:
+        The image that the host has then.
 
     Raises:
         ImageError: the build failed.
@@ -41,7 +51,7 @@ async def build(
         UserError: a folder of wheels does not exist.
 
     """
-    if (found := await built(session, recipe)) is not None:
+    if (found := await find_built(session, recipe)) is not None:
         return found
     wheels = Path(pip_find_links).expanduser() if pip_find_links and "://" not in pip_find_links else None
     arguments = dict(recipe.arguments)
@@ -86,20 +96,20 @@ async def build(
     return image
 
 
-async def built(session: Session, recipe: Recipe) -> Image | None:
-    """The image that was built from exactly this on the host, if there is one."""
+async def find_built(session: Session, recipe: Recipe) -> Image | None:
+    """Return the host's image that was built from exactly this recipe; None where there is none."""
     image = await inspect(session, recipe.reference)
     return image if image is not None and (CONTENT_LABEL, recipe.content) in image.labels else None
 
 
 def _script(recipe: Recipe, arguments: Mapping[str, str], proxies: Mapping[str, str]) -> str:
-    """Build from stdin. Values go through the environment: a proxy's URL may hold a password, and Docker keeps
-    those (no others) out of the image.
+    """Return a script that builds from stdin. Values go through the environment: a proxy's address may hold a password,
+    and Docker keeps proxies (nothing else) out of the image.
     """
     values = {name: value for name, value in arguments.items() if value} | dict(proxies)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
     options = "".join(f" --build-arg {name}" for name in sorted(values))
-    # The host's network: a build must reach what the host reaches, a proxy or name server on its loopback included.
+    # With the host's network a build reaches all that the host reaches, also a proxy or name server on loopback.
     return (
         f"{exports}export DOCKER_BUILDKIT=0\n"
         f"docker build --network host --force-rm{options} --label {CONTENT_LABEL}={recipe.content} "

@@ -1,4 +1,4 @@
-"""What a runtime image is built from, as one small tar: Dockerfile, node-side code, the site's certificates, wheels."""
+"""The build context of a runtime image, as one small tar: Dockerfile, node code, the site's certificates, wheels."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ CONTENT_LABEL = "clusterkit.content"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to build, apart from how the site reaches its mirrors.
+    """What to build, apart from the site's mirrors. Its files are read once, so `content` describes what is built."""
 
-    kind: "gpu" or "cpu". base: image to build on instead of the pinned one. torch: leave it out of the CPU image
-    (False) where nothing trains. Its files are read once: what is built is what its content names.
-    """
-
-    kind: str = "gpu"
-    base: str = ""
-    torch: bool = True
+    kind: str = "gpu"  # gpu or cpu
+    base: str = ""  # image to build on instead of the pinned one
+    torch: bool = True  # False leaves torch out of the CPU image, for hosts that train nothing
 
     def __post_init__(self) -> None:
         if self.kind not in DOCKERFILES:
@@ -33,13 +29,13 @@ class Recipe:
 
     @cached_property
     def content(self) -> str:
-        """Hash of all that the image is made of: Dockerfile, versions, node-side code, and the choices above."""
+        """Hash of all that the image is made of: Dockerfile, versions, node code, and the choices above."""
         pins = ("versions.env", (folder() / "versions.env").read_bytes())
         return content_of((*self.files, pins), self.kind, self.base, str(self.torch))
 
     @property
     def reference(self) -> str:
-        """The tag that it is built under: another one for every content."""
+        """The tag of the image; every content has another one."""
         return f"{REPOSITORIES[self.kind]}:{self.content[:12]}"
 
     @property
@@ -62,9 +58,13 @@ class Recipe:
 
 
 def context(recipe: Recipe, *, ca_bundle: bytes = b"", wheels: Path | None = None) -> bytes:
-    """Pack the build context. The same input gives the same bytes, so that Docker's build cache holds.
+    """Return the build context. The same input gives the same bytes, so that Docker's build cache works.
 
-    ca_bundle: PEM certificates to trust while building. wheels: folder whose *.whl files pip may use.
+    Args:
+        recipe: what to build.
+        ca_bundle: PEM certificates to trust while building.
+        wheels: folder whose *.whl files pip may use.
+
     """
     entries = [*recipe.files, ("site/ca.pem", ca_bundle), ("wheels/README", b"Wheels that pip may use.\n")]
     if wheels is not None:

@@ -1,4 +1,4 @@
-"""The lock file: which image a cluster runs, so that hosts that come later get the same one."""
+"""The lock file: which image a cluster runs, so that hosts that are added later get the same one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "image.lock.json"
 
 
 class Lock(BaseModel):
-    """What a reference meant when the cluster was set up. See `Image`; date: when, in UTC."""
+    """The image that a reference meant when the cluster was set up (see `Image`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -24,11 +24,11 @@ class Lock(BaseModel):
     image_id: str
     repo_digest: str = ""
     content: str = ""
-    date: str = ""
+    date: str = ""  # of the set-up, in UTC
 
     @classmethod
     def of(cls, image: Image) -> Lock:
-        """Lock an image, now."""
+        """Return the lock of an image, with the date of now."""
         return cls(
             reference=image.reference,
             image_id=image.image_id,
@@ -38,12 +38,12 @@ class Lock(BaseModel):
         )
 
     def names(self, image: Image) -> bool:
-        """Whether this is the image that was locked."""
+        """Return whether this is the locked image."""
         return self.image_id == image.image_id or (bool(self.content) and self.content == image.content)
 
 
 def parse(text: str) -> Lock | None:
-    """Read a lock; None for an empty or damaged one."""
+    """Return the lock that a text describes; None where it is empty or damaged."""
     try:
         return Lock.model_validate_json(text)
     except ValidationError:
@@ -51,24 +51,24 @@ def parse(text: str) -> Lock | None:
 
 
 def local_path(cluster: str) -> Path:
-    """Where a cluster's lock is kept on this machine."""
+    """Return the path of a cluster's lock on this machine."""
     return config_folder() / "clusters" / cluster / FILE
 
 
 def read_local(cluster: str) -> Lock | None:
-    """The lock on this machine."""
+    """Return the lock on this machine."""
     path = local_path(cluster)
     return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 async def read_shared(session: Session, storage: str) -> Lock | None:
-    """The lock on the cluster's storage, which whoever sets it up from elsewhere sees too."""
+    """Return the lock on the cluster's storage, which set-ups from other machines see too."""
     result = await session.run(f"cat {shlex.quote(_shared(storage))}", root=True, timeout=30.0)
     return parse(result.stdout) if result.ok else None
 
 
 async def write(cluster: str, lock: Lock, session: Session, storage: str) -> bool:
-    """Write both, unless they name this image already; whether anything was written.
+    """Write both locks where they are not of this image. Return whether anything was written.
 
     Raises:
         HostError: the storage cannot be written to.
@@ -81,7 +81,7 @@ async def write(cluster: str, lock: Lock, session: Session, storage: str) -> boo
         write_private(local_path(cluster), text)
         changed = True
     if not _same(await read_shared(session, storage), lock):
-        # Should it fail, writing into it says why.
+        # Where this fails, `put` says why.
         await session.run(f"mkdir -p {shlex.quote(storage)}/clusterkit", root=True, timeout=30.0)
         await session.put(text.encode(), _shared(storage), root=True)
         changed = True
@@ -92,5 +92,5 @@ def _shared(storage: str) -> str:
     return f"{storage}/clusterkit/{FILE}"
 
 
-def _same(there: Lock | None, wanted: Lock) -> bool:
-    return there is not None and there.model_copy(update={"date": wanted.date}) == wanted
+def _same(one: Lock | None, other: Lock) -> bool:
+    return one is not None and one.model_copy(update={"date": other.date}) == other

@@ -1,4 +1,4 @@
-"""Bytes on their way through a pipe on a host, told line by line while they move."""
+"""Count the bytes that move through a pipe on a host, and report them while they move."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Gets host, bytes done and bytes in all (0: not known)."""
+"""Gets host, bytes done and bytes in all (0: unknown)."""
 
 _LINE = re.compile(r"^@moved (\d+)$")
 
@@ -23,11 +23,11 @@ moved() {
   LC_ALL=C dd bs=1M iflag=fullblock status=progress 2>"$work/moved" || { grep '^dd:' "$work/moved" >&2; false; }
 }
 """
-"""Start of a script whose pipes have a part `moved`, which is counted. Only the telling may fail unseen."""
+"""Start of a script that counts the bytes of the part `moved` of its pipes. Only the count may fail unseen."""
 
 
 def counter(host: str, total: int, progress: Progress | None) -> Callable[[str], None] | None:
-    """What a session is to be given as `on_output`, so that progress is told the bytes moved."""
+    """Return the `on_output` of a session that reports the bytes moved to `progress`."""
     if progress is None:
         return None
     progress(host, 0, total)
@@ -40,5 +40,5 @@ def counter(host: str, total: int, progress: Progress | None) -> Callable[[str],
 
 
 def readable(output: str) -> str:
-    """What a script said, without the counting."""
+    """Return what a script printed, without the byte counts."""
     return "\n".join(line for line in output.splitlines() if line.strip() and not _LINE.match(line))[-1000:]

@@ -1,23 +1,24 @@
-"""Whether a runtime image has what a preset's trainer and engine import: looked at before Ray starts, in the image."""
+"""Check, before Ray starts, that a runtime image has the packages that a preset's trainer and engine import."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.provision.images.errors import ImageError
+from clusterkit.common.records import json_object
+from clusterkit.provision.facts.model import version_numbers
+from clusterkit.provision.images.identity import ImageError
 from clusterkit.provision.images.versions import versions
 from clusterkit.ssh.api import Session
 from trainer.config import RunConfig
 
 PYTHON = (3, 11)
 LOOK_SECONDS = 180.0
-"""The first start of a container from a large image reads a lot."""
+"""Long, since the first start of a container reads much of a large image."""
 _NODE = {"ray": "2.60", "pydantic": "2", "pyyaml": "6", "httpx": "0"}
 _TRAINER = {"torch": "2.6", "transformers": "5.6", "tokenizers": "0", "safetensors": "0", "numpy": "0"}
-# Run in the image by its own Python, whatever that is: plain enough for an old one.
+# Runs in the image's own Python, which may be an old one.
 _PROBE = """
 import json, sys
 found = {"python": list(sys.version_info[:3]), "packages": {}}
@@ -36,14 +37,14 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class ImageNeeds:
-    """Packages that an image must have, the least version of each ("0": any). who: the preset that wants them."""
+    """Packages that an image must have."""
 
-    who: str
-    packages: dict[str, str]
+    preset: str
+    packages: dict[str, str]  # least version by name; "0": any version
 
 
 def needs_of_image(config: RunConfig) -> ImageNeeds:
-    """What the nodes import for a run."""
+    """Return the packages that the nodes import for a run."""
     packages = _NODE | _TRAINER
     if config.engine != "embedded":
         packages = packages | {config.engine: "0", "aiohttp": "0"}
@@ -51,25 +52,24 @@ def needs_of_image(config: RunConfig) -> ImageNeeds:
 
 
 async def check_image(session: Session, reference: str, needs: ImageNeeds) -> None:
-    """Look into the image, on a host that has it, with one `docker run` that prints versions.
+    """Check an image on a host that has it, with one `docker run` that prints versions.
 
     Raises:
-        ImageError: it lacks something, or cannot be run.
+        ImageError: the image lacks a package, or cannot be run.
         HostError: as `Session.run`.
 
     """
     command = ["docker", "run", "--rm", "--pull", "never", "--network", "none", "--entrypoint", "python3", reference]
     result = await session.run(shlex.join([*command, "-c", _PROBE, *needs.packages]), root=True, timeout=LOOK_SECONDS)
-    found = _last_object(result.stdout)
+    found = next(filter(None, map(json_object, reversed(result.stdout.splitlines()))), None)
     if not result.ok or found is None:
-        said = (result.stderr.strip() or f"exit code {result.exit_code}").splitlines()[-1][-300:]
-        problems = [f"its python3 cannot be run: {said}"]
+        problems = [f"its python3 cannot be run: {result.reason}"]
     else:
         problems = problems_of(found, needs)
     if problems:
         raise ImageError(
             session.host.name,
-            f"the image {reference} cannot run {needs.who}: {'; '.join(problems)}",
+            f"the image {reference} cannot run {needs.preset}: {'; '.join(problems)}",
             "give an image that has them (--image REF), or let the head build ours (--image none; its Dockerfiles and "
             f"versions are in images/: torch {versions()['TORCH_VERSION']}, transformers "
             f"{versions()['TRANSFORMERS_VERSION']} on GPUs). To set up hosts and Ray alone: without --preset, or "
@@ -78,38 +78,23 @@ async def check_image(session: Session, reference: str, needs: ImageNeeds) -> No
 
 
 def problems_of(found: dict[str, Any], needs: ImageNeeds) -> list[str]:
-    """What is missing or too old, one phrase each. found: "python" and "packages", as the probe prints them."""
+    """Return what is missing or too old, one phrase each.
+
+    Args:
+        found: "python" and "packages" as the probe prints them.
+        needs: to compare with.
+
+    """
     problems = []
     python = found.get("python") or [0]
     if tuple(python[:2]) < PYTHON:
         problems.append(f"Python is {'.'.join(map(str, python))}, and {'.'.join(map(str, PYTHON))} is the oldest")
-    there = found.get("packages") or {}
-    if missing := [name for name in needs.packages if not there.get(name)]:
+    installed = found.get("packages") or {}
+    if missing := [name for name in needs.packages if not installed.get(name)]:
         problems.append(f"it has no {', '.join(missing)}")
     problems += [
-        f"{name} is {there[name]}, and {least} is the oldest"
+        f"{name} is {installed[name]}, and {least} is the oldest"
         for name, least in needs.packages.items()
-        if there.get(name) and _numbers(there[name]) < _numbers(least)
+        if installed.get(name) and version_numbers(installed[name], 3) < version_numbers(least, 3)
     ]
     return problems
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu: (2, 13, 0)."""
-    numbers = []
-    for part in version.partition("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
-
-
-def _last_object(text: str) -> dict[str, Any] | None:
-    for line in reversed(text.splitlines()):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        return found if isinstance(found, dict) else None
-    return None

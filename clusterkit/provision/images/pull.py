@@ -1,4 +1,4 @@
-"""Images from a registry: one digest for all hosts, pulled with bytes told and passing failures tried again."""
+"""Pull images from a registry: one digest for all hosts, with progress in bytes, and again after a failure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 import shlex
 
 from clusterkit.provision import docker
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.identity import Image, inspect, is_id, is_tag, repository
+from clusterkit.provision.images.identity import Image, ImageError, inspect, is_id, is_tag, repository
 from clusterkit.provision.images.meter import Progress
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
@@ -19,12 +18,12 @@ _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _LAYER = re.compile(r"([0-9a-f]{12}): Downloading\s.*?([0-9.]+)\s?([kMGT]?B)/([0-9.]+)\s?([kMGT]?B)")
 _LAYER_DONE = re.compile(r"([0-9a-f]{12}): (?:Download complete|Pull complete|Verifying Checksum|Extracting)")
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-# What no second try changes.
+# No second try changes these.
 _FINAL = ("manifest unknown", "not found", "denied", "unauthorized", "invalid reference", "no matching manifest")
 
 
 async def resolve(session: Session, reference: str) -> str:
-    """What a reference means in its registry right now: NAME@sha256:…; empty where that cannot be known without a pull.
+    """Return what a reference means in its registry now: NAME@sha256:…; empty where only a pull can tell.
 
     Raises:
         HostError: as `Session.run`.
@@ -38,7 +37,7 @@ async def resolve(session: Session, reference: str) -> str:
         command = f"docker manifest inspect --verbose {shlex.quote(reference)}"
         result = await session.run(command, root=True, timeout=60.0)
     except HostError as error:
-        if error.trouble is not ErrorKind.TIMEOUT:
+        if error.kind is not ErrorKind.TIMEOUT:
             raise
         return ""
     digest = _manifest_digest(result.stdout) if result.ok else ""
@@ -46,7 +45,7 @@ async def resolve(session: Session, reference: str) -> str:
 
 
 def _manifest_digest(text: str) -> str:
-    """Digest out of `docker manifest inspect --verbose`: a list where the tag stands for several platforms."""
+    """Return the digest in `docker manifest inspect --verbose`, which prints a list for tags of several platforms."""
     try:
         described = json.loads(text)
     except ValueError:
@@ -69,12 +68,18 @@ async def pull(
     timeout: float,
     pause: float = 2.0,
 ) -> Image:
-    """Pull an image, by digest (NAME@sha256:…) where one is given, and give it its tag.
+    """Pull an image and give it its tag.
 
-    pause: seconds before the second try; doubled for the third.
+    Args:
+        session: of the host.
+        reference: tag, or NAME@sha256:….
+        digest: NAME@sha256:… to pull in place of the tag.
+        progress: gets host, bytes done and bytes in all.
+        timeout: of one try, in seconds.
+        pause: seconds before the second try; doubled for the third.
 
     Raises:
-        ImageError: it cannot be pulled.
+        ImageError: the image cannot be pulled.
         HostError: as `Session.run`.
 
     """
@@ -103,18 +108,18 @@ async def pull(
     return image
 
 
-def _failed(host: str, wanted: str, said: str) -> ImageError:
+def _failed(host: str, reference: str, reason: str) -> ImageError:
     return ImageError(
         host,
-        f"{wanted} cannot be pulled: {said}",
+        f"{reference} cannot be pulled: {reason}",
         "check the name and that the host reaches the registry (a proxy: --https-proxy; a private registry: `docker "
         "login` there), or leave --image out: the head node then builds it",
     )
 
 
-def _script(wanted: str) -> str:
-    """`docker pull`, on a terminal of its own where there is `script`: only there does it tell bytes."""
-    plain = docker.command("pull", wanted)
+def _script(reference: str) -> str:
+    """Return a script that runs `docker pull` on a terminal where the host has `script`: only there it prints bytes."""
+    plain = docker.command("pull", reference)
     on_terminal = pipe(
         ("docker pull", f"script -qec {shlex.quote(plain)} /dev/null </dev/null 2>&1"),
         ("showing", "stdbuf -o0 tr '\\r' '\\n'"),
@@ -135,7 +140,7 @@ def _reason(output: str) -> str:
 
 
 class _Meter:
-    """Adds up the layers that `docker pull` shows."""
+    """Adds up the bytes of the layers that `docker pull` prints."""
 
     def __init__(self, host: str, progress: Progress | None) -> None:
         self._host, self._progress = host, progress
@@ -150,14 +155,14 @@ class _Meter:
             self._layers[ended[1]] = (size_of, size_of)
         else:
             return
-        self._tell()
+        self._report()
 
     def finish(self) -> None:
-        """All of it is there."""
+        """Report the image as complete."""
         self._layers = {layer: (size, size) for layer, (_, size) in self._layers.items()}
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._progress is not None and self._layers:
             done, size = (sum(numbers) for numbers in zip(*self._layers.values(), strict=True))
             self._progress(self._host, done, size)

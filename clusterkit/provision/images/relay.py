@@ -1,13 +1,9 @@
-"""An image from one host to another through this machine, over the two connections that it has: no host gets a key."""
+"""Send an image from one host to another through this machine, over our two connections: no host gets a key."""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
-
 from clusterkit.provision import docker
-from clusterkit.provision.images.errors import ImageError
-from clusterkit.provision.images.identity import Image
+from clusterkit.provision.images.identity import Image, ImageError
 from clusterkit.provision.images.meter import Progress
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
@@ -16,20 +12,13 @@ from clusterkit.ssh.stream import relay as copy
 _ROOM = "make room where Docker keeps its images (docker system df), then run setup again"
 
 
-class _Streaming(Protocol):
-    """A session whose scripts can be read from and written to while they run."""
-
-    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AbstractAsyncContextManager[Any]:
-        """Run a script as a pair of streams."""
-
-
 async def relay(
     source: Session, target: Session, image: Image, *, progress: Progress | None = None, timeout: float
 ) -> None:
-    """Send an image from a host that has it to one that has not.
+    """Send an image from a host that has it to one that does not.
 
     Raises:
-        ImageError: the transfer failed; `host` is the one to blame.
+        ImageError: the transfer failed; `host` is where.
         HostError: as `Session.run`.
 
     """
@@ -40,13 +29,13 @@ async def relay(
             progress(host, done, 0)
 
     async with (
-        _streaming(source).stream(save_script(image), root=True, timeout=timeout) as reading,
-        _streaming(target).stream(LOAD, root=True, timeout=timeout) as writing,
+        source.stream(save_script(image), root=True, timeout=timeout) as reading,
+        target.stream(LOAD, root=True, timeout=timeout) as writing,
     ):
         try:
             await copy(reading, writing, moved)
         except HostError as error:
-            if error.trouble is not ErrorKind.WRITE:
+            if error.kind is not ErrorKind.WRITE:
                 raise
             raise ImageError(host, f"the image cannot be loaded: {error.message}", _ROOM) from None
         for session, stream in ((source, reading), (target, writing)):
@@ -58,14 +47,9 @@ async def relay(
 
 
 def save_script(image: Image) -> str:
-    """Script that prints the image, compressed."""
+    """Return a script that prints the image, compressed."""
     return pipe(("docker save", docker.command("save", image.run_as)), ("compressing", "gzip -1"))
 
 
 LOAD = pipe(("decompressing", "gzip -dc"), ("docker load", "docker load -q"))
-"""Script that loads what `save_script` prints."""
-
-
-def _streaming(session: Any) -> _Streaming:
-    streaming: _Streaming = session
-    return streaming
+"""Script that loads the output of `save_script`."""

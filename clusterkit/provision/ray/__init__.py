@@ -1,1 +1,1 @@
-"""Ray in containers: what runs on each host, starting it in order, asking whether it is ready, taking it away."""
+"""Ray in containers: plan and start nodes, wait until they are ready, look at them, remove them."""

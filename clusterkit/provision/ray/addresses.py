@@ -10,18 +10,23 @@ from clusterkit.provision.steps.step import Refused
 
 
 def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
-    """Address that the other nodes reach this host at.
+    """Return the address at which the other nodes reach this host.
 
-    In order: the inventory's private_address, the address that the route to the head leaves from, the one that we met
-    the host at (its own, also where it is named by an alias that only our ssh configuration knows, or has its own name
-    on loopback), the inventory's address. alone: the host is the whole cluster, so that a loopback address will do.
+    The first usable one of: the inventory's private_address, the address that the route to the head leaves from, the
+    host's own address of our SSH connection (right also where only our ssh configuration knows the host's name, or the
+    host resolves its own name to loopback), the inventory's address.
+
+    Args:
+        host: of the inventory.
+        facts: of the host.
+        alone: the host is the whole cluster, so a loopback address is good enough.
 
     Raises:
-        Refused: none of them is an address that other nodes can use.
+        Refused: other nodes can use none of them.
 
     """
-    met_at = "" if alone else facts.met_at
-    for candidate in (host.private_address or "", facts.route_to_head, met_at, host.target):
+    ssh_address = "" if alone else facts.ssh_address
+    for candidate in (host.private_address or "", facts.route_to_head, ssh_address, host.target):
         if _usable(candidate, alone):
             return candidate
     if alone:
@@ -33,7 +38,7 @@ def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
 
 
 def head_address(cluster: Cluster, facts: Facts) -> str:
-    """Address of the head node. facts: of the head.
+    """Return the address of the head node. facts: of the head.
 
     Raises:
         Refused: as `node_address`.
@@ -43,7 +48,7 @@ def head_address(cluster: Cluster, facts: Facts) -> str:
 
 
 def interface(host: Host, facts: Facts, address: str) -> str:
-    """Network interface for NCCL and gloo: the inventory's, else the one that has the address; "" if unknown."""
+    """Return the network interface for NCCL and gloo: the inventory's, else that of the address; "" if unknown."""
     if host.interface:
         return host.interface
     found = (name for name, addresses in facts.addresses.items() if address in addresses)
@@ -51,7 +56,7 @@ def interface(host: Host, facts: Facts, address: str) -> str:
 
 
 def with_port(address: str, port: int) -> str:
-    """ADDRESS:PORT, or [ADDRESS]:PORT for IPv6."""
+    """Return ADDRESS:PORT, or [ADDRESS]:PORT for IPv6."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -1,6 +1,6 @@
-"""Runs inside the runtime container (`docker exec -i … python3 - MODE`, standard library only): prints one JSON object.
+"""Print one JSON object inside the runtime container (`docker exec -i … python3 - MODE`, standard library only).
 
-node: the versions and GPUs that this container sees. head PORT: what Ray's own API says about its nodes and jobs.
+MODE is `node` for the versions and GPUs that this container sees, or `head PORT` for what Ray's API says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MANY = 10_000
 def node() -> dict[str, Any]:
     """Return versions of Ray and Python, the IDs of Ray's node here, and how many GPUs nvidia-smi lists (None: failed).
 
-    There is no ID before Ray's node process runs; an empty one where it does not say it.
+    There is no ID before Ray's node process runs, and an empty one where its command line has none.
     """
     try:
         ray = metadata.version("ray")

@@ -1,7 +1,7 @@
-"""The current cluster: the one that commands go to when none is named, as kubectl's current context.
+"""The current cluster: commands use it where no other is named, like kubectl's current context.
 
-`clusterkit use NAME` chooses it, and so does the first set-up of a cluster; $CLUSTERKIT_CLUSTER chooses for one shell.
-Without a choice it is the only cluster that this machine knows a Ray of.
+`clusterkit use NAME` and the first set-up of a cluster choose it; $CLUSTERKIT_CLUSTER chooses for one shell. Without a
+choice it is the only cluster that was set up from this machine.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ VARIABLE = "CLUSTERKIT_CLUSTER"
 
 @dataclass(frozen=True)
 class Current:
-    """name: of the current cluster; empty where none is. why: it is that one. ready: clusters that have a Ray."""
+    """The current cluster, and why it is that one."""
 
-    name: str
+    name: str  # empty where there is none
     why: str
-    ready: tuple[str, ...]
+    ready: tuple[str, ...]  # clusters that have a Ray
 
 
 def current() -> Current:
-    """The current cluster.
+    """Return the current cluster.
 
     Raises:
         UserError: $CLUSTERKIT_CLUSTER names none, or the file that keeps the choice is damaged.
@@ -38,27 +38,27 @@ def current() -> Current:
     """
     ready = ready_clusters()
     if named := os.environ.get(VARIABLE, "").strip():
-        if not _kept(named):
-            there_are = inventory.cluster_names()
-            known = f" Clusters: {', '.join(there_are)}." if there_are else ""
+        names = inventory.cluster_names()
+        if named not in names:
+            known = f" Clusters: {', '.join(names)}." if names else ""
             raise UserError(
-                f"${VARIABLE} is '{named}', and there is no such cluster.{did_you_mean(named, there_are)}{known}\n"
+                f"${VARIABLE} is '{named}', and there is no such cluster.{did_you_mean(named, names)}{known}\n"
                 f"Name one of them, or take it back: unset {VARIABLE}"
             )
         return Current(named, f"from ${VARIABLE}", ready)
     chosen = _read()
-    if chosen and _kept(chosen):
+    if chosen in inventory.cluster_names():
         return Current(chosen, "the current one", ready)
     return Current(ready[0], "the only one", ready) if len(ready) == 1 else Current("", "", ready)
 
 
 def ready_clusters() -> tuple[str, ...]:
-    """Names of the clusters that were set up and not taken down, as far as this machine knows."""
+    """Return the clusters that were set up from this machine and not taken down."""
     return tuple(name for name in inventory.cluster_names() if local_file(name).is_file())
 
 
 def option(name: str) -> str:
-    """What a printed command needs to go to this cluster: " --cluster NAME", or nothing where it does so by itself."""
+    """Return the option with which a printed command uses this cluster; empty where it does so by itself."""
     try:
         now = current()
     except UserError:
@@ -84,27 +84,23 @@ def choose(name: str) -> None:
 
 
 def forget(name: str) -> bool:
-    """Take the choice back where it is this cluster; whether it was."""
+    """Remove the choice where it is this cluster. Return whether it was."""
     try:
         if _read() != name:
             return False
         path().unlink(missing_ok=True)
-    except (UserError, OSError):  # a damaged file, or one that stays, names no cluster that is to be used
+    except (UserError, OSError):  # a damaged or undeletable file chooses nothing
         return False
     return True
 
 
 def path() -> Path:
-    """The file that keeps the choice: one line, the cluster's name."""
+    """Return the file with the choice: one line, the cluster's name."""
     return config_folder() / "current"
 
 
-def _kept(name: str) -> bool:
-    return name in inventory.cluster_names()
-
-
 def _read() -> str:
-    """What was chosen; empty where nothing was."""
+    """Return the chosen cluster; empty without a choice."""
     try:
         text = path().read_text(encoding="utf-8").strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Connections to several hosts at once: those that could be made, and why the others could not."""
+"""Connect to several hosts at once, and keep the errors of those that cannot be reached."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Connect = Callable[[Host], Awaitable[Session]]
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Sessions by host, and the errors of those that have none."""
+    """Sessions by host, and the errors of hosts without one."""
 
     sessions: dict[str, Session]
-    silent: dict[str, HostError]
+    unreachable: dict[str, HostError]
 
 
 @asynccontextmanager
@@ -26,18 +26,18 @@ async def connected(hosts: Iterable[Host], connect: Connect) -> AsyncIterator[Co
     """Connect to all hosts at once; the sessions are closed when the block ends.
 
     Raises:
-        UserError: a key or configuration that no host can be reached with.
+        UserError: a key or configuration is wrong for all hosts.
 
     """
     wanted = list(hosts)
     outcomes = await asyncio.gather(*(connect(host) for host in wanted), return_exceptions=True)
     answers = dict(zip((host.name for host in wanted), outcomes, strict=True))
     sessions = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
-    silent = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
+    unreachable = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
     try:
         for answer in answers.values():
             if isinstance(answer, BaseException) and not isinstance(answer, HostError):
                 raise answer
-        yield Connected(sessions, silent)
+        yield Connected(sessions, unreachable)
     finally:
         await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True)

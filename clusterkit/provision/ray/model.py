@@ -1,4 +1,4 @@
-"""What the Ray containers of a cluster are made of: names, labels, places, and the settings they are started with."""
+"""The Ray containers of a cluster: names, labels, paths, and the settings that they are started with."""
 
 from __future__ import annotations
 
@@ -15,47 +15,40 @@ from trainer.errors import UserError
 LABEL_CLUSTER = "clusterkit.cluster"
 LABEL_ROLE = "clusterkit.role"
 LABEL_CONFIG = "clusterkit.config"
-"""Hash of what the container was started with."""
+"""Hash of the settings that the container was started with."""
 LABEL_TOKEN = "clusterkit.token"
 """Fingerprint of the token that it was started with."""
 LABEL_GPUS = "clusterkit.gpus"
 """Number of GPUs that Ray was started with."""
 LABEL_HEAD = "clusterkit.head"
-"""On workers: ID of the head's container. A new head is a new Ray, which the workers of the old one never join."""
+"""On workers: ID of the head's container. Workers of an old head never join the Ray of a new one."""
 
 HEAD, WORKER = "head", "worker"
 NODE_ROLES = (HEAD, WORKER)
 
 NODE_FOLDER = "/etc/clusterkit"
-"""On every host; one folder per cluster in it."""
+"""Folder on every host, with one folder per cluster."""
 LEASE_FILE = "lease"
-"""In that folder on the head: who works on the cluster at this moment."""
+"""File in the cluster's folder: who works on the cluster at this moment."""
 TOKEN_IN_CONTAINER = "/run/clusterkit/ray_token"
 
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """What the Ray of a cluster is started with; the same for all its hosts.
-
-    image: reference of the runtime image; image_id: its ID, where it is known. token: empty where it is not known yet
-    (a plan before the first start). head_address: where the other nodes reach the head. head_container: ID of the
-    running head's container; "" where it will be a new one; None: unknown, workers are not compared with it.
-    gpus: None: those that a host has; False: none; True: a host without is refused. shm: bytes of /dev/shm, 0 for half
-    of the memory. environment: for every container; never secrets, `docker inspect` shows them.
-    """
+    """What the Ray of a cluster is started with; the same for all its hosts."""
 
     cluster: Cluster
-    image: str
-    head_address: str
-    image_id: str = ""
-    token: str = field(default="", repr=False)
-    head_container: str | None = None
-    gpus: bool | None = None
+    image: str  # reference of the runtime image
+    head_address: str  # where the other nodes reach the head
+    image_id: str = ""  # empty where it is unknown
+    token: str = field(default="", repr=False)  # empty in a plan before the first start
+    head_container: str | None = None  # ID; "": there will be a new one; None: unknown, do not compare workers with it
+    gpus: bool | None = None  # None: those that a host has; False: none; True: refuse hosts without
     privileged: bool = False
     recreate: bool = False
-    shm: int = 0
+    shm: int = 0  # bytes of /dev/shm; 0: half of the memory
     ports: Ports = field(default_factory=Ports)
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)  # no secrets: `docker inspect` shows them
 
     def role(self, host: Host) -> str:
         """Head or worker."""
@@ -67,10 +60,10 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def shm_bytes(text: str) -> int:
-    """Bytes of a size such as 64g, 512m or 1.5t, in powers of 1024 as Docker counts; 0 for an empty text.
+    """Return the bytes of a size such as 64g, 512m or 1.5t, in powers of 1024 like Docker; 0 for an empty text.
 
     Raises:
-        UserError: it is no such size, or too small for Ray.
+        UserError: it is no size, or too small for Ray.
 
     """
     if not text:
@@ -85,27 +78,27 @@ def shm_bytes(text: str) -> int:
 
 
 def container_name(cluster: str, role: str) -> str:
-    """Name of the container: clusterkit-default-head."""
+    """Return the name of a container: clusterkit-default-head."""
     return f"clusterkit-{cluster}-{role}"
 
 
 def node_folder(cluster: str) -> str:
-    """Folder on a host with what belongs to this cluster."""
+    """Return the folder on a host for this cluster."""
     return f"{NODE_FOLDER}/{cluster}"
 
 
 def token_file(cluster: str) -> str:
-    """File on a host that holds the cluster's Ray token."""
+    """Return the file on a host that holds the cluster's Ray token."""
     return f"{node_folder(cluster)}/ray_token"
 
 
 def fingerprint(token: str) -> str:
-    """What may be shown of a token (256 random bits, so that its hash tells nothing about it)."""
+    """Return a fingerprint that may be shown: a token has 256 random bits, so its hash reveals nothing."""
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
-def own_nodes(facts: Facts, cluster: str) -> tuple[Container, ...]:
-    """Head and worker containers of this cluster on the host, running or not."""
+def node_containers(facts: Facts, cluster: str) -> tuple[Container, ...]:
+    """Return this cluster's head and worker containers on the host, running or not."""
     return tuple(
         container
         for container in facts.docker.containers
@@ -113,6 +106,15 @@ def own_nodes(facts: Facts, cluster: str) -> tuple[Container, ...]:
     )
 
 
-def node_of(containers: Iterable[Container], role: str) -> Container | None:
-    """The container of that role."""
+def running_containers(facts: Facts, cluster: str) -> tuple[Container, ...]:
+    """Return this cluster's containers that run on the host, of any role."""
+    return tuple(
+        container
+        for container in facts.docker.containers
+        if container.state == "running" and container.labels.get(LABEL_CLUSTER) == cluster
+    )
+
+
+def container_with_role(containers: Iterable[Container], role: str) -> Container | None:
+    """Return the container of a role; None where there is none."""
     return next((container for container in containers if container.labels.get(LABEL_ROLE) == role), None)

@@ -1,9 +1,8 @@
-"""One look at a cluster: what Docker says on each host, what Ray says about its nodes, and what does not fit."""
+"""Look at a cluster once: its containers on each host, and the nodes and jobs of its Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_GPUS, LABEL_ROLE, NODE_ROLES
 from clusterkit.provision.ray.ports import Ports
@@ -31,10 +31,7 @@ _LOG, _INFO = "@@log", "@@inside"
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """A container with the cluster's label as its host shows it. log: its last lines, where it does not run.
-
-    node_ids: of the Ray node that runs in it, as Ray's own list has them; None where nobody asked.
-    """
+    """A container with the cluster's label, as its host shows it."""
 
     id: str
     name: str
@@ -44,11 +41,11 @@ class ContainerState:
     image_id: str
     image: str
     labels: dict[str, str]
-    log: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()  # last lines of a container that does not run
     ray: str = ""
     python: str = ""
     gpus_seen: int | None = None
-    node_ids: tuple[str, ...] | None = None
+    node_ids: tuple[str, ...] | None = None  # of the Ray node in it, as in Ray's list; None: nobody asked
 
     @property
     def running(self) -> bool:
@@ -62,13 +59,13 @@ class ContainerState:
 
     @property
     def phrase(self) -> str:
-        """State for a table."""
+        """The state in a table."""
         return f"exited ({self.exit_code})" if self.state == "exited" else self.state
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A node as Ray lists it. memory in bytes."""
+    """A node as Ray lists it."""
 
     name: str
     address: str
@@ -76,40 +73,37 @@ class RayNode:
     head: bool
     cpus: float
     gpus: float
-    memory: float
+    memory: float  # bytes
     id: str = ""
 
 
 UNKNOWN = "unknown"
-"""Whose a job is that was not submitted with clusterkit."""
+"""User of a job that was not submitted with clusterkit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayAnswer:
-    """What Ray said.
-
-    jobs: those that wait or run. users: who submitted each of them. error: why Ray did not answer.
-    """
+    """What Ray's API says."""
 
     version: str = ""
     nodes: tuple[RayNode, ...] = ()
-    jobs: tuple[str, ...] = ()
-    error: str = ""
-    status: str = field(default="", repr=False)
-    users: dict[str, str] = field(default_factory=dict)
+    jobs: tuple[str, ...] = ()  # that wait or run
+    error: str = ""  # why Ray did not answer
+    status: str = field(default="", repr=False)  # of `ray status`, where Ray did not answer
+    users: dict[str, str] = field(default_factory=dict)  # who submitted each job
 
     def alive(self) -> dict[str, RayNode]:
-        """Living nodes by name; of several with one name, the last that Ray lists."""
+        """Return the living nodes by name; of several with one name, the last that Ray lists."""
         return {node.name: node for node in self.nodes if node.state == "ALIVE"}
 
     def find(self, name: str, ids: tuple[str, ...] | None) -> RayNode | None:
-        """The living node of that name; of several, the one with one of these IDs."""
+        """Return the living node of a name; of several, the one with one of these IDs."""
         found = [node for node in self.nodes if node.state == "ALIVE" and node.name == name]
         return next((node for node in found if ids and node.id in ids), found[-1] if found else None)
 
 
 async def containers_on(session: Session, cluster: str, inside: bool = False) -> tuple[ContainerState, ...]:
-    """Containers of the cluster on a host. inside: also ask running Ray nodes for versions and GPUs.
+    """Return the cluster's containers on a host. inside: also ask running Ray nodes for versions and GPUs.
 
     Raises:
         HostError: the host could not be asked, or Docker is there and does not answer.
@@ -118,7 +112,7 @@ async def containers_on(session: Session, cluster: str, inside: bool = False) ->
     stdin = _PROBE.read_bytes() if inside else b""
     result = await session.run(_containers_script(cluster, inside), root=True, stdin=stdin, timeout=LOOK_SECONDS)
     if not result.ok:
-        raise docker.no_answer(session.host.name, result.stderr, result.exit_code)
+        raise docker.no_answer(session.host.name, result)
     return parse_containers(result.stdout)
 
 
@@ -126,7 +120,7 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
     """Ask the head's Ray about its nodes and jobs. session: of the head's host.
 
     Raises:
-        HostError: the host could not be asked. A Ray that does not answer is an `error` of the answer.
+        HostError: the host could not be asked. Where Ray does not answer, `RayAnswer.error` says why.
 
     """
     heads = docker.ps(_label(cluster), f"label={LABEL_ROLE}={HEAD}")
@@ -140,7 +134,7 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
 
 
 async def log_tail(session: Session, container: str, lines: int = LOG_LINES) -> tuple[str, ...]:
-    """Last lines that a container printed; none where the host does not say."""
+    """Return the last lines that a container printed; none where the host cannot be asked."""
     try:
         result = await session.run(
             f"{docker.command('logs', '--tail', str(lines), container)} 2>&1", root=True, timeout=LOOK_SECONDS
@@ -153,7 +147,7 @@ async def log_tail(session: Session, container: str, lines: int = LOG_LINES) -> 
 async def containers_everywhere(
     sessions: Mapping[str, Session], cluster: str, inside: bool = False
 ) -> tuple[dict[str, tuple[ContainerState, ...]], dict[str, HostError]]:
-    """`containers_on` for all hosts at once: what each said, and which could not be asked."""
+    """Return `containers_on` for all hosts, and the errors of hosts that could not be asked."""
 
     async def one(session: Session) -> tuple[ContainerState, ...] | HostError:
         try:
@@ -162,9 +156,8 @@ async def containers_everywhere(
             return error
 
     answers = dict(zip(sessions, await asyncio.gather(*map(one, sessions.values())), strict=True))
-    said = {name: answer for name, answer in answers.items() if not isinstance(answer, HostError)}
-    silent = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
-    return said, silent
+    found = {name: answer for name, answer in answers.items() if not isinstance(answer, HostError)}
+    return found, {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
 
 
 def _label(cluster: str) -> str:
@@ -175,7 +168,7 @@ def _containers_script(cluster: str, inside: bool) -> str:
     roles = "|".join(NODE_ROLES)
     ask = (
         f'  case $role in {roles}) printf "{_INFO} "\n'
-        # One that does not answer is told by the lack of its versions.
+        # Where it does not answer, its versions stay empty.
         '    docker exec --interactive "$id" python3 - node <&3 2>/dev/null || echo null;;\n'
         "  esac\n"
         if inside
@@ -193,20 +186,20 @@ def _containers_script(cluster: str, inside: bool) -> str:
         'if [ "${state%% *}" = true ]; then\n'
         f"  :\n{ask}"
         "else\n"
-        # What it said last is of use and no more.
+        # Its last lines help, but are not needed.
         f'  echo {_LOG}; docker logs --tail {LOG_LINES} "$id" 2>&1 || :; echo; echo {_LOG}\n'
         "fi\n"
     )
     return (
         "exec 3<&0 </dev/null\n"
         "command -v docker >/dev/null || exit 0\n"
-        # One that is removed meanwhile is none; an engine that does not answer any more is an error.
+        # A container that was removed meanwhile is left out; an engine that stops answering is an error.
         'gone() { left=$(docker ps --all --quiet --filter "id=$1") && [ -z "$left" ]; }\n'
     ) + for_each(docker.ps(_label(cluster), stopped=True, whole_ids=True), look)
 
 
 def parse_containers(text: str) -> tuple[ContainerState, ...]:
-    """Read what the script about containers printed."""
+    """Return the containers that the script printed."""
     found: list[dict[str, Any]] = []
     in_log = False
     for line in text.splitlines():
@@ -215,8 +208,8 @@ def parse_containers(text: str) -> tuple[ContainerState, ...]:
         elif in_log:
             found[-1]["log"].append(line)
         elif line.startswith(_INFO):
-            found[-1]["inside"] = _json(line.removeprefix(_INFO)) or {}
-        elif record := _json(line):
+            found[-1]["inside"] = json_object(line.removeprefix(_INFO)) or {}
+        elif record := json_object(line):
             found.append({**record, "log": [], "inside": {}})
     return tuple(_container(record) for record in found)
 
@@ -241,8 +234,8 @@ def _container(record: dict[str, Any]) -> ContainerState:
 
 
 def parse_answer(result: Result) -> RayAnswer:
-    """Read what container_probe.py printed in the head's container, or why it could not."""
-    answer = next((found for line in reversed(result.stdout.splitlines()) if (found := _json(line))), None)
+    """Return the answer that container_probe.py printed in the head's container, or why there is none."""
+    answer = next((found for line in reversed(result.stdout.splitlines()) if (found := json_object(line))), None)
     if answer is None:
         last = _lines(result.stderr)[-1:]
         return RayAnswer(error=last[0] if last else f"no answer (exit code {result.exit_code})")
@@ -261,14 +254,6 @@ def parse_answer(result: Result) -> RayAnswer:
         if job.get("status") in ("PENDING", "RUNNING")
     }
     return RayAnswer(str(answer["ray"]), tuple(nodes), tuple(users), users=users)
-
-
-def _json(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _lines(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What has to be done on one host so that its Ray node runs as wished: facts and settings in, actions out."""
+"""Plan one host's Ray container: compare facts with settings and return the actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 
 from clusterkit.hosts.model import Host
 from clusterkit.provision import docker
-from clusterkit.provision.facts.model import Container, Facts
+from clusterkit.provision.facts.model import Container, Facts, version_numbers
 from clusterkit.provision.ray.addresses import interface, node_address, with_port
 from clusterkit.provision.ray.model import (
     HEAD,
@@ -24,34 +24,33 @@ from clusterkit.provision.ray.model import (
     WORKER,
     RaySettings,
     container_name,
+    container_with_role,
     fingerprint,
+    node_containers,
     node_folder,
-    node_of,
-    own_nodes,
     token_file,
 )
-from clusterkit.provision.steps.shell import put_back_mode
+from clusterkit.provision.steps.shell import restore_mode
 from clusterkit.provision.steps.step import Action, Refused
 from clusterkit.ssh.shell import for_each
 
 NOFILE = 1_048_576
 SHM_SHARE = 0.5
-"""Of the memory. Ray's object store takes 0.3 of it, the rest is for NCCL and data loaders; a tmpfs holds only what is
-written into it."""
+"""Part of the memory for /dev/shm: Ray's object store takes 0.3 of it, NCCL and data loaders the rest."""
 CDI_SINCE = (28, 2)
-"""First Docker Engine that reads CDI specifications without being told to."""
+"""First Docker Engine that reads CDI specifications by default."""
 ALL_GPUS = "nvidia.com/gpu=all"
 START_SECONDS = 300.0
 
 
 class MustReplace(Refused):
-    """The running container would have to be replaced, which ends jobs and was not asked for."""
+    """The running container would have to be replaced, which ends jobs, and --recreate was not given."""
 
 
 def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, ...]:
-    """Actions that make the host's Ray container what it should be; none when it is.
+    """Return the actions that make the host's Ray container match the settings; none where it does.
 
-    A dead container is replaced, one that runs with other settings only where `settings.recreate` allows it.
+    A dead container is replaced. A running one is replaced only where `settings.recreate` allows it.
 
     Raises:
         Refused: the name or a port belongs to something else, another cluster runs here, a GPU is missing, or the
@@ -60,13 +59,13 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
     """
     cluster, role = settings.cluster.name, settings.role(host)
     labels = _labels(host, facts, settings)
-    own = own_nodes(facts, cluster)
-    current = node_of(own, role)
+    own = node_containers(facts, cluster)
+    current = container_with_role(own, role)
     running = current is not None and current.state == "running"
     if current is not None and running and _same(current, labels):
         others = tuple(container for container in own if container is not current)
         former = Action("remove Ray containers of this host's former role", _drop(others, settings))
-        token = put_back_mode(facts, "Ray's token", token_file(cluster), 0o600)
+        token = restore_mode(facts, "Ray's token", token_file(cluster), 0o600)
         return (*token, *((former,) if others else ()))
     _refuse_foreign(facts, cluster, container_name(cluster, role))
     if not any(container.state == "running" for container in own):
@@ -83,7 +82,7 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
 
 
 def docker_run(host: Host, facts: Facts, settings: RaySettings, labels: dict[str, str]) -> list[str]:
-    """Arguments of the docker command that starts the node, the infiniband devices of the host left out."""
+    """Return the docker command that starts the node, without the host's infiniband devices."""
     return [
         *("docker", "run", "--detach", "--pull", "never"),
         *("--name", container_name(settings.cluster.name, settings.role(host))),
@@ -93,7 +92,7 @@ def docker_run(host: Host, facts: Facts, settings: RaySettings, labels: dict[str
 
 
 def _arguments(host: Host, facts: Facts, settings: RaySettings) -> list[str]:
-    """Everything after name and labels: what the hash of the configuration is made of."""
+    """Return all arguments after name and labels. The hash of the configuration is made of them."""
     cluster, head = settings.cluster, settings.role(host) == HEAD
     address = node_address(host, facts, alone=len(cluster.hosts) == 1)
     gpus = _num_gpus(host, facts, settings)
@@ -106,9 +105,9 @@ def _arguments(host: Host, facts: Facts, settings: RaySettings) -> list[str]:
         **settings.ports.environment(head),
     }
     return [
-        # Reaps what Ray's workers leave behind; ends with Ray's exit code when Ray ends.
+        # --init reaps processes that Ray's workers leave, and ends with Ray's exit code when Ray ends.
         "--init",
-        # A Ray that died must be seen, not come back by itself: a restarted head is another, empty cluster.
+        # No restart by Docker, so that people see a Ray that died: a restarted head is another, empty cluster.
         *("--restart", "no", "--stop-timeout", "30"),
         *("--network", "host", "--shm-size", f"{_shm(facts, settings) >> 20}m"),
         *_limits(facts),
@@ -185,7 +184,7 @@ def _shm(facts: Facts, settings: RaySettings) -> int:
 
 
 def _limits(facts: Facts) -> list[str]:
-    """Limits of the container, as far as the host grants them: asking for more would keep it from starting."""
+    """Return the container's limits, at most those of the host: with more it would not start."""
     limits = []
     if "nofile" in facts.hard_limits:
         granted = facts.hard_limits["nofile"]
@@ -212,13 +211,11 @@ def _devices(facts: Facts, gpus: int) -> list[str]:
 def _has_cdi(facts: Facts) -> bool:
     if ALL_GPUS in facts.docker.cdi_devices:
         return True
-    numbers = facts.docker.server.split(".")[:2]
-    version = tuple(int(number) for number in numbers if number.isdigit())
-    return ALL_GPUS in facts.cdi_devices and version >= CDI_SINCE
+    return ALL_GPUS in facts.cdi_devices and version_numbers(facts.docker.server, 2) >= CDI_SINCE
 
 
 def _sockets(name: str) -> dict[str, str]:
-    # With "=", NCCL takes this interface only; without, eth1 would stand for eth10 too.
+    # With "=", NCCL takes this interface only; without, eth1 matches eth10 too.
     return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name} if name else {}
 
 
@@ -284,7 +281,7 @@ def _action(title: str, command: list[str], settings: RaySettings, own: tuple[Co
         f"{_drop(own, settings)}"
         "set --\n"
         "[ ! -d /dev/infiniband ] || set -- --device /dev/infiniband\n"
-        # A start that was cut off may have left the container, made but not running.
+        # An interrupted start may have left a container that was created and never ran.
         f"{_drop_unstarted(settings, command)}"
         f'{before} "$@" {after}\n'
     )
@@ -292,7 +289,7 @@ def _action(title: str, command: list[str], settings: RaySettings, own: tuple[Co
 
 
 def _drop(containers: tuple[Container, ...], settings: RaySettings) -> str:
-    """Script that removes them as far as they still carry the label; their last words go to the log."""
+    """Return a script that removes containers where they still have the label, and prints their last lines."""
     return "".join(
         for_each(
             docker.ps(

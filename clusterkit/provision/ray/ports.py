@@ -1,4 +1,4 @@
-"""Every TCP port that Ray listens on, pinned: what a firewall has to let through and a check looks for."""
+"""Every TCP port that Ray listens on, pinned, so that firewalls can open them and `check` can try them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a Ray node. Those of the head come first; all lie below Linux's range for outgoing connections (32768).
+    """Ports of a Ray node, those of the head first. All are below Linux's range for outgoing connections (32768).
 
-    Ray's own choice for the agent (52365) and the two metrics ports of the head (44217, 44227) lie inside that range,
-    where a busy host may have given them to an outgoing connection.
+    Ray's defaults for the agent (52365) and the head's two metrics ports (44217, 44227) are inside that range, where an
+    outgoing connection of a busy host may have taken them.
     """
 
     gcs: int = 6379
-    dashboard: int = 8265
-    """On 127.0.0.1 only."""
+    dashboard: int = 8265  # on 127.0.0.1 only
     client: int = 10001
     autoscaler_metrics: int = 6386
     dashboard_metrics: int = 6387
@@ -29,7 +28,7 @@ class Ports:
     last_worker: int = 19999
 
     def on_head(self) -> dict[str, int]:
-        """Name and number of what only the head listens on."""
+        """Return name and number of the ports that only the head listens on."""
         return {
             "GCS": self.gcs,
             "dashboard": self.dashboard,
@@ -39,7 +38,7 @@ class Ports:
         }
 
     def on_every_node(self) -> dict[str, int]:
-        """Name and number of what every node listens on, beside the range of the workers' processes."""
+        """Return name and number of the ports that every node listens on, without those of worker processes."""
         return {
             "node manager": self.node_manager,
             "object manager": self.object_manager,
@@ -50,30 +49,25 @@ class Ports:
         }
 
     def listening(self, head: bool) -> dict[str, int]:
-        """Name and number of everything that the head or a worker listens on, beside the range of worker processes."""
+        """Return name and number of all ports of the head or a worker, without those of worker processes."""
         return {**(self.on_head() if head else {}), **self.on_every_node()}
 
     def options(self, head: bool) -> list[str]:
-        """Arguments of `ray start` that pin them."""
-        arguments = [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}"] if head else []
-        arguments += [f"--ray-client-server-port={self.client}"] if head else []
-        return [
-            *arguments,
-            f"--node-manager-port={self.node_manager}",
-            f"--object-manager-port={self.object_manager}",
-            f"--runtime-env-agent-port={self.runtime_env_agent}",
-            f"--dashboard-agent-grpc-port={self.agent_grpc}",
-            f"--dashboard-agent-listen-port={self.agent_http}",
-            f"--metrics-export-port={self.metrics_export}",
-            f"--min-worker-port={self.first_worker}",
-            f"--max-worker-port={self.last_worker}",
-        ]
+        """Return the arguments of `ray start` that pin the ports."""
+        options = {"port": self.gcs, "dashboard-port": self.dashboard, "ray-client-server-port": self.client}
+        options = (options if head else {}) | {
+            "node-manager-port": self.node_manager,
+            "object-manager-port": self.object_manager,
+            "runtime-env-agent-port": self.runtime_env_agent,
+            "dashboard-agent-grpc-port": self.agent_grpc,
+            "dashboard-agent-listen-port": self.agent_http,
+            "metrics-export-port": self.metrics_export,
+            "min-worker-port": self.first_worker,
+            "max-worker-port": self.last_worker,
+        }
+        return [f"--{name}={port}" for name, port in options.items()]
 
     def environment(self, head: bool) -> dict[str, str]:
-        """Variables for the ports that `ray start` has no argument for."""
-        if not head:
-            return {}
-        return {
-            "AUTOSCALER_METRIC_PORT": str(self.autoscaler_metrics),
-            "DASHBOARD_METRIC_PORT": str(self.dashboard_metrics),
-        }
+        """Return the variables for the ports that `ray start` has no argument for."""
+        ports = {"AUTOSCALER_METRIC_PORT": self.autoscaler_metrics, "DASHBOARD_METRIC_PORT": self.dashboard_metrics}
+        return {name: str(port) for name, port in ports.items()} if head else {}

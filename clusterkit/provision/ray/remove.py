@@ -1,4 +1,4 @@
-"""Taking a cluster's containers and files off its hosts: what carries its label, and nothing else."""
+"""Remove a cluster's containers and files from its hosts: what has its label, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ LOOK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What one host has of a cluster. files: whether the folder with its token is there."""
+    """What one host has of a cluster."""
 
     host: str
     containers: tuple[ContainerState, ...] = ()
-    files: bool = False
+    files: bool = False  # whether the folder with its token is there
 
     @property
     def empty(self) -> bool:
-        """Nothing is there."""
+        """Whether the host has nothing of the cluster."""
         return not self.containers and not self.files
 
     def lines(self, cluster: str) -> list[str]:
-        """What there is, for people."""
+        """Return what there is, for people."""
         found = [f"container {c.name} ({c.role or 'no role'}, {c.phrase})" for c in self.containers]
         return [*found, *([f"folder {node_folder(cluster)}"] if self.files else [])]
 
 
 async def leftovers(sessions: Mapping[str, Session], cluster: str) -> tuple[dict[str, Leftovers], dict[str, HostError]]:
-    """Find what every host has of the cluster, and which hosts could not be asked."""
-    said, silent = await containers_everywhere(sessions, cluster)
+    """Return what every host has of the cluster, and the errors of hosts that could not be asked."""
+    containers, unreachable = await containers_everywhere(sessions, cluster)
 
     async def files(name: str) -> Leftovers | HostError:
         try:
             result = await sessions[name].run(f"test -e {node_folder(cluster)}", root=True, timeout=LOOK_SECONDS)
         except HostError as error:
             return error
-        return Leftovers(name, said[name], files=result.ok)
+        return Leftovers(name, containers[name], files=result.ok)
 
-    answers = dict(zip(said, await asyncio.gather(*map(files, said)), strict=True))
-    silent.update((name, answer) for name, answer in answers.items() if isinstance(answer, HostError))
-    return {name: answer for name, answer in answers.items() if isinstance(answer, Leftovers)}, silent
+    answers = dict(zip(containers, await asyncio.gather(*map(files, containers)), strict=True))
+    unreachable.update((name, answer) for name, answer in answers.items() if isinstance(answer, HostError))
+    return {name: answer for name, answer in answers.items() if isinstance(answer, Leftovers)}, unreachable
 
 
 async def remove(
     sessions: Mapping[str, Session], cluster: Cluster, found: Mapping[str, Leftovers]
 ) -> dict[str, HostError | str]:
-    """Remove it: all workers at once, then the head. Returns the hosts where that failed, and how."""
+    """Remove it: all workers at once, then the head. Return the hosts where that failed, and why."""
     failed: dict[str, HostError | str] = {}
 
     async def one(name: str) -> None:
@@ -66,17 +66,17 @@ async def remove(
             failed[name] = error
             return
         if not result.ok:
-            failed[name] = " ".join(result.stderr.strip().splitlines()[-1:]) or f"exit code {result.exit_code}"
+            failed[name] = result.reason
 
     head = cluster.head_host.name
-    there = [name for name, what in found.items() if not what.empty]
-    await asyncio.gather(*(one(name) for name in there if name != head))
-    await asyncio.gather(*(one(name) for name in there if name == head))
+    hosts = [name for name, what in found.items() if not what.empty]
+    await asyncio.gather(*(one(name) for name in hosts if name != head))
+    await asyncio.gather(*(one(name) for name in hosts if name == head))
     return failed
 
 
 def _script(cluster: str, found: Leftovers) -> str:
-    """Remove the containers that were shown as far as they still carry the label, then our own files by name."""
+    """Return a script that removes the given containers where they still have the label, then our own files by name."""
     removed = "".join(
         for_each(
             docker.ps(f"id={container.id}", f"label={LABEL_CLUSTER}={cluster}", stopped=True, whole_ids=True),
@@ -88,7 +88,7 @@ def _script(cluster: str, found: Leftovers) -> str:
     ours = ("ray_token", "ray_token.new", "hf_token", LEASE_FILE, f"{LEASE_FILE}.new")
     files = (
         f"rm -f {' '.join(f'{folder}/{name}' for name in ours)}\n"
-        # What others put there keeps the folders.
+        # A folder with files of others stays.
         f"[ ! -d {folder} ] || rmdir --ignore-fail-on-non-empty {folder}\n"
         f"[ ! -d {NODE_FOLDER} ] || rmdir --ignore-fail-on-non-empty {NODE_FOLDER}\n"
     )

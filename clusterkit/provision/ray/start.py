@@ -1,4 +1,4 @@
-"""Waiting for Ray: for the head until it answers, for the whole cluster until every node is there."""
+"""Wait for Ray: for the head until it answers, for the cluster until every node is alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.ray.model import HEAD, RaySettings, node_of, own_nodes
+from clusterkit.provision.ray.model import HEAD, RaySettings, container_with_role, node_containers
 from clusterkit.provision.ray.observe import ContainerState, ask_ray, containers_on, log_tail
 from clusterkit.provision.ray.plan import MustReplace, plan_node
 from clusterkit.provision.ray.ports import Ports
@@ -24,7 +24,7 @@ CONNECT_FIX = "see the container's log: docker logs {name}"
 
 
 class NodeFailedError(Exception):
-    """A host's Ray could not be started, or is not what it should be. lines: the container's last words."""
+    """A host's Ray could not be started, or is not what it should be. `lines`: the last ones of the container's log."""
 
     def __init__(self, host: str, message: str, lines: Sequence[str] = (), fix: str = "") -> None:
         super().__init__("\n".join([f"{host}: {message}", *(f"    {line}" for line in lines), *([fix] if fix else [])]))
@@ -32,10 +32,10 @@ class NodeFailedError(Exception):
 
 
 class NotReadyError(Exception):
-    """The cluster did not become ready. `state`: as it was last seen."""
+    """The cluster did not become ready. `state`: the last one that was seen."""
 
     def __init__(self, state: ClusterState, waited: float) -> None:
-        lines = [f"the Ray of cluster {state.cluster} is not ready (waited {waited:.0f} s):", *state.wrong]
+        lines = [f"the Ray of cluster {state.cluster} is not ready (waited {waited:.0f} s):", *state.all_problems]
         for node in state.nodes:
             if node.problem and node.log:
                 lines += [f"last lines of {node.name}'s container:", *(f"    {line}" for line in node.log)]
@@ -44,11 +44,11 @@ class NotReadyError(Exception):
 
 
 def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
-    """Settings with the head's container as the facts show it: what a plan of the workers is made with.
+    """Return the settings with the head's container as the facts show it, for a plan of the workers.
 
-    A head that does not run as wished will be a new one, so its workers will have to be, too.
+    A head that does not match the settings will be replaced, and its workers with it.
     """
-    container = node_of(own_nodes(head_facts, settings.cluster.name), HEAD)
+    container = container_with_role(node_containers(head_facts, settings.cluster.name), HEAD)
     try:
         stays = container is not None and not plan_node(settings.cluster.head_host, head_facts, settings)
     except Refused:
@@ -56,14 +56,14 @@ def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
     return replace(settings, head_container=container.id if container is not None and stays else "")
 
 
-async def answering(
+async def wait_for_head(
     session: Session,
     cluster: str,
     ports: Ports | None = None,
     seconds: float = HEAD_SECONDS,
     poll_seconds: float = POLL_SECONDS,
 ) -> ContainerState:
-    """Wait until the head's API answers; return its container.
+    """Wait until the head's API answers, and return its container.
 
     Raises:
         NodeFailedError: the container is gone or dead, or the API did not answer in time; with its log's last lines.
@@ -90,7 +90,7 @@ async def answering(
         await asyncio.sleep(poll_seconds)
 
 
-async def ready(
+async def wait_until_ready(
     sessions: Mapping[str, Session],
     cluster: Cluster,
     expected: Mapping[str, int | None] | None = None,
@@ -101,29 +101,38 @@ async def ready(
 ) -> ClusterState:
     """Wait until every expected node and GPU is alive in Ray, with the same Ray, Python and image everywhere.
 
-    expected: GPUs by host (None: as many as its Ray was started with); all of the cluster's hosts when left out.
+    Args:
+        sessions: by host.
+        cluster: of the hosts.
+        expected: GPUs by host (None: as many as its Ray was started with); default: all hosts.
+        ports: of Ray.
+        seconds: to wait.
+        poll_seconds: between two looks.
+
+    Returns:
+        The state of the ready cluster.
 
     Raises:
-        NotReadyError: not within `seconds`, or a container ended, so that waiting would not help.
+        NotReadyError: not within `seconds`, or a container ended.
 
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
-        # Versions are read once all are there: that costs a process in every container.
+        # Versions are read once all are alive, since that starts a process in every container.
         state = await observe(sessions, cluster, expected=expected, ports=ports, inside=False)
         if state.ready:
             state = await observe(sessions, cluster, expected=expected, ports=ports)
         if state.ready:
             return state
         waited = loop.time() - began
-        if state.hopeless or waited > seconds:
+        if state.cannot_recover or waited > seconds:
             raise NotReadyError(await _with_logs(state, sessions, cluster.name), waited)
         await asyncio.sleep(poll_seconds)
 
 
-async def may_replace(refusal: MustReplace, head: Session, settings: RaySettings) -> None:
-    """Return where a running container may be replaced: --recreate was given, and no job of others is alive.
+async def require_replaceable(refusal: MustReplace, head: Session, settings: RaySettings) -> None:
+    """Refuse to replace a running container unless --recreate was given and no job of others is alive.
 
     Raises:
         MustReplace: `refusal` with the jobs that would end, or with those of others.
@@ -144,7 +153,7 @@ async def may_replace(refusal: MustReplace, head: Session, settings: RaySettings
 
 
 async def _with_logs(state: ClusterState, sessions: Mapping[str, Session], cluster: str) -> ClusterState:
-    """Add the last lines of containers that run and are not what they should be (dead ones carry theirs)."""
+    """Add the last lines of running containers that have a problem (dead ones have theirs already)."""
 
     async def lines(name: str) -> tuple[str, ...]:
         containers = await containers_on(sessions[name], cluster) if name in sessions else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,13 +13,12 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision.ray.model import HEAD, NODE_ROLES, WORKER
 from clusterkit.provision.ray.observe import ContainerState, RayAnswer, RayNode, ask_ray, containers_everywhere
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.provision.ray.status_text import parse_status
 from clusterkit.ssh.api import HostError, Session
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One row. memory in bytes. problem: empty where all is well. log: last lines of a container that does not run."""
+    """One row of the table."""
 
     name: str
     role: str
@@ -28,18 +28,18 @@ class NodeState:
     gpus: int = 0
     gpus_expected: int = 0
     cpus: int = 0
-    memory: int = 0
+    memory: int = 0  # bytes
     ray: str = ""
     python: str = ""
     image: str = ""
     image_id: str = ""
-    problem: str = ""
-    log: tuple[str, ...] = ()
+    problem: str = ""  # empty where all is well
+    log: tuple[str, ...] = ()  # last lines of a container that does not run
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All rows, what Ray is working on, and what is wrong with the cluster as a whole."""
+    """All rows, the jobs of Ray, and the problems of the cluster as a whole."""
 
     cluster: str
     nodes: tuple[NodeState, ...]
@@ -48,17 +48,17 @@ class ClusterState:
 
     @property
     def ready(self) -> bool:
-        """Every expected node and GPU is alive, with the same Ray, Python and image everywhere."""
+        """Whether every expected node and GPU is alive, with the same Ray, Python and image everywhere."""
         return not self.problems and not any(node.problem for node in self.nodes)
 
     @property
-    def wrong(self) -> tuple[str, ...]:
+    def all_problems(self) -> tuple[str, ...]:
         """Every problem as a sentence that names its host."""
         return (*self.problems, *(f"{node.name}: {node.problem}" for node in self.nodes if node.problem))
 
     @property
-    def hopeless(self) -> bool:
-        """Waiting changes nothing: an expected container does not run, or cannot be asked."""
+    def cannot_recover(self) -> bool:
+        """Whether waiting is useless: an expected container does not run, or cannot be asked."""
         return any(node.problem and node.container != "running" for node in self.nodes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,16 +77,22 @@ async def observe(
 ) -> ClusterState:
     """Look once at every host that has a session.
 
-    expected: hosts that must be there, and their GPUs (None: as many as Ray was started with); all of the cluster's
-    when left out. unreachable: hosts without a session, and why. inside: also read versions and GPUs in the containers.
+    Args:
+        sessions: by host.
+        cluster: of the hosts.
+        expected: GPUs by host that must be there (None: as many as Ray was started with); default: all hosts.
+        unreachable: hosts without a session, and why.
+        ports: of Ray.
+        inside: also read versions and GPUs in the containers.
+
     """
     head = sessions.get(cluster.head_host.name)
-    (said, silent), answer = await asyncio.gather(
+    (containers, failed), answer = await asyncio.gather(
         containers_everywhere(sessions, cluster.name, inside), _answer(head, cluster.name, ports)
     )
-    silent = {**(unreachable or {}), **silent}
-    wanted = {host.name: None for host in cluster.hosts} if expected is None else expected
-    return assess(cluster, wanted, said, silent, answer, inside)
+    failed = {**(unreachable or {}), **failed}
+    nodes = {host.name: None for host in cluster.hosts} if expected is None else expected
+    return assess(cluster, nodes, containers, failed, answer, inside)
 
 
 async def _answer(head: Session | None, cluster: str, ports: Ports | None) -> RayAnswer:
@@ -102,18 +108,18 @@ def assess(
     cluster: Cluster,
     expected: Mapping[str, int | None],
     containers: Mapping[str, tuple[ContainerState, ...]],
-    silent: Mapping[str, HostError],
+    unreachable: Mapping[str, HostError],
     answer: RayAnswer,
     inside: bool = True,
 ) -> ClusterState:
-    """Compare what was seen with what is expected. Pure. inside: the containers were asked for versions and GPUs."""
+    """Compare what was seen with what is expected. inside: the containers were asked for versions and GPUs."""
     alive = answer.alive()
     head = cluster.head_host.name
-    rows = [
-        _row(name, HEAD if name == head else WORKER, gpus, containers.get(name, ()), silent.get(name), answer, inside)
-        for name, gpus in expected.items()
-    ]
-    # Nodes beyond those expected are shown and do no harm: a run with --limit looks at a part of the cluster.
+    rows = []
+    for name, gpus in expected.items():
+        role, found = HEAD if name == head else WORKER, containers.get(name, ())
+        rows.append(_row(name, role, gpus, found, unreachable.get(name), answer, inside))
+    # Other nodes are shown and are no problem: a command with --limit looks at a part of the cluster.
     rows += [_measured(NodeState(name, "other"), node) for name, node in alive.items() if name not in expected]
     problems = [*_answer_problem(answer), *_disagreement(rows)]
     return ClusterState(cluster.name, tuple(rows), answer.jobs, tuple(problems))
@@ -170,7 +176,7 @@ def _ray_problem(row: NodeState, node: RayNode | None) -> str:
 
 
 def _former_node(container: ContainerState, node: RayNode | None) -> str:
-    """Ray 2.60 lists a node that was killed for 16 s more: the one it lists may be the one before."""
+    """Return a problem where Ray lists the node of an earlier container: Ray 2.60 does so for 16 s after its end."""
     ids = container.node_ids
     if ids is not None and not ids:
         return "Ray has not started in its container yet; what Ray lists is the node of before"
@@ -207,13 +213,25 @@ def _measured(row: NodeState, node: RayNode | None) -> NodeState:
 def _answer_problem(answer: RayAnswer) -> list[str]:
     if not answer.error:
         return []
-    text = parse_status(answer.status)
-    counted = f" (by `ray status` {text.nodes} nodes and {text.total.get('GPU', 0):g} GPUs)" if text else ""
+    counted = status_counts(answer.status)
     return [f"Ray on the head does not answer: {answer.error}{counted}"]
 
 
+def status_counts(text: str) -> str:
+    """Return what `ray status` says of nodes and GPUs, in brackets; empty for another text.
+
+    The text is no contract of Ray's, so it is read only where Ray's API does not answer.
+    """
+    active = re.search(r"^Active:\n(.*?)^Pending:", text, re.MULTILINE | re.DOTALL)
+    if active is None:
+        return ""
+    nodes = sum(int(count) for count in re.findall(r"^ *(\d{1,9}) \S+$", active[1], re.MULTILINE))
+    gpus = re.search(r"^ *[\d.]{1,30}/([\d.]{1,30}) GPU", text, re.MULTILINE)
+    return f" (by `ray status` {nodes} nodes and {float(gpus[1]) if gpus else 0:g} GPUs)"
+
+
 def _disagreement(rows: list[NodeState]) -> list[str]:
-    """Where Ray, Python or image are not the same everywhere: the odd ones out."""
+    """Return where Ray, Python or image are not the same everywhere, with the hosts that differ."""
     problems = []
     for what, field in (("Ray", "ray"), ("Python", "python"), ("image", "image_id")):
         values = {row.name: str(getattr(row, field)) for row in rows if getattr(row, field)}

@@ -1,4 +1,4 @@
-"""The token that Ray asks everybody for: one per cluster, kept readable for its owner alone, sent over stdin."""
+"""The token that Ray asks all clients for: one per cluster, readable for its owner alone, sent over stdin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
 def local_file(cluster: str) -> Path:
-    """Where the operator's copy is."""
+    """Return the path of the operator's copy."""
     return config_folder() / "clusters" / cluster / "ray_token"
 
 
@@ -44,9 +44,9 @@ def read_token(cluster: str) -> str:
 
 
 async def cluster_token(head: Session, cluster: str) -> str:
-    """Return the operator's copy, else the one that the head node has (set up from elsewhere), else a new one.
+    """Return the operator's copy, else the head node's (set up from another machine), else a new one.
 
-    The last two are kept on this machine.
+    The last two are saved on this machine.
 
     Raises:
         HostError: the head cannot be asked.
@@ -56,10 +56,10 @@ async def cluster_token(head: Session, cluster: str) -> str:
     token = read_token(cluster)
     if token:
         return token
-    path_there = token_file(cluster)
-    result = await head.run(f"[ ! -e {path_there} ] || cat {path_there}", root=True, timeout=30)
+    remote = token_file(cluster)
+    result = await head.run(f"[ ! -e {remote} ] || cat {remote}", root=True, timeout=30)
     if not result.ok:
-        raise HostError(head.host.name, ErrorKind.LOST, f"{path_there} cannot be read: {result.stderr.strip()}", "")
+        raise HostError(head.host.name, ErrorKind.LOST, f"{remote} cannot be read: {result.reason}", "")
     found = result.stdout.strip()
     token = found if _TOKEN.fullmatch(found) else secrets.token_hex(32)
     path = local_file(cluster)

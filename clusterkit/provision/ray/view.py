@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from clusterkit.provision.ray.state import ClusterState, NodeState
+from clusterkit.common.text_plot import columns
+from clusterkit.provision.ray.state import ClusterState, NodeState
 
 
 def lines_of(state: ClusterState) -> list[str]:
-    """Table, what Ray works on, and every problem with its container's last lines."""
+    """Return the table, what Ray works on, and every problem with its container's last lines."""
     rows = [["node", "role", "address", "container", "ray", "GPUs", "CPUs", "memory", "Ray", "Python", "image"]]
     rows += [_row(node) for node in state.nodes]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = columns(rows)
     alive = [node for node in state.nodes if node.ray_state == "ALIVE"]
-    wanted = sum(node.role != "other" for node in state.nodes)
+    expected = sum(node.role != "other" for node in state.nodes)
     gpus, gpus_wanted = sum(node.gpus for node in alive), sum(node.gpus_expected for node in state.nodes)
     lines += [
         "",
-        f"cluster {state.cluster}: {len(alive)} of {wanted} nodes and {gpus} of {gpus_wanted} GPUs alive in Ray",
+        f"cluster {state.cluster}: {len(alive)} of {expected} nodes and {gpus} of {gpus_wanted} GPUs alive in Ray",
     ]
     if state.jobs:
         lines.append(f"running: {', '.join(state.jobs)}")
-    if state.wrong:
-        lines += ["", *(f"problem: {text}" for text in state.wrong)]
+    if state.all_problems:
+        lines += ["", *(f"problem: {text}" for text in state.all_problems)]
     for node in state.nodes:
         if node.problem and node.log:
             lines += ["", f"last lines of {node.name}'s container:", *(f"    {line}" for line in node.log)]

@@ -1,1 +1,1 @@
-"""Provisioning as desired state: each step compares a host's facts with the wish and says what has to be done."""
+"""Provisioning steps: each compares a host's facts with the desired state and returns actions."""

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from clusterkit.hosts.model import Cluster
-from clusterkit.provision.steps import apt, daemon, docker, dockerd_scripts, packages, shell, storage, toolkit
+from clusterkit.provision.steps import (
+    apt,
+    daemon,
+    docker,
+    dockerd_scripts,
+    packages,
+    repositories,
+    shell,
+    storage,
+    systems,
+    toolkit,
+)
 from clusterkit.provision.steps.step import Step
-from clusterkit.provision.steps.systems import SystemStep
 
-STEPS: tuple[Step, ...] = (
-    SystemStep(),
-    packages.PackagesStep(),
-    docker.DockerStep(),
-    toolkit.ToolkitStep(),
-    daemon.DaemonStep(),
-    storage.StorageStep(),
+STEPS = (
+    Step("system", systems.plan),
+    Step("packages", packages.plan),
+    Step("docker", docker.plan),
+    Step("toolkit", toolkit.plan),
+    Step("daemon", daemon.plan),
+    Step("storage", storage.plan),
 )
 
-WANTED_PACKAGES: tuple[str, ...] = ("ca-certificates", *docker.IN_THE_WAY, *toolkit.TOOLKIT_PACKAGES)
-"""Packages whose installed versions the steps ask for (`Facts.packages`)."""
+PROBED_PACKAGES = ("ca-certificates", *docker.CONFLICTING_PACKAGES, *toolkit.TOOLKIT_PACKAGES)
+"""Packages whose installed versions the steps read (`Facts.packages`)."""
 
-WANTED_COMMANDS: tuple[str, ...] = ("curl", "git", "git-lfs", "gpg", "zstd", "docker", "dockerd")
-"""Commands whose paths the steps ask for (`Facts.commands`)."""
+PROBED_COMMANDS = ("curl", "git", "git-lfs", "gpg", "zstd", "docker", "dockerd")
+"""Commands whose paths the steps read (`Facts.commands`)."""
 
-WANTED_FILES: tuple[str, ...] = (
+PROBED_FILES = (
     shell.PROXY_ENV,
     packages.APT_PROXY,
     *packages.CA_FILES.values(),
     packages.CA_PENDING,
     packages.INSTALL_PENDING,
     apt.MIRROR_FILE,
-    *(path for path, _ in docker.KEYS.values()),
-    *docker.REPOSITORIES.values(),
-    *toolkit.KEYS.values(),
-    *toolkit.REPOSITORIES.values(),
+    *repositories.FILES,
     packages.DOCKERD_DROP_IN,
     dockerd_scripts.DOCKERD_ENV,
     daemon.DAEMON_JSON,
     daemon.PENDING,
 )
-"""Files whose SHA-256 the steps ask for (`Facts.files`)."""
-
-
-def wanted_paths(cluster: Cluster) -> tuple[str, ...]:
-    """Paths that the steps ask for in `Facts.disks`, beside those that are always read."""
-    return storage.wanted_paths(cluster)
+"""Files whose SHA-256 the steps read (`Facts.files`)."""

@@ -1,4 +1,4 @@
-"""apt in scripts: it waits for locks, never asks, repairs what a killed run left, keeps to the sources it is given."""
+"""apt in scripts: it waits for locks, never asks, repairs what a killed run left, and reads only the given sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterkit.provision.steps.step import DesiredState
 from clusterkit.provision.steps.systems import System
 
 MIRROR_FOLDER = "/etc/apt/clusterkit"
-"""Sources that only our own runs read: the host's own sources stay as they are."""
+"""Folder with package sources that only our own runs of apt read. The host's own sources stay as they are."""
 MIRROR_FILE = f"{MIRROR_FOLDER}/distribution.sources"
 
 _OPTIONS = (
@@ -23,11 +23,11 @@ _OPTIONS = (
 )
 
 
-def prelude(system: System, wish: DesiredState) -> str:
-    """Script that defines apt_get, apt_update and apt_install NAME…, and finishes what an interrupted dpkg left."""
+def prelude(system: System, desired: DesiredState) -> str:
+    """Return a script that defines apt_get, apt_update and apt_install NAME…, and repairs an interrupted dpkg."""
     options = list(_OPTIONS)
     prepare = ""
-    if wish.bundle:
+    if desired.bundle:
         options += [
             f"Dir::Etc::sourcelist={STATE}/apt/bundle.list",
             "Dir::Etc::sourceparts=/dev/null",
@@ -35,8 +35,8 @@ def prelude(system: System, wish: DesiredState) -> str:
             "Dir::Cache::pkgcache=",
             "Dir::Cache::srcpkgcache=",
         ]
-        prepare = _open_bundle(system, wish)
-    elif wish.apt_mirror:
+        prepare = _open_bundle(system, desired)
+    elif desired.apt_mirror:
         options += [
             "Dir::Etc::sourcelist=/dev/null",
             f"Dir::Etc::sourceparts={MIRROR_FOLDER}",
@@ -46,8 +46,8 @@ def prelude(system: System, wish: DesiredState) -> str:
   if [ -e "$file" ]; then ln -sf "$file" {MIRROR_FOLDER}/; fi
 done
 """
-    if not wish.bundle:
-        # Without ca-certificates there is no list of trusted authorities yet: ours is the only one.
+    if not desired.bundle:
+        # Without ca-certificates the host has no list of trusted authorities yet, so ours is the only one.
         prepare += """ours=/usr/local/share/ca-certificates/clusterkit.crt
 trust=
 if [ -e "$ours" ] && ! [ -e /etc/ssl/certs/ca-certificates.crt ]; then trust="-o Acquire::https::CaInfo=$ours"; fi
@@ -63,9 +63,9 @@ apt_get() {{ apt-get -q $trust {flags} "$@" </dev/null; }}
 
 
 def mirror_sources(system: System, mirror: str) -> bytes:
-    """Package sources of the distribution at a mirror, as deb822.
+    """Return the distribution's package sources at a mirror, as deb822.
 
-    A Debian mirror whose address ends in /debian is expected to have /debian-security beside it, as most do.
+    Most Debian mirrors whose address ends in /debian have /debian-security beside it; we expect it there.
     """
     mirror = mirror.rstrip("/")
     if system.id == "ubuntu":
@@ -80,7 +80,7 @@ def mirror_sources(system: System, mirror: str) -> bytes:
 
 
 def source(uri: str, suites: str, components: str, keyring: str) -> str:
-    """One deb822 paragraph. components: empty for a flat repository, whose suite is `/`."""
+    """Return one deb822 paragraph. A flat repository has the suite `/` and no components."""
     return (
         f"Types: deb\nURIs: {uri}\nSuites: {suites}\n"
         + (f"Components: {components}\n" if components else "")
@@ -88,8 +88,8 @@ def source(uri: str, suites: str, components: str, keyring: str) -> str:
     )
 
 
-def _open_bundle(system: System, wish: DesiredState) -> str:
-    folder = f"{wish.bundle.rstrip('/')}/packages/{system.name}"
+def _open_bundle(system: System, desired: DesiredState) -> str:
+    folder = f"{desired.bundle.rstrip('/')}/packages/{system.name}"
     return f"""bundle={shlex.quote(folder)}
 if ! [ -e "$bundle/Packages" ]; then
   echo 'the bundle has no packages for {system.name}; build it again with --os {system.name}' >&2
@@ -106,7 +106,7 @@ apt_update() {
   until updated=$(apt_get update 2>&1); do
     case $updated in
       *'Could not get lock'* | *'Unable to lock'*) tries=$((tries + 1)) ;;
-      *) return 0 ;; # somebody's broken list need not keep us from installing; apt_install shows it if it does
+      *) return 0 ;; # a broken list of somebody else's often does no harm; apt_install shows it where it does
     esac
     if [ "$tries" -ge 60 ]; then break; fi
     sleep 5

@@ -1,6 +1,6 @@
-"""Package sources that a host has already: parsed as apt reads them, and set aside where ours take their place.
+"""Package sources that a host has already: parsed as apt reads them, and renamed where they conflict with ours.
 
-apt refuses to work at all when two files name different keys for one repository, that is, for one address and suite.
+apt refuses to work at all when two files name different keys for one repository, that is, one address and suite.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OURS = "/clusterkit-"
 
 
 def repositories(path: str, text: str) -> set[tuple[str, str]]:
-    """(address, suite) of everything that a .list or .sources file has apt read; comments and disabled parts are not.
+    """Return (address, suite) of every repository that a .list or .sources file enables.
 
     sources.list(5): lines `deb [options] ADDRESS SUITE COMPONENT…`, or paragraphs of fields (deb822).
     """
@@ -27,14 +27,17 @@ def repositories(path: str, text: str) -> set[tuple[str, str]]:
     return {(_address(uri), suite.replace("$(ARCH)", DEB_ARCHITECTURE)) for uri, suite in found}
 
 
-def in_the_way(what: str, uri: str, suite: str, sources: Mapping[str, str]) -> dict[str, str]:
-    """Files of others, with their texts, that name a repository which we are about to add, and nothing else.
+def conflicting_files(maker: str, uri: str, suite: str, sources: Mapping[str, str]) -> dict[str, str]:
+    """Return other people's files (path: text) that name a repository which we are about to add, and nothing else.
 
     Args:
-        what: whose repository, for the message. uri, suite: of the repository. sources: texts of apt's files by path.
+        maker: of the packages, for the message.
+        uri: of the repository.
+        suite: of the repository.
+        sources: texts of apt's files by path.
 
     Raises:
-        Refused: a file names it beside other repositories, so that it cannot be set aside.
+        Refused: a file names the repository together with others, so it cannot be renamed.
 
     """
     wanted, found = (_address(uri), suite), {}
@@ -44,7 +47,7 @@ def in_the_way(what: str, uri: str, suite: str, sources: Mapping[str, str]) -> d
             continue
         if named != {wanted}:
             raise Refused(
-                f"{path} names {what}'s repository ({_shown(uri)} {suite}) beside others, and apt takes no second key "
+                f"{path} names {maker}'s repository ({_shown(uri)} {suite}) beside others, and apt takes no second key "
                 "for one repository",
                 "Nothing was changed. Move that entry into a file of its own, which clusterkit then sets aside, or "
                 "disable it (# before its line, or `Enabled: no` in its paragraph), and run the command again.",
@@ -53,13 +56,8 @@ def in_the_way(what: str, uri: str, suite: str, sources: Mapping[str, str]) -> d
     return found
 
 
-def set_aside(files: Mapping[str, str]) -> str:
-    """Script that renames files that are as they were read, and says so; with one that is not, it changes nothing more.
-
-    Args:
-        files: texts by path, without comments.
-
-    """
+def disable_script(files: Mapping[str, str]) -> str:
+    """Return a script that renames files to *.disabled. It stops at a file whose text (by path) has changed."""
     return "".join(
         f"""file={shlex.quote(path)}
 text=$(grep -v '^[[:space:]]*#' "$file")
@@ -78,11 +76,6 @@ echo "renamed $file to $aside: it names the repository that clusterkit sets up"
 """
         for path, text in files.items()
     )
-
-
-def also(files: Mapping[str, str]) -> str:
-    """Words for the title of an action that sets them aside."""
-    return f"; rename {', '.join(files)} to *.disabled, which names the same repository" if files else ""
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
@@ -115,6 +108,6 @@ def _address(uri: str) -> str:
 
 
 def _shown(uri: str) -> str:
-    """The address without a user and password."""
+    """Return the address without a user and password."""
     parts = urlsplit(uri)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,25 +1,23 @@
-"""Docker's settings: /etc/docker/daemon.json merged with the user's, and dockerd's proxies."""
+"""Docker's settings: ours added to the user's in /etc/docker/daemon.json, and dockerd's proxies."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from clusterkit.hosts.model import Host
-from clusterkit.provision.facts.model import Container, Facts
+from clusterkit.provision.facts.model import Container, Facts, version_numbers
 from clusterkit.provision.steps import dockerd_scripts
 from clusterkit.provision.steps.packages import certificates_change, docker_environment
 from clusterkit.provision.steps.shell import STATE, differs, place_file, secret_mode, sha
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
 from clusterkit.provision.steps.systems import has_systemd, system_of
-from clusterkit.provision.steps.toolkit import wants_gpus
+from clusterkit.provision.steps.toolkit import uses_gpus
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 PENDING = f"{STATE}/pending/docker"
-"""Says `restart` or `reload` while settings were written that the engine has not taken up yet."""
+"""Holds `restart` or `reload` from the moment settings are written until the engine has taken them up."""
 CLUSTER_LABEL = "clusterkit.cluster"
 
 NVIDIA_RUNTIME = {"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}
@@ -29,36 +27,37 @@ CDI_BY_DEFAULT = (28, 2)  # engines from here on need no feature flag for CDI
 _RELOADABLE = {"runtimes"}
 
 
-class DaemonStep:
-    """Docker runs with the settings that containers of ours need, and with all of the user's."""
+def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
+    """Write the settings that our containers need, then reload or restart the engine once.
 
-    name = "daemon"
+    All settings of the user's stay.
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
-        """Write what differs, then reload or restart the engine once.
+    Raises:
+        Refused: daemon.json cannot be read, or a restart would stop other people's containers.
 
-        Raises:
-            Refused: daemon.json cannot be read, or a restart would stop containers of others.
+    """
+    system_of(facts)
+    settings, effect = _settings(facts, desired)
+    mark = f"mkdir -p {STATE}/pending\necho restart >{PENDING}\n"
+    path, proxies = docker_environment(facts, desired)
+    environment = place_file(facts, "Docker's proxy", path, proxies, mode=secret_mode(proxies or b""), before=mark)
+    needs = {effect} | ({"restart"} if differs(facts, path, proxies) else set()) | _left_over(facts)
+    if "dockerd" in facts.commands and certificates_change(facts, desired):
+        needs.add("restart")
+    needs -= {""}
+    if not needs:
+        return environment  # at most a file's mode, which the engine does not read
+    return (
+        *settings,
+        *environment,
+        _apply(facts, desired, "restart" if "restart" in needs else "reload", settings),
+    )
 
-        """
-        system_of(facts)
-        settings, effect = _settings(facts, wish)
-        mark = f"mkdir -p {STATE}/pending\necho restart >{PENDING}\n"
-        path, proxies = docker_environment(facts, wish)
-        environment = place_file(facts, "Docker's proxy", path, proxies, mode=secret_mode(proxies or b""), before=mark)
-        needs = {effect} | ({"restart"} if differs(facts, path, proxies) else set()) | _left_over(facts)
-        if "dockerd" in facts.commands and certificates_change(facts, wish):
-            needs.add("restart")
-        needs -= {""}
-        if not needs:
-            return environment  # at most a mode, which no engine has to be told
-        return (*settings, *environment, _apply(facts, wish, "restart" if "restart" in needs else "reload", settings))
 
-
-def merge(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what is missing, at every level. What the user has set stays as it is, even where we would differ."""
+def merge(current: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `current` with the keys that it lacks added from `desired`, at every level. The user's values stay."""
     merged = dict(current)
-    for key, value in wanted.items():
+    for key, value in desired.items():
         if key not in merged:
             merged[key] = value
         elif isinstance(value, Mapping) and isinstance(merged[key], Mapping):
@@ -67,10 +66,10 @@ def merge(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, An
 
 
 def read_settings(text: str | None) -> dict[str, Any]:
-    """Parse daemon.json; none, or an empty one, is {}.
+    """Parse daemon.json; a missing or empty one is {}.
 
     Raises:
-        Refused: it is no JSON object; the message shows the place.
+        Refused: it is no JSON object; the message names line and column.
 
     """
     if text is None or not text.strip():
@@ -88,10 +87,18 @@ def read_settings(text: str | None) -> dict[str, Any]:
 
 
 def write_script(content: bytes, old: str | None, effect: str, path: str = DAEMON_JSON, pending: str = PENDING) -> str:
-    """Script that puts `content` (over stdin) in place of a daemon.json whose SHA-256 is `old` (None: there is none).
+    """Return a script that replaces daemon.json by `content`, which it reads from stdin.
 
-    The old file stays as a copy named after its checksum. Nothing is changed when the file is not as it was planned on,
-    or when dockerd finds fault with the new one (engines before 23.0 cannot say; for them valid JSON has to do).
+    The old file stays as a copy named after its checksum. The script changes nothing where the file is not the one that
+    was planned on, or where dockerd rejects the new one (engines before 23.0 cannot tell; they get any valid JSON).
+
+    Args:
+        content: the new text.
+        old: SHA-256 of the file that is there; None where there is none.
+        effect: `reload` or `restart`, whichever makes the change effective.
+        path: of the file.
+        pending: file that holds `effect` until the engine has taken it up.
+
     """
     return f"""umask 022
 target={shlex.quote(path)}
@@ -142,13 +149,13 @@ mv -f "$new" "$target"
 """
 
 
-def _settings(facts: Facts, wish: DesiredState) -> tuple[tuple[Action, ...], str]:
-    """Action that writes daemon.json, and what it takes to make the change effective (empty: nothing)."""
+def _settings(facts: Facts, desired: DesiredState) -> tuple[tuple[Action, ...], str]:
+    """Return the action that writes daemon.json, and what makes the change effective: reload, restart or nothing."""
     current = read_settings(facts.docker.daemon_json)
     wanted: dict[str, Any] = {}
-    if wants_gpus(facts, wish):
+    if uses_gpus(facts, desired):
         # An engine that is yet to be installed may be the distribution's older one; newer ones ignore the flag.
-        modern = facts.docker.server and _version(facts.docker.server) >= CDI_BY_DEFAULT
+        modern = facts.docker.server and version_numbers(facts.docker.server, 2) >= CDI_BY_DEFAULT
         wanted = NVIDIA_RUNTIME if modern else {**NVIDIA_RUNTIME, **CDI_FEATURE}
     merged = merge(current, wanted)
     if merged == current:
@@ -161,14 +168,14 @@ def _settings(facts: Facts, wish: DesiredState) -> tuple[tuple[Action, ...], str
     return (Action(title, script, stdin=content, timeout=120.0),), effect
 
 
-def _apply(facts: Facts, wish: DesiredState, effect: str, settings: tuple[Action, ...]) -> Action:
+def _apply(facts: Facts, desired: DesiredState, effect: str, settings: tuple[Action, ...]) -> Action:
     functions = dockerd_scripts.functions(has_systemd(facts))
     if effect == "reload":
         return Action("reload Docker's settings", f"{functions}reload\nready\nrm -f {PENDING}\n", timeout=180.0)
     running = [container for container in facts.docker.containers if container.state == "running"]
-    foreign = [container for container in running if container.labels.get(CLUSTER_LABEL) != wish.cluster.name]
+    foreign = [container for container in running if container.labels.get(CLUSTER_LABEL) != desired.cluster.name]
     survive = bool(read_settings(facts.docker.daemon_json).get("live-restore"))
-    spared = wish.force or survive
+    spared = desired.force or survive
     if foreign and not spared:
         raise Refused(
             f"Docker has to be restarted, which would stop containers that are not ours: {_names(foreign)}",
@@ -178,7 +185,7 @@ def _apply(facts: Facts, wish: DesiredState, effect: str, settings: tuple[Action
     title = "restart Docker"
     if running and not survive:
         title += f" (stops {_names(running)})"
-    check = "" if spared else dockerd_scripts.no_foreign_containers(wish.cluster.name)
+    check = "" if spared else dockerd_scripts.no_foreign_containers(desired.cluster.name)
     return Action(title, f"{functions}{check}{_restart(facts, bool(settings))}", timeout=300.0)
 
 
@@ -209,7 +216,7 @@ rm -f {PENDING}
 
 
 def _left_over(facts: Facts) -> set[str]:
-    """What an earlier run that was cut short still owes the engine."""
+    """Return what an earlier run that was cut short did not do any more: reload or restart."""
     if PENDING not in facts.files:
         return set()
     return {"restart"} if differs(facts, PENDING, b"reload\n") else {"reload"}
@@ -239,7 +246,3 @@ def _place(text: str, error: ValueError) -> str:
         return str(error)
     line = text.splitlines()[error.lineno - 1].strip() if text.splitlines()[error.lineno - 1 :] else ""
     return f"{error.msg} in line {error.lineno}, column {error.colno}: {line[:100]}"
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])

@@ -1,4 +1,4 @@
-"""dnf in scripts: it never asks, takes no weak dependencies, and in an air gap sees nothing but the bundle."""
+"""dnf in scripts: it never asks, takes no weak dependencies, and with a bundle reads nothing but the bundle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from clusterkit.provision.steps.step import DesiredState
 from clusterkit.provision.steps.systems import System
 
 
-def prelude(system: System, wish: DesiredState) -> str:
-    """Script that defines dnf_install NAME…. dnf itself waits for its lock and undoes a transaction that fails."""
+def prelude(system: System, desired: DesiredState) -> str:
+    """Return a script that defines dnf_install NAME…. dnf itself waits for its lock and undoes what fails."""
     options = ["-y", "--setopt=install_weak_deps=False", "--setopt=retries=3", "--setopt=timeout=60"]
     prepare = ""
-    if wish.bundle:
-        folder = f"{wish.bundle.rstrip('/')}/packages/{system.name}"
+    if desired.bundle:
+        folder = f"{desired.bundle.rstrip('/')}/packages/{system.name}"
         prepare = f"""bundle={shlex.quote(folder)}
 if ! [ -e "$bundle/repodata/repomd.xml" ]; then
   echo 'the bundle has no packages for {system.name}; build it again with --os {system.name}' >&2
@@ -34,7 +34,7 @@ fi
 
 
 def repository(name: str, title: str, base_url: str, key: str, *, signed: str) -> bytes:
-    """Describe a repository. signed: `packages` or `metadata`, whichever its owner signs."""
+    """Return the text of a .repo file. signed: what the owner signs, `packages` or `metadata`."""
     return (
         f"[{name}]\nname={title}\nbaseurl={base_url}\nenabled=1\n"
         f"gpgcheck={int(signed == 'packages')}\nrepo_gpgcheck={int(signed == 'metadata')}\ngpgkey=file://{key}\n"

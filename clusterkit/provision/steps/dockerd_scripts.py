@@ -1,11 +1,11 @@
-"""Scripts that start, reload and restart dockerd: through systemd where it is PID 1, else as a daemon of our own."""
+"""Scripts that start, reload and restart dockerd: through systemd where it is PID 1, otherwise as our own daemon."""
 
 from __future__ import annotations
 
 import shlex
 
 DOCKERD_ENV = "/etc/clusterkit/dockerd.env"
-"""Proxies of a dockerd that we start ourselves."""
+"""Proxies of a dockerd that we start without systemd."""
 DOCKERD_LOG = "/var/log/dockerd.log"
 
 _ANSWERS = """answers() {
@@ -40,7 +40,7 @@ alive() {{
 }}
 start() {{
   if alive; then return 0; fi
-  # With a process ID left there dockerd would refuse to start.
+  # dockerd refuses to start where a process ID is left there.
   rm -f /var/run/docker.pid || return 1
   if [ -r {DOCKERD_ENV} ]; then . {DOCKERD_ENV}; fi
   setsid nohup dockerd --pidfile /var/run/docker.pid </dev/null >>{DOCKERD_LOG} 2>&1 &
@@ -65,7 +65,7 @@ restart() {{
 reload() {{ alive && kill -HUP "$pid"; }}
 child=
 coming() {{ alive || {{ [ -n "$child" ] && kill -0 "$child" 2>/dev/null; }}; }}
-# Below a panic stands a long trace: what it was about is further up.
+# The message of a panic stands above a long trace.
 words() {{
   grep -E '^(panic|fatal error|failed to start)' {DOCKERD_LOG} | tail -n 1 >&2 || :
   tail -n 20 {DOCKERD_LOG} >&2 || :
@@ -77,7 +77,7 @@ _WAIT = """ready() {
   until answers; do
     tries=$((tries + 1))
     if [ "$tries" -ge 300 ]; then return 1; fi
-    # Ended already, and nothing else is coming up: waiting would not help.
+    # It has ended, and nothing else starts it: waiting would not help.
     if [ "$tries" -ge 10 ] && ! coming; then return 1; fi
     sleep 0.2
   done
@@ -86,12 +86,12 @@ _WAIT = """ready() {
 
 
 def functions(systemd: bool) -> str:
-    """Define start, restart, reload, answers, ready (waits a minute at most) and words (the last of the log)."""
+    """Return shell functions: start, restart, reload, answers, ready (waits for a minute), words (shows the log)."""
     return _ANSWERS + (_SYSTEMD if systemd else _OWN) + _WAIT
 
 
 def start(systemd: bool) -> str:
-    """Script that makes the engine answer, or shows its last words and fails."""
+    """Return a script that starts the engine, or shows the end of its log and fails."""
     return f"""{functions(systemd)}if ! answers; then
   start || :
   if ! ready; then
@@ -104,7 +104,7 @@ fi
 
 
 def no_foreign_containers(cluster: str) -> str:
-    """Script that fails when containers of others run by now."""
+    """Return a script that fails where other people's containers run by now."""
     label = shlex.quote(f"label=clusterkit.cluster={cluster}")
     return f"""if answers; then
   ours=$(docker ps -q --no-trunc --filter {label})

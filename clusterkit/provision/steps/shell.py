@@ -1,7 +1,7 @@
-"""Building blocks of the scripts that steps emit. All may be run again after a kill at any point.
+"""Parts of the scripts that steps return. After a kill at any point each can be run again.
 
-Files appear under their name complete or not at all: written to a hidden name beside it (which apt and dnf overlook),
-compared with the checksum, renamed. Their content comes over stdin, so that no script shows a secret.
+A file gets its name only when it is complete: it is written to a hidden name beside it, which apt and dnf overlook,
+compared with its checksum, and renamed. Its content comes over stdin, so that no script shows a secret.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps.step import Action
 
 STATE = "/var/lib/clusterkit"
-"""What clusterkit remembers on a host."""
+"""Folder on a host for what clusterkit has to remember there."""
 PROXY_ENV = "/etc/clusterkit/proxy.env"
-"""Proxies for curl, dnf and git, in the form that sh sources."""
+"""Proxies for curl, dnf and git, as a file that sh reads."""
 
 
 def sha(content: bytes) -> str:
-    """SHA-256 of a file's content, as facts have it."""
+    """Return the SHA-256 of a file's content, as `Facts.files` has it."""
     return sha256(content).hexdigest()
 
 
@@ -28,40 +28,43 @@ SECRET = 0o600
 
 
 def differs(facts: Facts, path: str, content: bytes | None) -> bool:
-    """Whether a file has to be written (content) or removed (None)."""
+    """Return whether a file has to be written (`content`) or removed (None)."""
     return facts.files.get(path) != (None if content is None else sha(content))
 
 
-def wrong_mode(facts: Facts, path: str, mode: int) -> bool:
-    """Whether a file of ours is there with another mode than it was given."""
-    return path in facts.files and facts.modes.get(path, mode) != mode
-
-
 def secret_mode(content: bytes) -> int:
-    """Readable for root alone where an address carries a user and password."""
+    """Return the mode of a file: for root alone where an address in it has a user and password."""
     return SECRET if b"@" in content else 0o644
 
 
-def put_back_mode(facts: Facts, what: str, path: str, mode: int = 0o644) -> tuple[Action, ...]:
-    """Give a file of ours its mode again, should somebody have changed it; its content is another matter."""
-    if not wrong_mode(facts, path, mode):
+def restore_mode(facts: Facts, what: str, path: str, mode: int = 0o644) -> tuple[Action, ...]:
+    """Return the action that gives a file of ours its mode again, should somebody have changed it."""
+    if path not in facts.files or facts.modes.get(path, mode) == mode:
         return ()
     title = f"put back the mode of {what} ({path}: {facts.modes[path]:04o}, wanted {mode:04o})"
     return (Action(title, f"chmod {mode:04o} {shlex.quote(path)}\n", timeout=60.0),)
 
 
-def put_back_secret_mode(facts: Facts, what: str, path: str, content: bytes) -> tuple[Action, ...]:
-    """`put_back_mode` of a file that may hold a password, and that was perhaps written when it did: what root alone can
-    read stays so.
-    """
+def restore_secret_mode(facts: Facts, what: str, path: str, content: bytes) -> tuple[Action, ...]:
+    """Do as `restore_mode` for a file that may hold a password, or did when it was written: 0600 stays 0600."""
     secret = facts.modes.get(path) == SECRET or secret_mode(content) == SECRET
-    return put_back_mode(facts, what, path, SECRET if secret else 0o644)
+    return restore_mode(facts, what, path, SECRET if secret else 0o644)
 
 
 def write_file(
     title: str, path: str, content: bytes, *, mode: int = 0o644, before: str = "", after: str = ""
 ) -> Action:
-    """Write a file. before, after: scripts around the moment in which it gets its name."""
+    """Return the action that writes a file.
+
+    Args:
+        title: of the action.
+        path: of the file.
+        content: of the file, sent over stdin.
+        mode: of the file.
+        before: script that runs just before the file gets its name.
+        after: script that runs just after.
+
+    """
     folder, temporary = PurePosixPath(path).parent, PurePosixPath(path).parent / f".{PurePosixPath(path).name}.new"
     return Action(
         title,
@@ -82,19 +85,15 @@ chmod {mode:04o} "$new"
     )
 
 
-def remove_file(title: str, path: str, *, before: str = "", after: str = "") -> Action:
-    """Remove a file of ours."""
-    return Action(title, f"{before}rm -f {shlex.quote(path)}\n{after}", timeout=120.0)
-
-
 def place_file(
     facts: Facts, what: str, path: str, content: bytes | None, *, mode: int = 0o644, before: str = "", after: str = ""
 ) -> tuple[Action, ...]:
-    """Write, change or remove a file of ours, or put back its mode; nothing where it is as wished."""
+    """Return the action that writes, changes or removes (None) a file of ours, or restores its mode; often none."""
     if not differs(facts, path, content):
-        return put_back_mode(facts, what, path, mode)
+        return restore_mode(facts, what, path, mode)
     if content is None:
-        return (remove_file(f"remove {what} ({path})", path, before=before, after=after),)
+        script = f"{before}rm -f {shlex.quote(path)}\n{after}"
+        return (Action(f"remove {what} ({path})", script, timeout=120.0),)
     verb = "change" if path in facts.files else "set"
     return (write_file(f"{verb} {what} ({path})", path, content, mode=mode, before=before, after=after),)
 
@@ -103,11 +102,11 @@ NETWORK = f"""export LC_ALL=C
 if [ -r {PROXY_ENV} ]; then . {PROXY_ENV}; fi
 if command -v cloud-init >/dev/null 2>&1; then timeout 300 cloud-init status --wait >/dev/null 2>&1 || :; fi
 """
-"""Start of every script that installs something: our proxies, and a first boot that has come to its end."""
+"""Start of every script that installs something: it reads our proxies and waits for the end of a first boot."""
 
 
 def fetch_key(url: str, target: str, fingerprint: str) -> str:
-    """Script that stores a repository's signing key: of what the address serves, only the key with this fingerprint."""
+    """Return a script that stores a signing key: of all that `url` serves, only the key with this fingerprint."""
     folder = shlex.quote(str(PurePosixPath(target).parent))
     return f"""umask 022
 url={shlex.quote(url)}

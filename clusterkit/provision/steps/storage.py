@@ -1,69 +1,64 @@
-"""The folders of the shared storage. Only missing ones are made; nothing is ever removed or re-owned."""
+"""The folders of the shared storage. Missing ones are made; nothing is removed and no owner is changed."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import PurePosixPath
 
-from clusterkit.hosts.model import Cluster, Host
+from clusterkit.hosts.model import Cluster
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
 
 FOLDERS = ("models", "datasets", "codes", "ray", "images")
 
 
-class StorageStep:
-    """The shared folder with its sub-folders."""
+def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
+    """Make the shared folder and its sub-folders where they are missing.
 
-    name = "storage"
+    Raises:
+        Refused: the storage is read-only or does not answer, or the folder to make it in does not exist.
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
-        """Make the folders that are missing.
-
-        Raises:
-            Refused: the storage cannot be written or does not answer, or the folder to make it in is not there.
-
-        """
-        root = wish.cluster.storage
-        disk = facts.disks.get(root)
-        if disk is not None and disk.timed_out:
-            raise Refused(
-                f"{root} does not answer (a dead network mount?)",
-                f"`findmnt -T {root}` on the host shows the mount; repair or remount it, and run the command again.",
-            )
-        parent = facts.disks.get(str(PurePosixPath(root).parent))
-        if not _exists(facts, root) and parent is not None and not parent.exists:
-            raise Refused(
-                f"{root} cannot be made: {parent.path} does not exist",
-                f"Mount the shared storage at {root} or at {parent.path} on every host, or name another folder "
-                "(--storage).",
-            )
-        if disk is not None and disk.read_only:
-            raise Refused(
-                f"{root} is on a read-only file system ({' '.join(filter(None, (disk.source, disk.fstype)))})",
-                f"Mount it for writing (`mount -o remount,rw {disk.path}`, /etc/fstab, or the NFS export), and run the "
-                "command again.",
-            )
-        paths = [path for path in wanted_folders(wish.cluster) if not _exists(facts, path)]
-        return (Action(f"make {', '.join(paths)}", make_script(paths), timeout=60.0),) if paths else ()
+    """
+    root = desired.cluster.storage
+    disk = facts.disks.get(root)
+    if disk is not None and disk.timed_out:
+        raise Refused(
+            f"{root} does not answer (a dead network mount?)",
+            f"`findmnt -T {root}` on the host shows the mount; repair or remount it, and run the command again.",
+        )
+    parent = facts.disks.get(str(PurePosixPath(root).parent))
+    if not _exists(facts, root) and parent is not None and not parent.exists:
+        raise Refused(
+            f"{root} cannot be made: {parent.path} does not exist",
+            f"Mount the shared storage at {root} or at {parent.path} on every host, or name another folder "
+            "(--storage).",
+        )
+    if disk is not None and disk.read_only:
+        raise Refused(
+            f"{root} is on a read-only file system ({' '.join(filter(None, (disk.source, disk.fstype)))})",
+            f"Mount it for writing (`mount -o remount,rw {disk.path}`, /etc/fstab, or the NFS export), and run the "
+            "command again.",
+        )
+    paths = [path for path in storage_folders(desired.cluster) if not _exists(facts, path)]
+    return (Action(f"make {', '.join(paths)}", make_script(paths), timeout=60.0),) if paths else ()
 
 
-def wanted_folders(cluster: Cluster) -> tuple[str, ...]:
-    """All folders that this step makes, the shared folder itself first."""
+def storage_folders(cluster: Cluster) -> tuple[str, ...]:
+    """Return all folders that this step makes, the shared folder itself first."""
     return (cluster.storage, *(f"{cluster.storage}/{name}" for name in FOLDERS))
 
 
-def wanted_paths(cluster: Cluster) -> tuple[str, ...]:
-    """Paths that the step needs to find in `Facts.disks`."""
-    return (str(PurePosixPath(cluster.storage).parent), *wanted_folders(cluster))
+def probed_paths(cluster: Cluster) -> tuple[str, ...]:
+    """Return the paths that the step reads in `Facts.disks`, beside those that are always there."""
+    return (str(PurePosixPath(cluster.storage).parent), *storage_folders(cluster))
 
 
 def make_script(paths: list[str]) -> str:
-    """Script that makes folders, each in one that exists already. All hosts may run it on one storage at once."""
+    """Return a script that makes folders in a folder that exists. All hosts may run it on one storage at once."""
     return f"""umask 022
 for path in {" ".join(map(shlex.quote, paths))}; do
   if [ -d "$path" ]; then continue; fi
-  # Looked at again: another host may have made it just now.
+  # Checked again: another host may have made it just now.
   if [ -e "$path" ] && ! [ -d "$path" ]; then
     echo "$path is there and is no folder" >&2
     exit 1

@@ -1,10 +1,9 @@
-"""The operating systems that hosts may run, and the gate that turns the others away."""
+"""The operating systems that hosts may run, and the step that refuses all others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterkit.hosts.model import Host
 from clusterkit.provision.facts.model import Facts, Os
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
 
@@ -13,16 +12,16 @@ DEB, RPM = "deb", "rpm"
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One supported release. version: as the vendor counts releases (12, 24.04, 9); codename: of its package suites."""
+    """One supported release."""
 
     id: str
-    version: str
+    version: str  # as the vendor counts releases: 12, 24.04, 9
     family: str
-    codename: str = ""
+    codename: str = ""  # of apt's suites: bookworm
 
     @property
     def name(self) -> str:
-        """How command lines and bundles call it: debian-12, ubuntu-24.04, rocky-9."""
+        """The name in command lines and bundles: debian-12, ubuntu-24.04, rocky-9."""
         return f"{self.id}-{self.version}"
 
 
@@ -41,7 +40,7 @@ DEB_ARCHITECTURE = "amd64"
 
 
 def system_of(facts: Facts) -> System:
-    """Find the supported release that a host runs.
+    """Return the supported release that a host runs.
 
     Raises:
         Refused: it runs something else, or on another processor.
@@ -61,24 +60,19 @@ def system_of(facts: Facts) -> System:
 
 
 def has_systemd(facts: Facts) -> bool:
-    """Whether systemd is PID 1: without it daemons are started by us."""
+    """Return whether systemd is PID 1; without it we start daemons ourselves."""
     return facts.os.init == "systemd"
 
 
-class SystemStep:
-    """Turns away what the other steps cannot work on. It never changes anything."""
+def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:  # noqa: ARG001
+    """Refuse what the other steps cannot work on. There is never anything to change.
 
-    name = "system"
+    Raises:
+        Refused: the release or the processor is not supported.
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
-        """Nothing to do.
-
-        Raises:
-            Refused: the release or the processor is not supported.
-
-        """
-        system_of(facts)
-        return ()
+    """
+    system_of(facts)
+    return ()
 
 
 def _unsupported(os: Os, version: str) -> Refused:

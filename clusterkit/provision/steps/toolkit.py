@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from clusterkit.hosts.model import Host
-from clusterkit.provision.facts.model import Facts
-from clusterkit.provision.steps import apt, dnf, repositories
+from clusterkit.provision.facts.model import Facts, version_numbers
+from clusterkit.provision.steps import repositories
 from clusterkit.provision.steps.packages import install_action
 from clusterkit.provision.steps.repositories import Repository
 from clusterkit.provision.steps.step import Action, DesiredState, Refused
@@ -21,72 +18,61 @@ TOOLKIT_PACKAGES = (
     "libnvidia-container1",
 )
 FINGERPRINT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
-KEYS = {"deb": "/etc/apt/keyrings/clusterkit-nvidia.asc", "rpm": "/etc/pki/rpm-gpg/clusterkit-nvidia.asc"}
-REPOSITORIES = {
-    "deb": "/etc/apt/sources.list.d/clusterkit-nvidia.sources",
-    "rpm": "/etc/yum.repos.d/clusterkit-nvidia.repo",
-}
 CDI_SPECIFICATION = "/var/run/cdi/nvidia.yaml"  # where the toolkit's own refresh service writes it
 
 
-class ToolkitStep:
-    """NVIDIA Container Toolkit at the pinned release or a newer one, and GPUs that CDI knows."""
+def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
+    """Install the toolkit where its pinned release or a newer one is missing, and describe the GPUs to CDI.
 
-    name = "toolkit"
+    Returns:
+        No actions on a host without GPUs.
 
-    def plan(self, host: Host, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:  # noqa: ARG002
-        """Nothing on a host without GPUs.
+    Raises:
+        Refused: there are GPUs and no working driver, or no GPUs where some were asked for.
 
-        Raises:
-            Refused: there are GPUs and no working driver, or no GPUs where some were asked for.
-
-        """
-        system = system_of(facts)
-        if not wants_gpus(facts, wish):
-            return ()
-        _refuse_without_driver(system, facts)
-        actions = (
-            *repositories.put_back_modes(repository(system, wish.nvidia_url), facts),
-            *(() if _installed(facts) else _install(system, facts, wish)),
-        )
-        if not facts.cdi_devices:
-            actions += (Action("describe the GPUs to containers (CDI)", _cdi(has_systemd(facts)), timeout=180.0),)
-        return actions
+    """
+    system = system_of(facts)
+    if not uses_gpus(facts, desired):
+        return ()
+    _refuse_without_driver(system, facts)
+    actions = repositories.restore_modes(repository(system, desired.nvidia_url), facts)
+    if not _installed(facts):
+        actions += _install(system, facts, desired)
+    if not facts.cdi_devices:
+        actions += (Action("describe the GPUs to containers (CDI)", _cdi(has_systemd(facts)), timeout=180.0),)
+    return actions
 
 
-def wants_gpus(facts: Facts, wish: DesiredState) -> bool:
-    """Whether containers of this host are to use GPUs."""
-    return wish.gpus if wish.gpus is not None else bool(facts.gpus or facts.nvidia_pci)
+def uses_gpus(facts: Facts, desired: DesiredState) -> bool:
+    """Return whether containers of this host use GPUs."""
+    return desired.gpus if desired.gpus is not None else bool(facts.gpus or facts.nvidia_pci)
 
 
 def pinned(system: System) -> tuple[str, ...]:
-    """Packages with their release, as apt or dnf wants it written."""
+    """Return the packages with their release, in the syntax of apt or dnf."""
     sign = "=" if system.family == DEB else "-"
     return tuple(f"{name}{sign}{VERSION}-1" for name in TOOLKIT_PACKAGES)
 
 
 def repository(system: System, url: str) -> Repository:
-    """The toolkit's repository, or a mirror of it."""
-    url, key = url.rstrip("/"), KEYS[system.family]
+    """Return the toolkit's repository at `url`, which may be a mirror."""
+    url = url.rstrip("/")
     base = f"{url}/stable/deb/{DEB_ARCHITECTURE}" if system.family == DEB else f"{url}/stable/rpm/$basearch"
-    if system.family == DEB:
-        content = apt.source(base, "/", "", key).encode()
-    else:
-        content = dnf.repository("clusterkit-nvidia", "NVIDIA Container Toolkit", base, key, signed="metadata")
-    return Repository("NVIDIA", REPOSITORIES[system.family], content, key, f"{url}/gpgkey", FINGERPRINT, base, "/")
+    product, key = "NVIDIA Container Toolkit", f"{url}/gpgkey"
+    return Repository(repositories.NVIDIA, product, system.family, base, key, FINGERPRINT, signed="metadata")
 
 
 def _installed(facts: Facts) -> bool:
     known = facts.packages.keys() & set(TOOLKIT_PACKAGES)
     # None of the packages: it came some other way. Some of them: an installation was cut short.
-    return _numbers(facts.toolkit) >= _numbers(VERSION) and len(known) in {0, len(TOOLKIT_PACKAGES)}
+    return version_numbers(facts.toolkit, 3) >= version_numbers(VERSION, 3) and len(known) in {0, len(TOOLKIT_PACKAGES)}
 
 
-def _install(system: System, facts: Facts, wish: DesiredState) -> tuple[Action, ...]:
-    install = install_action(system, wish, pinned(system), title=f"install NVIDIA Container Toolkit {VERSION}")
-    if wish.bundle:
+def _install(system: System, facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
+    install = install_action(system, desired, pinned(system), title=f"install NVIDIA Container Toolkit {VERSION}")
+    if desired.bundle:
         return (install,)
-    return (*repositories.add(repository(system, wish.nvidia_url), system, facts), install)
+    return (*repositories.add(repository(system, desired.nvidia_url), facts), install)
 
 
 def _refuse_without_driver(system: System, facts: Facts) -> None:
@@ -133,7 +119,3 @@ if ! nvidia-ctk cdi list 2>/dev/null | grep -q nvidia.com/gpu; then
   exit 1
 fi
 """
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

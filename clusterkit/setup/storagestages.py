@@ -1,14 +1,16 @@
-"""The stage that has models and data sets on the shared storage: the head fetches, the others make sure they see it."""
+"""The stages of the shared storage: all hosts see the same folder, and it has the run's models and data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from clusterkit.common.finding import Level
 from clusterkit.common.text_plot import progress_bar
 from clusterkit.provision.assets.hub import Hub
 from clusterkit.provision.assets.model import NodeAsset
 from clusterkit.provision.assets.provide import compare, planned, provide
+from clusterkit.provision.checks.storage import storage_shared
 from clusterkit.provision.steps.step import Action
 from clusterkit.setup.imagestage import ImageStage
 from clusterkit.setup.model import State, StepFailedError
@@ -17,15 +19,44 @@ from clusterkit.setup.setup import Setup, Stage
 from clusterkit.ssh.api import Session
 
 
+class SharedStage(Stage):
+    """Check every host against the head: each sees what the other writes to the storage."""
+
+    name = "shared"
+
+    async def run(self, setup: Setup, runner: HostRunner) -> None:
+        """Compare this host with the head."""
+        cluster = setup.request.cluster
+        if len(cluster.hosts) == 1:
+            runner.show(self.name, State.SKIPPED)
+            return
+        if setup.is_head(runner):
+            await setup.head.reach("storage")
+            runner.show(self.name, State.OK)
+            return
+        await setup.head.wait("storage", self.name)
+        head = setup.head_session
+        async with runner.timed(self.name):
+            report = await storage_shared([head, runner.connected], cluster.storage)
+            for finding in report.findings:
+                if finding.level is Level.FAIL:
+                    raise StepFailedError(self.name, f"{finding.host}: {finding.message}", fix=finding.fix)
+                if finding.level is Level.WARN:
+                    setup.note(f"{finding.host or runner.host.name}: {finding.message} ({finding.fix})")
+            runner.show(self.name, State.OK)
+
+    async def observe(self, setup: Setup, head: HostRunner) -> None:  # noqa: ARG002
+        """The head has its storage from its own set-up."""
+        await setup.head.reach("storage")
+
+
 @dataclass
 class AssetStage(Stage):
-    """assets: what the preset needs; empty without a preset. hub: how the head reaches the hub, from within the
-    runtime image that the stage before has brought.
-    """
+    """The head provides models and data sets; the others check that they see the same."""
 
-    assets: Sequence[NodeAsset]
-    hub: Hub
-    image: ImageStage
+    assets: Sequence[NodeAsset]  # what the preset needs; none without a preset
+    hub: Hub  # how the head reaches the hub
+    image: ImageStage  # the stage before: downloads run in its runtime image
     name: str = "assets"
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
@@ -33,14 +64,13 @@ class AssetStage(Stage):
         if not self.assets:
             runner.show(self.name, State.SKIPPED)
             return
-        session = runner.session
-        assert session is not None
-        if runner.host.name == setup.request.cluster.head_host.name:
+        session = runner.connected
+        if setup.is_head(runner):
             await self._provide(setup, runner, session)
             await setup.head.reach("assets")
             return
         await setup.head.wait("assets", self.name)
-        head = setup.sessions[setup.request.cluster.head_host.name]
+        head = setup.head_session
         async with runner.timed(self.name):
             for asset in self.assets:
                 if difference := await compare(head, session, asset):
@@ -79,10 +109,10 @@ class AssetStage(Stage):
             runner.show(self.name, State.CHANGED if changed else State.OK)
 
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
-        """What the head would fetch, should it not be there."""
-        is_head = runner.host.name == setup.request.cluster.head_host.name
+        """Return what the head would provide where it is missing."""
+        is_head = setup.is_head(runner)
         return [f"{planned(asset)}, unless it is there" for asset in self.assets] if is_head else []
 
     async def observe(self, setup: Setup, head: HostRunner) -> None:  # noqa: ARG002
-        """The head has them from its own set-up."""
+        """The head has the assets from its own set-up."""
         await setup.head.reach("assets")

@@ -1,4 +1,4 @@
-"""Who has the image already and may hand it on: one receiver at a time, so that the holders double every round."""
+"""Hosts that have the image and send it on, each to one host at a time, so that their number doubles every round."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from clusterkit.ssh.api import HostError, Session
 
 
-class NoHolderError(Exception):
-    """Nobody is left who could hand the image on."""
+class NoSeederError(Exception):
+    """No host is left that could send the image."""
 
 
-class Holders:
-    """Hosts with the image."""
+class Seeders:
+    """Hosts that have the image."""
 
     def __init__(self) -> None:
         self._free: deque[Session] = deque()
@@ -23,23 +23,23 @@ class Holders:
         self._changed = asyncio.Condition()
 
     async def add(self, session: Session) -> None:
-        """One more host has it."""
+        """Add a host that has it."""
         async with self._changed:
             self._free.append(session)
             self._changed.notify()
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Session]:
-        """A host that has it and is busy with nobody else; free for the next one afterwards, unless it was lost.
+        """Wait for a host that is not sending, and hold it for the block. A lost host is not used again.
 
         Raises:
-            NoHolderError: all of them were lost.
+            NoSeederError: all hosts were lost.
 
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._free or not self._busy)
             if not self._free:
-                raise NoHolderError
+                raise NoSeederError
             session = self._free.popleft()
             self._busy += 1
         lost = False
