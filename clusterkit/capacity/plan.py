@@ -133,7 +133,7 @@ class RunPlan:
         run = self.trial.run
         return {
             "run": f"{run.experiment}/{run.trial}",
-            "course": self.trial.course.value,
+            "course": self.trial.state.value,
             "resume_step": self.trial.resume_step,
             "busy": holder_of(run),
             "steps": self.steps,
@@ -208,11 +208,11 @@ class RunPlan:
         busy = holder_of(self.trial.run)
         if busy:
             return f"is being trained now by {busy}"
-        if self.trial.course is TrialState.COMPLETE:
+        if self.trial.state is TrialState.COMPLETE:
             return "is complete already, nothing would be trained"
-        if self.trial.course is TrialState.NEW and self.config.recover_from:
+        if self.trial.state is TrialState.NEW and self.config.recover_from:
             return f"starts from {self.config.recover_from}"
-        if self.trial.course is TrialState.NEW:
+        if self.trial.state is TrialState.NEW:
             return "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"

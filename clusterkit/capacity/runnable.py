@@ -88,7 +88,7 @@ def refusal(config: RunConfig, trial: Trial) -> UserError | None:
         require_runnable(config)
         require_local_gpus(config)
         require_free(trial.run)
-        if trial.course is not TrialState.COMPLETE:
+        if trial.state is not TrialState.COMPLETE:
             require_inputs(config)
             require_trainer()
     except UserError as error:

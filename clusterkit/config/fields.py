@@ -133,6 +133,13 @@ def _or_null(text: str, optional: bool) -> str:
     return f"{text}, or null" if optional else text
 
 
+def setting_text(value: Any) -> str:
+    """Return a value as it is typed behind KEY=."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 _NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _BOUNDS = {
     "ge": "at least {}",

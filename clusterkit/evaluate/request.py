@@ -13,6 +13,7 @@ from clusterkit.common.suggest import nearest_keys
 from clusterkit.config.fields import fields
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
+from clusterkit.runs.trials import saved_config
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
@@ -68,12 +69,7 @@ def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
     if preset is not None:
         return resolve(preset).config
     run = run_of(Path(checkpoint))
-    if run is None:
-        return None
-    try:
-        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
+    return None if run is None else saved_config(run)
 
 
 def default_names(config: RunConfig | None) -> list[str]:

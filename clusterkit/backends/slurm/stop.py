@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.directory import RunDirectory, resume_hint
 from clusterkit.runs.slurm.commands import SlurmError, slurm
 from clusterkit.runs.slurm.queue import SlurmJob, look
 from trainer.errors import RunError
@@ -34,12 +34,12 @@ def stop_job(run: RunDirectory, job: SlurmJob, *, deadline: float, force: bool, 
         _cancel("--batch", "--signal=TERM", job.number)
         say(f"{name} (job {job.number}) writes a recover checkpoint and ends; by force after {deadline:.0f} s")
         if _ended(job.number, deadline):
-            return f"{name} is stopped; {run.goes_on}"
+            return f"{name} is stopped; {resume_hint(run.has_recover_checkpoint)}"
     _cancel("--full", "--signal=KILL", job.number)
     _cancel(job.number)
     if not _ended(job.number, KILL_SECONDS):
         raise RunError(f"{name} does not end even by force: scontrol show job {job.number} tells its state")
-    return f"{name} was ended by force; {run.goes_on}"
+    return f"{name} was ended by force; {resume_hint(run.has_recover_checkpoint)}"
 
 
 def _cancel(*arguments: str) -> None:

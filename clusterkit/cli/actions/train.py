@@ -92,7 +92,7 @@ def train(
         raise refused
     if dry_run:
         return
-    if trial.course is TrialState.COMPLETE:
+    if trial.state is TrialState.COMPLETE:
         _print_complete(trial, as_json)
         return
     _train(resolved, trial, as_json, show_progress=shown)
@@ -100,7 +100,7 @@ def train(
 
 def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
     """The configuration with what `clusterkit diagnose --apply` left beside the run."""
-    if trial.course is TrialState.COMPLETE:
+    if trial.state is TrialState.COMPLETE:
         return resolved
     config, notes = with_applied(resolved.config, trial.run)
     for note in notes:

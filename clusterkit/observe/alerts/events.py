@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterkit.common.text_plot import duration
-from clusterkit.runs.status import Status, iso_time
+from clusterkit.common.text_plot import duration, iso_time
+from clusterkit.runs.status import Status
 from trainer.files import write_atomic
 
 STATES = {

@@ -1,4 +1,4 @@
-"""What PyTorch's message about GPU memory tells beside that it ran out."""
+"""What messages about full GPU memory and full disks say in detail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS_SHARE, IDLE_SHARE = 0.05, 0.1
 
 
 def memory_details(finding: Cause, text: str) -> Cause:
-    """Add to the finding of a GPU out of memory what its message says of other processes and of fragments."""
+    """Return the finding of a full GPU with what PyTorch's message says about other processes and fragmentation."""
     wanted, total, free = _amount(_WANTED, text), _amount(_TOTAL, text), _amount(_FREE, text)
     if wanted is None or total is None:
         return finding
@@ -35,22 +35,18 @@ def memory_details(finding: Cause, text: str) -> Cause:
             cause=f"{finding.cause} Other processes hold {others:.2f} GiB of this GPU.",
             advice=(advice, *(line for line in finding.advice if "nvidia-smi" not in line)),
         )
-    if idle is not None and idle < IDLE_SHARE * total:
-        changes = tuple(change for change in finding.changes if change.key != "PYTORCH_CUDA_ALLOC_CONF")
-        return replace(finding, changes=changes)
-    if idle is not None:
-        first = [change for change in finding.changes if change.key == "PYTORCH_CUDA_ALLOC_CONF"]
-        rest = [change for change in finding.changes if change.key != "PYTORCH_CUDA_ALLOC_CONF"]
-        finding = replace(
-            finding,
-            cause=f"{finding.cause} {idle:.2f} GiB are reserved in pieces that are too small.",
-            changes=(*first, *rest),
-        )
-    return finding
+    if idle is None:
+        return finding
+    other_changes = tuple(change for change in finding.changes if change.key != "PYTORCH_CUDA_ALLOC_CONF")
+    if idle < IDLE_SHARE * total:
+        return replace(finding, changes=other_changes)
+    cause = f"{finding.cause} {idle:.2f} GiB are reserved in pieces that are too small."
+    first = tuple(change for change in finding.changes if change not in other_changes)
+    return replace(finding, cause=cause, changes=first + other_changes)
 
 
 def disk_details(finding: Cause, text: str) -> Cause:
-    """Only where a message names trajectories, no longer writing them is proposed: what filled a disk is not told."""
+    """Return the finding without its changes unless a message names trajectories: what filled the disk is unknown."""
     kept = tuple(change for change in finding.changes if _TRAJECTORIES.search(text))
     return replace(finding, changes=kept)
 

@@ -65,7 +65,7 @@ def last_traceback(text: bytes) -> Traceback | None:
         return None
     begin = text.rfind(b"\n", 0, head) + 1
     lines = text[begin : begin + MOST_BYTES].split(b"\n", MOST_LINES)[:MOST_LINES]
-    prefix = _prefix(plain(lines[0]))
+    prefix = ray_prefix(plain(lines[0]))
     found: list[tuple[int, str]] = []
     for index, line in enumerate(lines):
         shown = plain(line[:4000])
@@ -100,6 +100,7 @@ def last_message(text: bytes) -> tuple[int, str] | None:
     return text.count(b"\n", 0, found.start()), "\n".join(lines[: min(count, SHOWN_LINES)])
 
 
-def _prefix(line: str) -> str:
+def ray_prefix(line: str) -> str:
+    """Return what Ray or torchrun wrote before a line of one process; empty if nothing."""
     match = _PREFIX.match(line)
     return match[0] if match else ""
