@@ -163,9 +163,7 @@ def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Tri
     if config.recover_mode == "disabled":
         return Trial(run, TrialState.NEW, history)
     if not history.steps and not run.has_recover_checkpoint:
-        return _demand_checkpoint(
-            config, Trial(run, TrialState.NEW, history)
-        )  # nothing was learned
+        return _demand_checkpoint(config, Trial(run, TrialState.NEW, history))  # nothing was learned
     _refuse_differences(config, run)
     return _demand_checkpoint(config, Trial(run, TrialState.RESUME, history))
 

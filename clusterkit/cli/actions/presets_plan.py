@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.capacity.preset_plan import dialects_of, gibibytes, plan_preset
-from clusterkit.capacity.view import lines_of
+from clusterkit.capacity.preset_plan import dialects_of, gibibytes, plan_lines, plan_preset
 from clusterkit.config.aliases import notes_of
 from clusterkit.ui import output
 from trainer.allocation import AllocationError
@@ -30,7 +29,7 @@ def plan(
     if as_json:
         output.result_json(planned.as_dict())
     else:
-        output.result("\n".join(lines_of(planned)))
+        output.result("\n".join(plan_lines(planned)))
     if not planned.fits:
         raise typer.Exit(1)
 

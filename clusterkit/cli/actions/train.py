@@ -112,7 +112,7 @@ def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool)
     run = trial.run
     config = resolved.config.model_copy(update={"trial_name": run.trial})
     plan = RunPlan(config, trial)
-    beginning = plan.course  # before our own lock makes the run look busy
+    beginning = plan.summary  # before our own lock makes the run look busy
     with prepared(run, config, trial) as attempt:
         output.note(f"{beginning}. Folder: {run.logs}")
         for warning in plan.warnings:
