@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.capacity.preset_plan import dialects_of, gibibytes, plan_lines, plan_preset
-from clusterkit.config.aliases import notes_of
+from clusterkit.config.aliases import translation_notes
 from clusterkit.ui import output
 from trainer.allocation import AllocationError
 from trainer.allocation_text import parse
@@ -23,7 +23,7 @@ def plan(
     as_json: bool,
 ) -> None:
     """Print the arithmetic of a preset; the exit code says whether it fits."""
-    output.notes(notes_of(overrides))
+    output.notes(translation_notes(overrides))
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
     planned = plan_preset(name, task, overrides, nodes, gpus_per_node, memory)
     if as_json:

@@ -16,7 +16,7 @@ from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.target import Typed, told
 from clusterkit.cli.actions.target_of_run import for_training
-from clusterkit.config.aliases import notes_of
+from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
 from clusterkit.runs.final_evaluation import closing_lines, read_summary
@@ -47,7 +47,7 @@ def train(
     shown: bool,
 ) -> None:
     """Train where the options and settings say. wishes, image, mounts: for Slurm."""
-    output.notes(notes_of(overrides))
+    output.notes(translation_notes(overrides))
     slurm = slurm or "mode=slurm" in overrides
     if slurm and (cluster is not None or here):
         raise UserError(f"{'--here' if here else '--cluster NAME'} and --slurm (mode=slurm) are two places: choose one")
