@@ -9,8 +9,8 @@ from typing import Any
 from clusterkit.common.text_plot import iso_time
 from clusterkit.runs.directory import RunDirectory, killed_launcher, lock_holder, runs
 from clusterkit.runs.holder import holder_of
-from clusterkit.runs.log.console import failure_message
 from clusterkit.runs.log.metrics import History, Record, latest_checkpoint, number, read_history
+from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.slurm.queue_state import with_queue_state
 from trainer.errors import RunError
 

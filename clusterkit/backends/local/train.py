@@ -15,8 +15,8 @@ from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, w
 from clusterkit.runs.diagnose.view import explain_failure
 from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, lock_holder
 from clusterkit.runs.final_evaluation import read_summary
-from clusterkit.runs.log.console import failure_message, last_lines
 from clusterkit.runs.log.metrics import History, MetricsTail
+from clusterkit.runs.log.tail import failure_message, last_lines
 from clusterkit.runs.trials import Trial, require_free, require_unchanged
 from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig

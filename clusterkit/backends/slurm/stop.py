@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from clusterkit.runs.directory import RunDirectory, resume_hint
 from clusterkit.runs.slurm.commands import SlurmError, slurm
-from clusterkit.runs.slurm.queue import SlurmJob, look
+from clusterkit.runs.slurm.queue import SlurmJob, find_job
 from trainer.errors import RunError
 
 POLL_SECONDS = 2.0
@@ -46,13 +46,13 @@ def _cancel(*arguments: str) -> None:
     try:
         slurm(["scancel", *arguments])
     except SlurmError as error:
-        if "Invalid job id" not in error.said and "already complet" not in error.said:  # it has just ended
+        if "Invalid job id" not in error.output and "already complet" not in error.output:  # it has just ended
             raise
 
 
 def _ended(number: str, seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while (job := look(number)) is not None and job.alive:
+    while (job := find_job(number)) is not None and job.alive:
         if time.monotonic() > end:
             return False
         time.sleep(POLL_SECONDS)

@@ -198,7 +198,7 @@ def _sbatch(options: tuple[str, ...], file: Path) -> str:
         said = slurm(["sbatch", "--parsable", *options, str(file)], environment)
     except SlurmError as error:
         raise UserError(
-            f"sbatch refused the job: {error.said}\n  sinfo lists partitions and their limits; the script is {file}"
+            f"sbatch refused the job: {error.output}\n  sinfo lists partitions and their limits; the script is {file}"
         ) from error
     return said.strip().split(";")[0]
 

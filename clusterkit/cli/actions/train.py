@@ -20,8 +20,8 @@ from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
 from clusterkit.runs.final_evaluation import closing_lines, read_summary
-from clusterkit.runs.log.console import last_lines
 from clusterkit.runs.log.metrics import read_history
+from clusterkit.runs.log.tail import last_lines
 from clusterkit.runs.trials import Trial, TrialState, choose_trial
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing

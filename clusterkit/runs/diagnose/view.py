@@ -8,7 +8,7 @@ from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.model import BAD, PHASE_NAMES, Cause, Change, Evidence
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.console import failure_message
+from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status
 
 _TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
