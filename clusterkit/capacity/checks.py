@@ -46,20 +46,20 @@ def context_window(config: RunConfig, shape: ModelShape | None) -> int:
 
 def check_gpus(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
     """Check that GPUs are the sum of data x tensor x pipeline, and that t divides the heads within one host."""
-    wanted = config.allocation
-    if wanted is None:
+    allocation = config.allocation
+    if allocation is None:
         many = f"; {config.train.ranks} ranks" if config.train.ranks > 1 else ""
         return [_ok("gpus", f"none needed: no engine servers, the trainer's own process generates{many}")]
     sides = []
-    if wanted.rollout is not None:
-        sides.append(f"{wanted.rollout_gpus} generate ({_degrees(wanted.rollout.layout)})")
-    if wanted.training is not None:
-        folded = ", its pipeline as FSDP ranks" if wanted.training.layout.pipeline > 1 else ""
-        sides.append(f"{wanted.training_gpus} train ({_degrees(wanted.training.layout)}{folded})")
-    together = " and, taking turns on the same GPUs, " if wanted.colocated else " + "
+    if allocation.rollout is not None:
+        sides.append(f"{allocation.rollout_gpus} generate ({_degrees(allocation.rollout.layout)})")
+    if allocation.training is not None:
+        folded = ", its pipeline as FSDP ranks" if allocation.training.layout.pipeline > 1 else ""
+        sides.append(f"{allocation.training_gpus} train ({_degrees(allocation.training.layout)}{folded})")
+    together = " and, taking turns on the same GPUs, " if allocation.colocated else " + "
     hosts = f"{_count(config.n_nodes, 'host')} x {config.n_gpus_per_node}"
     findings = [_ok("gpus", f"{hosts} = {config.gpus}: {together.join(sides)}")]
-    for part in wanted.parts:
+    for part in allocation.parts:
         findings += _tensor(config, shape, part)
     return findings
 
@@ -98,9 +98,9 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
 def check_batch(config: RunConfig) -> list[Finding]:
     """Check that the trajectories of a minibatch divide into the training ranks."""
     rollout, minibatches = config.rollout, config.train.minibatches
-    wanted = config.allocation
+    allocation = config.allocation
     # GPUs that share a sequence (t, c) work on the same trajectories.
-    layout = wanted.training.layout if wanted and wanted.training else None
+    layout = allocation.training.layout if allocation and allocation.training else None
     ranks = layout.data * layout.pipeline if layout else config.train.ranks
     trajectories = rollout.batch_size * rollout.group_size // minibatches
     text = (
@@ -134,19 +134,19 @@ def check_data(config: RunConfig) -> list[Finding]:
 
 def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
     """Compare weights, optimizer, activations and KV cache with the memory of a GPU (bytes)."""
-    wanted = config.allocation
-    if wanted is None:
+    allocation = config.allocation
+    if allocation is None:
         return []
     if shape is None:
         message = f"the shape of {config.model.path} is not known here, so its memory is not checked"
         return [_warn("memory", message, "name a folder that has its config.json: model.path=DIR")]
     findings = []
-    if wanted.training is not None:
-        findings.append(_training(config, shape, wanted.training.layout, gpu_memory, wanted.colocated))
-    if wanted.rollout is not None:
-        findings.append(_rollout(config, shape, wanted.rollout, gpu_memory))
-    if wanted.colocated and wanted.training is not None:
-        findings += _colocated(config, shape, wanted.training.layout, gpu_memory)
+    if allocation.training is not None:
+        findings.append(_training(config, shape, allocation.training.layout, gpu_memory, allocation.colocated))
+    if allocation.rollout is not None:
+        findings.append(_rollout(config, shape, allocation.rollout, gpu_memory))
+    if allocation.colocated and allocation.training is not None:
+        findings += _colocated(config, shape, allocation.training.layout, gpu_memory)
     return findings
 
 
@@ -255,15 +255,15 @@ def _rollout(config: RunConfig, shape: ModelShape, part: Part, gpu_memory: int) 
     if cache.space <= 0:
         message = f"a server's weights of {_gib(cache.weights)} do not fit into {fraction}"
         return _fail("memory", message, more)
-    wanted = config.rollout.batch_size * config.rollout.group_size / servers
+    per_step = config.rollout.batch_size * config.rollout.group_size / servers
     message = (
         f"a server has {fraction}: weights {_gib(cache.weights)}, KV cache {_gib(cache.space)} for "
-        f"{cache.sequences:.0f} sequences of {longest} tokens ({_count(servers, 'server')}, {wanted:.0f} sequences "
+        f"{cache.sequences:.0f} sequences of {longest} tokens ({_count(servers, 'server')}, {per_step:.0f} sequences "
         "each per step)"
     )
     if cache.sequences < 1:
         return _fail("memory", f"{message}: not even one", more)
-    if cache.sequences < min(FEW_SEQUENCES, wanted):
+    if cache.sequences < min(FEW_SEQUENCES, per_step):
         return _warn("memory", f"{message}: so few keep a GPU idle", more)
     return _ok("memory", message)
 

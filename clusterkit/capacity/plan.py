@@ -178,11 +178,11 @@ class RunPlan:
 
     def _ranks(self) -> str:
         """Return the processes that train, and the GPUs of both sides."""
-        config, wanted = self.config, self.config.allocation
-        if wanted is None:
+        config, allocation = self.config, self.config.allocation
+        if allocation is None:
             return str(config.ranks)
-        sides = [f"{wanted.rollout_gpus} GPUs generate"] if wanted.rollout_gpus else []
-        sides += ["in turns on the same ones"] if wanted.colocated and sides else []
+        sides = [f"{allocation.rollout_gpus} GPUs generate"] if allocation.rollout_gpus else []
+        sides += ["in turns on the same ones"] if allocation.colocated and sides else []
         return ", ".join([f"{config.ranks} train on {config.n_nodes} x {config.n_gpus_per_node} GPUs", *sides])
 
     def _rollout_lines(self) -> list[str]:

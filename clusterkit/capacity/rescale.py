@@ -66,12 +66,12 @@ def rescale(config: RunConfig, target: Target) -> tuple[RunConfig, tuple[Change,
         UserError: no candidate can be built at all.
 
     """
-    wanted = config.allocation
-    if wanted is None:
+    original = config.allocation
+    if original is None:
         raise ValueError("only a configuration with allocation_mode can be rescaled")
     best: tuple[RunConfig, tuple[Change, ...]] | None = None
     fewest = float("inf")
-    for changes in _candidates(config, wanted, target):
+    for changes in _candidates(config, original, target):
         changed = _apply(config, changes)
         if (failures := _failures(changed, target)) < fewest:
             best, fewest = (changed, tuple(change for change in changes if change.before != change.after)), failures
@@ -80,24 +80,24 @@ def rescale(config: RunConfig, target: Target) -> tuple[RunConfig, tuple[Change,
     if best is None:
         raise UserError(
             f"{config.allocation_mode} cannot be put on {_gpus(target.gpus)}: a model's copy takes "
-            f"{max(part.layout.per_replica for part in wanted.parts)}; name more hosts, or another allocation_mode"
+            f"{max(part.layout.per_replica for part in original.parts)}; name more hosts, or another allocation_mode"
         )
     return best
 
 
-def _candidates(config: RunConfig, wanted: Allocation, target: Target) -> Iterator[list[Change]]:
+def _candidates(config: RunConfig, original: Allocation, target: Target) -> Iterator[list[Change]]:
     hosts = [
         Change("n_nodes", config.n_nodes, target.n_nodes, "asked for"),
         Change("n_gpus_per_node", config.n_gpus_per_node, target.n_gpus_per_node, "asked for"),
     ]
     for more_training, more_rollout, extra in product(_TENSOR, _TENSOR, _savings(config)):
-        for allocation, why in _allocations(wanted, target, more_rollout, more_training):
-            same = allocation == wanted
-            mode = config.allocation_mode if same else _write(allocation, wanted.dialect)
+        for allocation, why in _allocations(original, target, more_rollout, more_training):
+            same = allocation == original
+            mode = config.allocation_mode if same else _write(allocation, original.dialect)
             yield [*hosts, Change("allocation_mode", config.allocation_mode, mode, why), *extra]
-    if not wanted.colocated and wanted.rollout is not None and wanted.training is not None:
+    if not original.colocated and original.rollout is not None and original.training is not None:
         for tensor in _TENSOR:
-            yield from _sharing(config, wanted, target, hosts, tensor)
+            yield from _sharing(config, original, target, hosts, tensor)
 
 
 def _savings(config: RunConfig) -> tuple[list[Change], ...]:
@@ -114,47 +114,47 @@ def _savings(config: RunConfig) -> tuple[list[Change], ...]:
 
 
 def _allocations(
-    wanted: Allocation, target: Target, more_rollout: int, more_training: int
+    original: Allocation, target: Target, more_rollout: int, more_training: int
 ) -> Iterator[tuple[Allocation, str]]:
     """Yield the same engines on target.gpus with so many times the tensor parallelism, the nearest split first."""
-    rollout, training, gpus = wanted.rollout, wanted.training, target.gpus
+    rollout, training, gpus = original.rollout, original.training, target.gpus
     more, sharper = (more_rollout, more_training), ""
     if rollout and more_rollout > 1:
         sharper += f"; t{rollout.layout.tensor * more_rollout} of the rollout so that weights and KV cache fit"
     if training and more_training > 1:
         sharper += f"; t{training.layout.tensor * more_training} of the training so that activations fit"
-    if rollout is None or training is None or wanted.colocated:
-        sized = _resized(wanted, gpus if rollout else 0, gpus if training else 0, more, target)
+    if rollout is None or training is None or original.colocated:
+        sized = _resized(original, gpus if rollout else 0, gpus if training else 0, more, target)
         if sized is not None:
-            yield sized, f"{_gpus(gpus)} instead of {wanted.gpus}{sharper}"
+            yield sized, f"{_gpus(gpus)} instead of {original.gpus}{sharper}"
         return
-    share = wanted.rollout_gpus / wanted.gpus
+    share = original.rollout_gpus / original.gpus
     splits = sorted(range(1, gpus), key=lambda count: (abs(count / gpus - share), count))
     found = 0
     for count in splits:
-        sized = _resized(wanted, count, gpus - count, more, target)
+        sized = _resized(original, count, gpus - count, more, target)
         if sized is None:
             continue
         kept = "in the same proportion" if abs(count / gpus - share) < 1e-9 else "as near to the old proportion as fits"
-        yield sized, f"{_gpus(gpus)} instead of {wanted.gpus}, shared between rollout and training {kept}{sharper}"
+        yield sized, f"{_gpus(gpus)} instead of {original.gpus}, shared between rollout and training {kept}{sharper}"
         found += 1
         if found == _NEAREST_SPLITS:
             return
 
 
 def _resized(
-    wanted: Allocation, rollout: int, training: int, more: tuple[int, int], target: Target
+    original: Allocation, rollout: int, training: int, more: tuple[int, int], target: Target
 ) -> Allocation | None:
     layouts = [
         _layout(part, gpus, times, target) if part is not None else None
-        for part, gpus, times in zip((wanted.rollout, wanted.training), (rollout, training), more, strict=True)
+        for part, gpus, times in zip((original.rollout, original.training), (rollout, training), more, strict=True)
     ]
     if any(
         part is not None and layout is None
-        for part, layout in zip((wanted.rollout, wanted.training), layouts, strict=True)
+        for part, layout in zip((original.rollout, original.training), layouts, strict=True)
     ):
         return None
-    return wanted.resized(layouts[0], layouts[1])
+    return original.resized(layouts[0], layouts[1])
 
 
 def _layout(part: Part, gpus: int, more: int, target: Target) -> Layout | None:
@@ -169,9 +169,9 @@ def _layout(part: Part, gpus: int, more: int, target: Target) -> Layout | None:
 
 
 def _sharing(
-    config: RunConfig, wanted: Allocation, target: Target, hosts: list[Change], tensor: int
+    config: RunConfig, original: Allocation, target: Target, hosts: list[Change], tensor: int
 ) -> Iterator[list[Change]]:
-    rollout = wanted.rollout
+    rollout = original.rollout
     if rollout is None or target.gpus % tensor or tensor > target.n_gpus_per_node:
         return
     backend = rollout.backend or "vllm"

@@ -84,9 +84,9 @@ def refusal(config: RunConfig, trial: Trial) -> UserError | None:
 def missing_parts(config: RunConfig) -> list[str]:
     """Return the parts that a configuration asks for and the trainer lacks."""
     missing = []
-    wanted = config.allocation
-    if wanted is not None and wanted.training is not None and wanted.training.layout.context > 1:
+    allocation = config.allocation
+    if allocation is not None and allocation.training is not None and allocation.training.layout.context > 1:
         missing.append("context parallel training (c): every conversation fits into one GPU's micro-batch here")
-    if wanted is not None and wanted.rollout is not None and wanted.rollout.layout.pipeline > 1:
+    if allocation is not None and allocation.rollout is not None and allocation.rollout.layout.pipeline > 1:
         missing.append("pipeline parallel servers (p): use tensor parallel (t)")
     return missing

@@ -105,8 +105,8 @@ def find_run(
     others = runs(fileroot, user=user)
     if others:
         names = ", ".join(f"{run.experiment}/{run.trial}" for run in others[-5:])
-        wanted = f"{experiment or '*'}/{trial or '*'}"
-        raise RunError(f"no run {wanted} under {fileroot}. There is {names}: name one with --experiment and --trial")
+        pattern = f"{experiment or '*'}/{trial or '*'}"
+        raise RunError(f"no run {pattern} under {fileroot}. There is {names}: name one with --experiment and --trial")
     raise RunError(
         f"no runs found under {fileroot}{f' of user {user}' if user else ''}: start one with "
         "`clusterkit train --preset tiny`, or point to another folder with --fileroot DIR"

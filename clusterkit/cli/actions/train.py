@@ -19,7 +19,7 @@ from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
-from clusterkit.runs.final_evaluation import closing_lines, read_summary
+from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.log.metrics import read_history
 from clusterkit.runs.log.tail import last_lines
 from clusterkit.runs.trials import Trial, TrialState, choose_trial
@@ -160,7 +160,7 @@ def _print_closing(trial: Trial, summary: dict[str, object] | None, as_json: boo
                 f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}"
             )
         else:
-            output.result("\n".join(closing_lines(summary)))
+            output.result("\n".join(summary_lines(summary)))
     steps = read_history(run.metrics).global_step
     lines = [
         "",

@@ -43,12 +43,12 @@ def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
         RunError: the download failed.
 
     """
-    wanted = source or DEFAULT_URL
-    details: dict[str, Any] = {"source": origin(wanted)}
-    local = Path(wanted).expanduser()
-    if urlsplit(wanted).scheme in ("http", "https"):
+    address = source or DEFAULT_URL
+    details: dict[str, Any] = {"source": origin(address)}
+    local = Path(address).expanduser()
+    if urlsplit(address).scheme in ("http", "https"):
         raw = folder / "download.json"
-        download(wanted, raw, say, expected_sha256="" if source else DEFAULT_SHA256)
+        download(address, raw, say, expected_sha256="" if source else DEFAULT_SHA256)
         details["left_out"] = _convert(raw, folder, say)
         raw.unlink()
     elif local.is_dir():

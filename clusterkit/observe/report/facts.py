@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
-from clusterkit.runs.final_evaluation import closing_rows, read_summary
+from clusterkit.runs.final_evaluation import read_summary, summary_rows
 from clusterkit.runs.log.metrics import Record, number
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, table, tag
@@ -209,7 +209,7 @@ def final_evaluation(runs: Sequence[Run]) -> Html | None:
         summary = read_summary(run.directory)
         if summary is not None:
             title = tag("p", tag("b", run.name)) if len(runs) > 1 else None
-            heading, *rows = map(list, closing_rows(summary))
+            heading, *rows = map(list, summary_rows(summary))
             parts.append(join(title, table(heading, rows, "closing")))
     return join(*parts) if parts else None
 

@@ -9,7 +9,7 @@ from clusterkit.runs.diagnose.model import Cause
 
 _GIB = {"bytes": 2.0**-30, "KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0, "TiB": 1024.0}
 _AMOUNT = r"([\d.]+) (bytes|[KMGT]iB)"
-_WANTED = re.compile(rf"Tried to allocate {_AMOUNT}")
+_REQUESTED = re.compile(rf"Tried to allocate {_AMOUNT}")
 _TOTAL = re.compile(rf"total capacity of {_AMOUNT}|{_AMOUNT} total capacity")
 _FREE = re.compile(rf"of which {_AMOUNT} is free|{_AMOUNT} free")
 _OURS = re.compile(rf"this process has {_AMOUNT} memory in use")
@@ -20,10 +20,10 @@ OTHERS_SHARE, IDLE_SHARE = 0.05, 0.1
 
 def memory_details(finding: Cause, text: str) -> Cause:
     """Return the finding of a full GPU with what PyTorch's message says about other processes and fragmentation."""
-    wanted, total, free = _amount(_WANTED, text), _amount(_TOTAL, text), _amount(_FREE, text)
-    if wanted is None or total is None:
+    requested, total, free = _amount(_REQUESTED, text), _amount(_TOTAL, text), _amount(_FREE, text)
+    if requested is None or total is None:
         return finding
-    cause = f"{finding.cause} {wanted:.2f} GiB were wanted"
+    cause = f"{finding.cause} {requested:.2f} GiB were wanted"
     cause += f", {free:.2f} of {total:.2f} GiB were free." if free is not None else f" of {total:.2f} GiB."
     finding = replace(finding, cause=cause)
     ours, idle = _amount(_OURS, text), _amount(_IDLE, text)

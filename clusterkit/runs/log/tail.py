@@ -35,7 +35,7 @@ class Tail:
         self._known = 0
         self._next = FIRST_BYTES
 
-    def wanted(self) -> tuple[int, int] | None:
+    def next_piece(self) -> tuple[int, int] | None:
         """Return offset and length of the next piece to read, or None."""
         if self._lines >= self._count or self._begin == 0 or self._known >= self._most:
             return None
@@ -43,10 +43,10 @@ class Tail:
         return self._begin - length, length
 
     def add(self, piece: bytes) -> None:
-        """Add the piece that `wanted` returned. A shorter one means that the file was truncated meanwhile."""
-        wanted = self.wanted()
-        assert wanted is not None
-        begin, length = wanted
+        """Add the piece that `next_piece` returned. A shorter one means that the file was truncated meanwhile."""
+        expected = self.next_piece()
+        assert expected is not None
+        begin, length = expected
         if len(piece) < length:
             self._pieces.clear()
             self._lines = 0
@@ -78,8 +78,8 @@ def read_tail(file: int, count: int) -> tuple[Tail, int]:
     """
     size = os.fstat(file).st_size
     tail = Tail(size, count)
-    while (wanted := tail.wanted()) is not None:
-        offset, length = wanted
+    while (piece := tail.next_piece()) is not None:
+        offset, length = piece
         tail.add(_pread(file, length, offset))
     return tail, size
 
