@@ -23,7 +23,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         lines += [f"{run.experiment}/{run.trial} is {diagnosis.state}{message}", ""]
     lines += [f"note: {note}" for note in diagnosis.notes]
     if not diagnosis.findings:
-        lines.append("No known problem was found in")
+        lines.append("Nothing that is known to go wrong was found in")
         lines += [f"  {source}" for source in diagnosis.looked_at]
         return lines
     for number, finding in enumerate(diagnosis.findings, 1):
