@@ -10,7 +10,7 @@ from clusterkit.backends.slurm.stop import stop_job
 from clusterkit.runs.directory import runs
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.slurm.commands import has_slurm
-from clusterkit.runs.slurm.queue import is_slurms, job_of
+from clusterkit.runs.slurm.queue import job_of, was_submitted
 from trainer.errors import RunError, UserError
 
 
@@ -47,6 +47,6 @@ def stop_run(
         names = ", ".join(f"{run.experiment}/{run.trial}" for run in alive)
         raise UserError(f"several runs are alive: {names}. Name one with --experiment and --trial")
     (run,) = alive
-    if is_slurms(run) and has_slurm() and (job := job_of(run)) is not None:
+    if was_submitted(run) and has_slurm() and (job := job_of(run)) is not None:
         return stop_job(run, job, deadline=deadline, force=force, say=say)
     return stop_process(run, deadline=deadline, force=force, say=say)

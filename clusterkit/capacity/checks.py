@@ -1,4 +1,4 @@
-"""Verdicts on a configuration's arithmetic; each says its numbers, and what to change where they do not work out."""
+"""Checks of a configuration's arithmetic: each finding has its numbers, and what to change if they do not fit."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from trainer.errors import UserError
 from trainer.tasks.size import evaluates, training_size
 
 FEW_SEQUENCES = 8
-"""A server that holds fewer sequences of full length than this wastes most of its GPU."""
+"""With room for fewer sequences of full length, a server wastes most of its GPU."""
 SMALL_CHUNK = 1024
-"""Loss positions at a time that cost little memory and hardly any speed."""
+"""A chunk of log-probs that needs little memory and costs hardly any speed."""
 USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
-"""Bytes that AReaL's tutorial asks for: on a single host, and shared by several."""
+"""Bytes of storage that AReaL's tutorial asks for: on a single host, and shared by several."""
 FULL_JUDGE = 0.7
-"""Share of a GPU for a judge's weights; with more, few requests are answered at the same time."""
+"""A judge whose weights take a larger share of a GPU can answer few requests at a time."""
 RELEASED = 2 * GIB
-"""What an engine keeps while training has its GPU."""
+"""Bytes that an engine keeps while training uses its GPU."""
 
 
 def longest_sequence(config: RunConfig) -> int:
-    """Tokens of the longest prompt with its response."""
+    """Return the tokens of the longest prompt with its response."""
     agent = config.agent
     if isinstance(agent, SingleTurnConfig):
         return agent.max_question_tokens + agent.max_final_tokens
@@ -40,32 +40,32 @@ def longest_sequence(config: RunConfig) -> int:
 
 
 def context_window(config: RunConfig, shape: ModelShape | None) -> int:
-    """Context in tokens: what is set, else what the checkpoint has; 0 where neither is known."""
+    """Return the context in tokens: the setting, else that of the checkpoint; 0 if both are unknown."""
     return config.model.context_window or (shape.context if shape else 0)
 
 
 def check_gpus(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
-    """GPUs are the sums of data x tensor x pipeline, and tensor parallel divides the heads within one host."""
-    wanted = config.allocation
-    if wanted is None:
+    """Check that GPUs are the sum of data x tensor x pipeline, and that t divides the heads within one host."""
+    allocation = config.allocation
+    if allocation is None:
         many = f"; {config.train.ranks} ranks" if config.train.ranks > 1 else ""
         return [_ok("gpus", f"none needed: no engine servers, the trainer's own process generates{many}")]
     sides = []
-    if wanted.rollout is not None:
-        sides.append(f"{wanted.rollout_gpus} generate ({_degrees(wanted.rollout.layout)})")
-    if wanted.training is not None:
-        folded = ", its pipeline as FSDP ranks" if wanted.training.layout.pipeline > 1 else ""
-        sides.append(f"{wanted.training_gpus} train ({_degrees(wanted.training.layout)}{folded})")
-    together = " and, taking turns on the same GPUs, " if wanted.colocated else " + "
+    if allocation.rollout is not None:
+        sides.append(f"{allocation.rollout_gpus} generate ({_degrees(allocation.rollout.layout)})")
+    if allocation.training is not None:
+        folded = ", its pipeline as FSDP ranks" if allocation.training.layout.pipeline > 1 else ""
+        sides.append(f"{allocation.training_gpus} train ({_degrees(allocation.training.layout)}{folded})")
+    together = " and, taking turns on the same GPUs, " if allocation.colocated else " + "
     hosts = f"{_count(config.n_nodes, 'host')} x {config.n_gpus_per_node}"
     findings = [_ok("gpus", f"{hosts} = {config.gpus}: {together.join(sides)}")]
-    for part in wanted.parts:
+    for part in allocation.parts:
         findings += _tensor(config, shape, part)
     return findings
 
 
 def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
-    """The longest prompt plus response ≤ context ≤ … and ≤ the tokens of a micro-batch."""
+    """Check that the longest prompt with its response fits into the context and into a micro-batch."""
     agent, longest, window = config.agent, longest_sequence(config), context_window(config, shape)
     memory = config.train.max_tokens_per_mb
     words = template_tokens(agent)
@@ -82,13 +82,11 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
         terms = f"{question} + memory {agent.max_memory_tokens} + answer {agent.max_final_tokens} + prompt {words}"
     if window and longest > window:
         fix = f"lower agent.chunk_tokens or another of these by {longest - window}, or use a model with more context"
-        return [Finding("", "tokens", Level.FAIL, f"{terms} = {longest}, and the context is {window}", fix)]
+        return [_fail("tokens", f"{terms} = {longest}, and the context is {window}", fix)]
     if longest > memory:
         return [
-            Finding(
-                "",
+            _fail(
                 "tokens",
-                Level.FAIL,
                 f"{terms} = {longest}, and a micro-batch holds {memory}: the longest sequence fits into none",
                 f"set train.max_tokens_per_mb={longest} or more",
             )
@@ -98,11 +96,11 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
 
 
 def check_batch(config: RunConfig) -> list[Finding]:
-    """Tasks divide into minibatches, and a minibatch's trajectories into the training GPUs."""
+    """Check that the trajectories of a minibatch divide into the training ranks."""
     rollout, minibatches = config.rollout, config.train.minibatches
-    wanted = config.allocation
+    allocation = config.allocation
     # GPUs that share a sequence (t, c) work on the same trajectories.
-    layout = wanted.training.layout if wanted and wanted.training else None
+    layout = allocation.training.layout if allocation and allocation.training else None
     ranks = layout.data * layout.pipeline if layout else config.train.ranks
     trajectories = rollout.batch_size * rollout.group_size // minibatches
     text = (
@@ -111,49 +109,49 @@ def check_batch(config: RunConfig) -> list[Finding]:
     )
     if trajectories < ranks:
         fix = "fewer training GPUs, fewer minibatches, or a larger rollout.batch_size"
-        return [
-            Finding("", "batch", Level.FAIL, f"{text}, which leaves some of {ranks} training ranks without any", fix)
-        ]
+        return [_fail("batch", f"{text}, which leaves some of {ranks} training ranks without any", fix)]
     if trajectories % ranks:
         message = f"{text}, which {ranks} training ranks cannot share evenly: some wait for the others"
-        return [Finding("", "batch", Level.WARN, message, "choose training GPUs that divide it")]
+        return [_warn("batch", message, "choose training GPUs that divide it")]
     each = f", {trajectories // ranks} per training rank" if ranks > 1 else ""
     return [_ok("batch", text + each)]
 
 
 def check_data(config: RunConfig) -> list[Finding]:
-    """Rows to train on, steps of an epoch, and what is held out of them."""
+    """Report the rows to train on, the steps of an epoch, and whether rows are held out."""
     if config.trainer.type == "null":
         return []
     try:
-        course = timing.course(config)
+        schedule = timing.schedule(config)
     except UserError as error:
-        return [Finding("", "data", Level.FAIL, str(error), "")]
+        return [_fail("data", str(error), "")]
     bound = "" if training_size(config).exact else "at most "
     held = "" if evaluates(config) else "; none is held out: clusterkit eval scores the checkpoints"
-    return [_ok("data", f"{bound}{course.train_size} rows to train on, {course.steps_per_epoch} steps an epoch{held}")]
+    return [
+        _ok("data", f"{bound}{schedule.train_size} rows to train on, {schedule.steps_per_epoch} steps an epoch{held}")
+    ]
 
 
 def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
-    """Weights, optimizer, activations and KV cache against the memory of a GPU."""
-    wanted = config.allocation
-    if wanted is None:
+    """Compare weights, optimizer, activations and KV cache with the memory of a GPU (bytes)."""
+    allocation = config.allocation
+    if allocation is None:
         return []
     if shape is None:
         message = f"the shape of {config.model.path} is not known here, so its memory is not checked"
-        return [Finding("", "memory", Level.WARN, message, "name a folder that has its config.json: model.path=DIR")]
+        return [_warn("memory", message, "name a folder that has its config.json: model.path=DIR")]
     findings = []
-    if wanted.training is not None:
-        findings.append(_training(config, shape, wanted.training.layout, gpu_memory, wanted.colocated))
-    if wanted.rollout is not None:
-        findings.append(_rollout(config, shape, wanted.rollout, gpu_memory))
-    if wanted.colocated and wanted.training is not None:
-        findings += _turns(config, shape, wanted.training.layout, gpu_memory)
+    if allocation.training is not None:
+        findings.append(_training(config, shape, allocation.training.layout, gpu_memory, allocation.colocated))
+    if allocation.rollout is not None:
+        findings.append(_rollout(config, shape, allocation.rollout, gpu_memory))
+    if allocation.colocated and allocation.training is not None:
+        findings += _colocated(config, shape, allocation.training.layout, gpu_memory)
     return findings
 
 
 def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
-    """Who reads and judges, where somebody does; its GPUs come on top of the run's."""
+    """Report the model that reads and judges; its GPUs come on top of the run's."""
     judge = config.judge
     if config.reward.name != "memalpha" or judge.reader == "rules":
         return []
@@ -169,11 +167,11 @@ def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
     message += f"; its weights are {_gib(weights)} of a GPU's {_gib(gpu_memory)}"
     if weights <= FULL_JUDGE * gpu_memory:
         return [_ok("judge", message)]
-    return [Finding("", "judge", Level.WARN, message, "give every server two GPUs: --per-server 2")]
+    return [_warn("judge", message, "give every server two GPUs: --per-server 2")]
 
 
 def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | None) -> list[Finding]:
-    """Space for checkpoints."""
+    """Report the space for checkpoints."""
     if shape is None:
         return []
     saves = timing.saves(config, time.seconds if time else None)
@@ -189,11 +187,11 @@ def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | Non
     if usage.total <= usual:
         return [_ok("disk", message)]
     fix = "a larger checkpoint.save_freq_steps, or fewer train.total_steps"
-    return [Finding("", "disk", Level.WARN, f"{message}; AReaL's tutorial asks for {_gib(usual)}", fix)]
+    return [_warn("disk", f"{message}; AReaL's tutorial asks for {_gib(usual)}", fix)]
 
 
 def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
-    """When the first persistent checkpoint is written."""
+    """Report when the first persistent checkpoint is written."""
     step = timing.save_interval(config)
     if time is None:
         return [_ok("checkpoint", f"first persistent checkpoint after step {step}; nobody has published a step's time")]
@@ -204,10 +202,8 @@ def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
     if away <= LATE_CHECKPOINT_HOURS * 3600:
         return [_ok("checkpoint", message)]
     return [
-        Finding(
-            "",
+        _warn(
             "checkpoint",
-            Level.WARN,
             f"{message}; until then there is only the recover checkpoint, which is overwritten",
             "checkpoint.save_freq_secs=14400 writes one every four hours",
         )
@@ -215,7 +211,7 @@ def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
 
 
 def check_hours(config: RunConfig, task: str, time: StepTime | None) -> list[Finding]:
-    """Hours of the whole run, and until others saw the model converge."""
+    """Report the hours of the whole run, and those until the model converged for others."""
     steps = timing.total_steps(config)
     if time is None:
         return [_ok("hours", f"{steps} steps; nobody has published how long one takes")]
@@ -258,21 +254,21 @@ def _rollout(config: RunConfig, shape: ModelShape, part: Part, gpu_memory: int) 
     more = "raise t of the rollout layout, or rollout.gpu_memory_fraction"
     if cache.space <= 0:
         message = f"a server's weights of {_gib(cache.weights)} do not fit into {fraction}"
-        return Finding("", "memory", Level.FAIL, message, more)
-    wanted = config.rollout.batch_size * config.rollout.group_size / servers
+        return _fail("memory", message, more)
+    per_step = config.rollout.batch_size * config.rollout.group_size / servers
     message = (
         f"a server has {fraction}: weights {_gib(cache.weights)}, KV cache {_gib(cache.space)} for "
-        f"{cache.sequences:.0f} sequences of {longest} tokens ({_count(servers, 'server')}, {wanted:.0f} sequences "
+        f"{cache.sequences:.0f} sequences of {longest} tokens ({_count(servers, 'server')}, {per_step:.0f} sequences "
         "each per step)"
     )
     if cache.sequences < 1:
-        return Finding("", "memory", Level.FAIL, f"{message}: not even one", more)
-    if cache.sequences < min(FEW_SEQUENCES, wanted):
-        return Finding("", "memory", Level.WARN, f"{message}: so few keep a GPU idle", more)
+        return _fail("memory", f"{message}: not even one", more)
+    if cache.sequences < min(FEW_SEQUENCES, per_step):
+        return _warn("memory", f"{message}: so few keep a GPU idle", more)
     return _ok("memory", message)
 
 
-def _turns(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int) -> list[Finding]:
+def _colocated(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int) -> list[Finding]:
     waiting = waiting_usage(config, shape, layout)
     engine = int(config.rollout.gpu_memory_fraction * gpu_memory)
     total = waiting + engine
@@ -292,15 +288,15 @@ def _tensor(config: RunConfig, shape: ModelShape | None, part: Part) -> list[Fin
     name = part.backend or ("the rollout" if part.generates else "the training")
     if shape and (what := _undivided(shape, part)):
         message = f"t{tensor} of {name} does not divide the {what} of the model"
-        return [Finding("", "gpus", Level.FAIL, message, "choose t that divides them")]
+        return [_fail("gpus", message, "choose t that divides them")]
     if tensor > config.n_gpus_per_node:
         message = f"t{tensor} of {name} goes over the edge of a host with {config.n_gpus_per_node} GPUs, which is slow"
-        return [Finding("", "gpus", Level.WARN, message, "keep t within a host")]
+        return [_warn("gpus", message, "keep t within a host")]
     return []
 
 
 def _undivided(shape: ModelShape, part: Part) -> str:
-    """What of a model the tensor parallel GPUs cannot share; servers give copies of key/value heads to more GPUs."""
+    """Return what t does not divide; servers may copy key/value heads to more GPUs."""
     tensor, heads = part.layout.tensor, shape.kv_heads
     if shape.heads % tensor:
         return f"{shape.heads} attention heads"
@@ -332,3 +328,11 @@ def _gib(size: float) -> str:
 
 def _ok(check: str, message: str) -> Finding:
     return Finding("", check, Level.OK, message)
+
+
+def _warn(check: str, message: str, fix: str) -> Finding:
+    return Finding("", check, Level.WARN, message, fix)
+
+
+def _fail(check: str, message: str, fix: str) -> Finding:
+    return Finding("", check, Level.FAIL, message, fix)

@@ -1,6 +1,6 @@
-"""Memory of one GPU that trains or generates, and disk for what is kept. All numbers in bytes.
+"""Estimates of the memory of one GPU that trains or generates, and of the disk for checkpoints, in bytes.
 
-Estimates: they tell a plan that misses by a factor from one that fits; the last per cents are the allocator's.
+They find plans that miss by a factor; the last per cents depend on the allocator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ REPORTED = {
     **{11: 10.8, 12: 11.6, 16: 15.6, 20: 19.6, 24: 22.5, 32: 31.4, 40: 39.4, 48: 44.4, 64: 63.0},
     **{80: 79.2, 94: 93.1, 96: 95.0, 141: 139.8, 144: 142.8, 180: 178.3, 192: 178.3},
 }
-"""GiB that PyTorch sees of a card that is sold with so many GB: the least of the kinds that are sold with them (of 48
-GB, an L40S with ECC)."""
+"""GiB that PyTorch sees of a card sold with so many GB: the least of all such cards (of 48 GB: an L40S with ECC)."""
 USUAL_SHARE = 0.98
-"""Of what is sold, where no such card is listed."""
+"""Share of the size as sold, for cards that are not listed."""
 ROOM = 0.05
-"""Of a GPU's memory that an estimate should leave free: fragments, other processes, and its own error."""
+"""Share of a GPU's memory that an estimate should leave free: fragments, other processes, and its own error."""
 RUNTIME = 4 * GIB
-"""CUDA context, NCCL buffers, and what the allocator cannot use."""
+"""CUDA context, NCCL buffers, and memory that the allocator cannot use."""
 STATE_BYTES = 16
 """Per trained parameter: master weight, gradient and the two moments of Adam, 4 bytes each."""
 RECOVER_BYTES = 12
@@ -32,7 +31,7 @@ RECOVER_SLOTS = 2
 
 
 def reported_gib(sold: float) -> float:
-    """GiB that a card of this size has for programs. sold: as it is sold, or a number as nvidia-smi reports it."""
+    """Return the usable GiB of a card; `sold`: its size as sold, or with a fraction as nvidia-smi reports it."""
     if sold != int(sold):
         return sold
     return REPORTED.get(int(sold), sold * USUAL_SHARE)
@@ -40,7 +39,7 @@ def reported_gib(sold: float) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """What takes the memory of one GPU (or a disk), by name."""
+    """What uses the memory of one GPU (or a disk), in bytes by name."""
 
     parts: dict[str, int]
 
@@ -52,7 +51,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Cache:
-    """The KV cache of one engine server. tokens: that it holds; sequences: at full length, at the same time."""
+    """The KV cache of one engine server: its bytes beside the weights, its tokens, and its sequences of full length."""
 
     weights: int
     space: int
@@ -61,7 +60,7 @@ class Cache:
 
 
 def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
-    """Memory of one FSDP rank while it trains.
+    """Estimate the memory of one FSDP rank while it trains.
 
     With P parameters, R ranks (all GPUs of the layout; a pipeline is folded into them), b bytes of the compute dtype, n
     tokens of a micro-batch, t x c GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
@@ -96,12 +95,12 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
 
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
-    """What a rank keeps on its GPU while an engine generates on it: weights and moments (12 P / R), or nothing."""
+    """Return what a rank keeps on its GPU while an engine generates there: weights and moments (12 P / R), or 0."""
     return 0 if config.train.offload else RECOVER_BYTES * shape.parameters // layout.gpus
 
 
 def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, longest: int) -> Cache:
-    """The KV cache of one server, over all of its t x p GPUs.
+    """Estimate the KV cache of one server, over all of its t x p GPUs.
 
     gpu_memory_fraction x memory x t p is for 16-bit weights (2 P) and the cache. A token takes 2 (key, value) x 2 bytes
     x layers x key/value heads x head size, and more where t exceeds the key/value heads, because heads are not divided.
@@ -115,7 +114,7 @@ def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: i
 
 
 def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
-    """What a run puts on the storage: the model it starts from, two recover slots of 12 P, `saves` exports of b P."""
+    """Estimate the storage of a run: its first model, two recover slots of 12 P, `saves` exports of b P."""
     width = _width(config)
     return Usage(
         {

@@ -1,4 +1,4 @@
-"""What a preset needs of a cluster, by its values."""
+"""What a preset needs of a cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from clusterkit.config.resolve import resolve
 from clusterkit.provision.checks.needs import GIB, Needs
 
 _LEAST_DATA_SPACE = 5 * GIB
-
-
 _CHECKPOINTS = 20
-"""A run may keep hundreds; hosts are asked for room for the first of them, `presets plan` tells the whole."""
+"""Hosts must have room for the first checkpoints; a run may keep hundreds, which `presets plan` counts."""
 
 
 def needs_of_preset(name: str) -> Needs:
-    """What a preset needs with its default task, by its values: `7B_n4` four hosts of eight GPUs, `tiny` one without.
+    """Return what a preset needs with its default task, such as four hosts of eight GPUs for 7B_n4.
 
     Raises:
         UserError: no preset has that name.

@@ -1,4 +1,4 @@
-"""What a run will do, worked out from its configuration before anything is written."""
+"""The plan of a run, from its configuration, before anything is written."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from trainer.judge.registry import judge_urls, judges_folder
 from trainer.tasks.size import evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
-"""Tokens of the prompt's own wording, chat template included; rounded up."""
+"""Tokens of a prompt's wording with its chat template, rounded up."""
 CHAT_TOKENS = 60
-"""Of a chat template around a prompt."""
+"""Tokens of a chat template around a prompt."""
 TOKEN_CHARACTERS = 3
-"""Of a prompt's wording, fewer than English has."""
+"""Characters of a token in a prompt's wording, fewer than English has."""
 QUESTION_TOKENS = {"recall": 4, "hotpotqa": 30, "math": 120}
-"""Of a task; of any other, the longest question that is allowed."""
+"""By task; for any other task, the longest question that is allowed."""
 DOCUMENT_TOKENS = 150
 """Average tokens of a HotpotQA paragraph with its title."""
 LATE_CHECKPOINT_HOURS = 2.0
 
 
 def template_tokens(agent: AgentConfig) -> int:
-    """About as many tokens as the longer of the agent's two prompts has before anything is filled in."""
+    """Estimate the tokens of the longer one of the agent's two prompts before anything is filled in."""
     if not isinstance(agent, OverwritingAgentConfig) or not agent.wording:
         return TEMPLATE_TOKENS[agent.template]
     longest = max(len(agent.wording[name]) for name in ("update", "final"))
@@ -39,29 +39,24 @@ def template_tokens(agent: AgentConfig) -> int:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of one run. Steps and tokens are estimates; `steps` is an upper bound where the data decides."""
+    """The plan of one run. Steps and tokens are estimates; `steps` is an upper bound if the data decides."""
 
     config: RunConfig
     trial: Trial
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches in one pass over the training tasks (data that is not here may have fewer)."""
-        return timing.steps_per_epoch(self.config)
-
-    @property
     def steps(self) -> int:
-        """Training steps in all."""
+        """Training steps of the run."""
         return timing.total_steps(self.config)
 
     @property
     def trajectories_per_step(self) -> int:
-        """Tasks times trajectories of each."""
+        """Tasks of a step times the trajectories of each."""
         return self.config.rollout.batch_size * self.config.rollout.group_size
 
     @property
     def chunks(self) -> float:
-        """Average number of chunks that a trajectory reads."""
+        """Average number of chunks that a trajectory reads; 0 if unknown."""
         task, agent = self.config.task, self.config.agent
         if not isinstance(agent, ChunksAgentConfig):
             return 0.0
@@ -69,13 +64,13 @@ class RunPlan:
             chunks: float = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
         elif isinstance(task, SectionsConfig):
             chunks = (task.min_chunks + task.max_chunks) / 2
-        else:  # texts have the chunks that they have
+        else:  # the texts decide
             return 0.0
         return min(chunks, agent.max_chunks) if agent.max_chunks else chunks
 
     @property
     def tokens_per_step(self) -> int:
-        """Prompt and response tokens of one step's rollout, about."""
+        """Approximate prompt and response tokens of one step's rollout."""
         task, agent = self.config.task, self.config.agent
         if not isinstance(agent, ChunksAgentConfig):
             longest = self._question_tokens + agent.max_final_tokens
@@ -103,21 +98,20 @@ class RunPlan:
     @property
     def first_save(self) -> str:
         """When the first persistent checkpoint is written."""
-        step = self._first_save_step()
+        step = timing.save_interval(self.config)
         if self.config.checkpoint.save_freq_secs:
             return f"after {duration(self.config.checkpoint.save_freq_secs)}, at the latest after step {step}"
         return f"after step {step}{self._seconds_away(step)}"
 
     @property
-    def course(self) -> str:
+    def summary(self) -> str:
         """Which run it is and where it begins, in one sentence."""
-        run = self.trial.run
-        return f"{run.experiment}/{run.trial} {self._beginning()}"
+        return f"{self.trial.run.experiment}/{self.trial.run.trial} {self._beginning()}"
 
     @property
     def warnings(self) -> list[str]:
-        """What a person should know before the run starts."""
-        step, seconds = self._first_save_step(), self.config.checkpoint.save_freq_secs
+        """Warnings to show before the run starts."""
+        step, seconds = timing.save_interval(self.config), self.config.checkpoint.save_freq_secs
         away = (step - self.trial.resume_step) * self.step_time if self.step_time else None
         if seconds and away:
             away = min(away, seconds)
@@ -129,11 +123,11 @@ class RunPlan:
         return []
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the shape of --json."""
         run = self.trial.run
         return {
             "run": f"{run.experiment}/{run.trial}",
-            "course": self.trial.course.value,
+            "course": self.trial.state.value,
             "resume_step": self.trial.resume_step,
             "busy": holder_of(run),
             "steps": self.steps,
@@ -144,7 +138,7 @@ class RunPlan:
             "step_time_s": self.step_time,
             "warmup_steps": self._warmup_steps(),
             "first_recover_step": self._first_recover_step(),
-            "first_save_step": self._first_save_step(),
+            "first_save_step": timing.save_interval(self.config),
             "logs": str(run.logs),
             "checkpoints": str(run.checkpoints),
             "recover": str(run.recover),
@@ -152,13 +146,13 @@ class RunPlan:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the plan as text."""
         config, run = self.config, self.trial.run
         if config.trainer.type == "null":
             return self._rollout_lines()
         bound = "" if config.train.total_steps or training_size(config).exact else "at most "
         rows = [
-            ("run", self.course),
+            ("run", self.summary),
             ("ranks", self._ranks()),
             ("steps", f"{bound}{self.steps}{self._whole_time()}"),
             ("one step", self._one_step()),
@@ -176,27 +170,27 @@ class RunPlan:
         rows += [("warning", warning) for warning in self.warnings]
         return [f"{label:<11} {text}" for label, text in rows]
 
-    def lines_elsewhere(self, place: str) -> list[str]:
-        """For people, of a run on other machines, whose folder is not looked into. place: where, such as a cluster."""
+    def remote_lines(self, place: str) -> list[str]:
+        """Return the plan as text for a run on other machines; `place` names them, such as a cluster."""
         kept = [line for line in self.lines() if line.split(maxsplit=1)[0] not in ("run", "recover", "logs", "judge")]
         experiment = self.config.experiment_name
         return [f"{'run':<11} {experiment} {place}: a new trial, or the unfinished one of the same settings", *kept]
 
     def _ranks(self) -> str:
-        """Processes that train, and the GPUs of both sides."""
-        config, wanted = self.config, self.config.allocation
-        if wanted is None:
+        """Return the processes that train, and the GPUs of both sides."""
+        config, allocation = self.config, self.config.allocation
+        if allocation is None:
             return str(config.ranks)
-        sides = [f"{wanted.rollout_gpus} GPUs generate"] if wanted.rollout_gpus else []
-        sides += ["in turns on the same ones"] if wanted.colocated and sides else []
+        sides = [f"{allocation.rollout_gpus} GPUs generate"] if allocation.rollout_gpus else []
+        sides += ["in turns on the same ones"] if allocation.colocated and sides else []
         return ", ".join([f"{config.ranks} train on {config.n_nodes} x {config.n_gpus_per_node} GPUs", *sides])
 
     def _rollout_lines(self) -> list[str]:
-        """Of a run that learns nothing."""
+        """Return the plan as text for trainer.type=null."""
         config, run = self.config, self.trial.run
         tasks = config.eval.num_tasks
         rows = [
-            ("run", self.course),
+            ("run", self.summary),
             ("tasks", f"at most {tasks} of {config.eval.split}, in {self.steps} steps; nothing is learned"),
             ("one step", self._one_step()),
             ("warm-up", self._warmup()),
@@ -208,11 +202,11 @@ class RunPlan:
         busy = holder_of(self.trial.run)
         if busy:
             return f"is being trained now by {busy}"
-        if self.trial.course is TrialState.COMPLETE:
+        if self.trial.state is TrialState.COMPLETE:
             return "is complete already, nothing would be trained"
-        if self.trial.course is TrialState.NEW and self.config.recover_from:
+        if self.trial.state is TrialState.NEW and self.config.recover_from:
             return f"starts from {self.config.recover_from}"
-        if self.trial.course is TrialState.NEW:
+        if self.trial.state is TrialState.NEW:
             return "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"
@@ -235,11 +229,9 @@ class RunPlan:
 
     def _warmup_steps(self) -> int:
         # A pretrained model is not warmed up, nor is one that learns from examples.
-        return (
-            0
-            if self.config.model.path or self.config.trainer.type == "sft"
-            else self.config.warmup.recall_steps + self.config.warmup.steps
-        )
+        if self.config.model.path or self.config.trainer.type == "sft":
+            return 0
+        return self.config.warmup.recall_steps + self.config.warmup.steps
 
     def _warmup(self) -> str:
         if not self._warmup_steps():
@@ -259,7 +251,7 @@ class RunPlan:
         return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
 
     def _judge(self) -> list[tuple[str, str]]:
-        """Who reads and judges, where a server does."""
+        """Return the server that reads and judges, if there is one."""
         config, judge = self.config, self.config.judge
         if config.reward.name != "memalpha" or judge.reader == "rules":
             return []
@@ -275,9 +267,6 @@ class RunPlan:
         settings = self.config.checkpoint
         return min(filter(None, (settings.ckpt_first_step, settings.ckpt_freq_steps)))
 
-    def _first_save_step(self) -> int:
-        return timing.save_interval(self.config)
-
     def _whole_time(self) -> str:
         if self.step_time is None:
             return ""
@@ -290,6 +279,6 @@ class RunPlan:
         return f", in about {duration(max(step - self.trial.resume_step, 0) * self.step_time)}"
 
 
-def elsewhere(config: RunConfig) -> RunPlan:
-    """The plan of a run on other machines; its trial is not known here."""
+def remote_plan(config: RunConfig) -> RunPlan:
+    """Return the plan of a run on other machines, whose trial is unknown here."""
     return RunPlan(config, Trial(run_directory(config, config.trial_name), TrialState.NEW, History()))

@@ -1,4 +1,4 @@
-"""`presets plan`: a preset, as it is or on other hosts, with every verdict on its arithmetic."""
+"""`presets plan`: all checks of a preset's arithmetic, on its own or on other hosts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import Any
 
 from clusterkit.capacity import checks, timing
@@ -15,6 +16,7 @@ from clusterkit.capacity.runnable import missing_parts, require_inputs, require_
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
+from clusterkit.config.fields import setting_text
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts import inventory
 from trainer.allocation import Allocation, Dialect
@@ -22,14 +24,19 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 
 DEFAULT_GPU_MEMORY_GIB = 80.0
+_WIDTH, _INDENT = 116, 20
+_MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
 @dataclass(frozen=True)
 class PresetPlan:
-    """What came of it.
+    """The plan of a preset.
 
-    gpu_memory_gib: of one GPU, as it is sold. changes: only where other hosts were asked for. step: None where nobody
-    has measured one.
+    Args:
+        gpu_memory_gib: of one GPU, as it is sold.
+        changes: for other hosts than the preset's.
+        step: time of a step; None if nobody has published one.
+
     """
 
     resolved: Resolved
@@ -41,12 +48,12 @@ class PresetPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether no verdict is a failure."""
+        """Whether no check failed."""
         return worst(self.findings) is not Level.FAIL
 
     @property
     def here(self) -> bool:
-        """Whether this machine has the GPUs that it takes."""
+        """Whether this machine has enough GPUs."""
         try:
             require_local_gpus(self.config)
         except UserError:
@@ -55,9 +62,8 @@ class PresetPlan:
 
     @property
     def cluster(self) -> str:
-        """One that is kept and has the hosts, else the one that set-up makes."""
-        kept = inventory.cluster_names()
-        ordered = sorted(kept, key=lambda name: name != inventory.DEFAULT)
+        """A known cluster with enough hosts, else the default name of `setup`."""
+        ordered = sorted(inventory.cluster_names(), key=lambda name: name != inventory.DEFAULT)
         return next((name for name in ordered if self._has_hosts(name)), inventory.DEFAULT)
 
     def _has_hosts(self, name: str) -> bool:
@@ -68,7 +74,7 @@ class PresetPlan:
 
     @property
     def command(self) -> str:
-        """What trains it, on this machine or a cluster; empty where it does not fit."""
+        """The command that trains the preset, here or on a cluster; empty if it does not fit."""
         if not self.fits:
             return ""
         size, task = self.resolved.size, self.resolved.task
@@ -80,7 +86,7 @@ class PresetPlan:
 
     @property
     def before(self) -> str:
-        """What has to be done before that command, as it stands now; empty: nothing."""
+        """What to do before that command; empty if nothing."""
         if not self.fits:
             return ""
         if not self.here:
@@ -96,11 +102,11 @@ class PresetPlan:
         return ""
 
     def allocations(self) -> dict[str, str]:
-        """allocation_mode in every dialect that has words for it."""
+        """Return allocation_mode in every dialect that can express it."""
         return dialects_of(self.config.allocation) if self.config.allocation else {}
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the shape of --json."""
         shape, config = shape_of(self.config), self.config
         seconds = self.step.seconds if self.step else None
         usage = disk_usage(config, shape, timing.saves(config, seconds)) if shape else None
@@ -129,7 +135,7 @@ class PresetPlan:
 
 
 def dialects_of(allocation: Allocation) -> dict[str, str]:
-    """An allocation in every dialect that has words for it."""
+    """Return an allocation in every dialect that can express it."""
     texts = {}
     for dialect in Dialect:
         try:
@@ -140,10 +146,10 @@ def dialects_of(allocation: Allocation) -> dict[str, str]:
 
 
 def gibibytes(text: str) -> float:
-    """Memory of a GPU as it is sold, as typed: `80`, `80G`, `80GB` or `141GiB`; a fraction is what nvidia-smi reports.
+    """Parse the memory of a GPU as it is sold (`80`, `80G`, `141GiB`), or with a fraction as nvidia-smi reports it.
 
     Raises:
-        UserError: not such a number.
+        UserError: the text is no such number.
 
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gi?b?)?", text.strip(), re.IGNORECASE)
@@ -153,10 +159,7 @@ def gibibytes(text: str) -> float:
 
 
 def storage_of(config: RunConfig, task: str, most_saves: int) -> int:
-    """Bytes that a run puts on the storage with its first checkpoints, `most_saves` at most.
-
-    Trajectories are left out; 0 for a model of unknown shape.
-    """
+    """Return the bytes that a run writes with at most `most_saves` checkpoints, without trajectories; 0 if unknown."""
     shape, step = shape_of(config), timing.step_time(config, task, config.gpus)
     if shape is None:
         return 0
@@ -172,10 +175,10 @@ def plan_preset(
     gpus_per_node: int | None = None,
     gpu_memory_gib: float | None = None,
 ) -> PresetPlan:
-    """Work a preset out; with nodes, gpus_per_node or gpu_memory_gib on those, with as little changed as possible.
+    """Plan a preset; with nodes, gpus_per_node or gpu_memory_gib (of one GPU), on those, with few changes.
 
     Raises:
-        UserError: an unknown preset or key, or GPUs that the preset cannot be put on at all.
+        UserError: an unknown preset or key, or hosts that the preset cannot be fitted to.
 
     """
     resolved = resolve(preset, task, overrides)
@@ -203,3 +206,33 @@ def plan_preset(
         *checks.check_hours(config, resolved.task, step),
     ]
     return PresetPlan(resolved, config, memory_gib, changes, tuple(findings), step)
+
+
+def plan_lines(plan: PresetPlan) -> list[str]:
+    """Return the plan as text: the changes, all findings, the allocation in every dialect, and the train command."""
+    size, config = plan.resolved.size, plan.config
+    memory = f"{plan.gpu_memory_gib:g} GB ({reported_gib(plan.gpu_memory_gib):g} GiB usable)"
+    gpus = f", {config.n_nodes} x {config.n_gpus_per_node} GPUs of {memory}" if config.gpus else ""
+    lines = [f"{size.name} on {plan.resolved.task}{gpus}", ""]
+    if plan.changes:
+        lines += ["Changed"]
+        for change in plan.changes:
+            lines += [
+                f"  {change.key}  {setting_text(change.before)} -> {setting_text(change.after)}",
+                f"      {change.why}",
+            ]
+        lines += ["  Batch, group, lengths and learning rate stay, so the same is learned; only the time differs.", ""]
+    for finding in plan.findings:
+        first, *rest = wrap(finding.message, _WIDTH - _INDENT, break_on_hyphens=False)
+        lines.append(f"  {_MARKS[finding.level]:<4}  {finding.check:<10}  {first}")
+        lines += [f"{'':<{_INDENT}}{line}" for line in rest]
+        if finding.fix:
+            fix = wrap(f"-> {finding.fix}", _WIDTH - _INDENT, break_on_hyphens=False, subsequent_indent="   ")
+            lines += [f"{'':<{_INDENT}}{line}" for line in fix]
+    if allocations := plan.allocations():
+        lines += ["", "allocation_mode in every form"]
+        lines += [f"  {dialect:<8}  {text}" for dialect, text in allocations.items()]
+    if not plan.fits:
+        return [*lines, "", "It does not fit: change what is marked FAIL, and plan it again."]
+    before = [f"First: {plan.before}"] if plan.before else []
+    return [*lines, "", *before, f"Train it: {plan.command}"]

@@ -1,6 +1,6 @@
-"""A configuration on other hosts: only what their GPUs and memory force is changed, and each change says why.
+"""Fit a configuration to other hosts: change only what their GPUs and memory require, with a reason for each change.
 
-Batch, group, learning rate and lengths stay, so that the same is learned; a step takes longer or shorter.
+Batch, group, learning rate and lengths stay, so the run learns the same; only the time of a step changes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from clusterkit.capacity.checks import SMALL_CHUNK, check_batch, check_gpus, che
 from clusterkit.capacity.memory import ROOM
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.common.finding import Level
+from clusterkit.config.fields import setting_text
 from trainer.allocation import Allocation, Dialect, Layout, Part
 from trainer.config import RunConfig
 from trainer.errors import UserError
 
 _NEAREST_SPLITS = 8
 _TENSOR = (1, 2, 4, 8)
-"""How many times as much tensor parallelism an engine may get."""
+"""Factors that the tensor parallelism may grow by."""
 _SHARED_FRACTION = 0.6
-"""Of a GPU's memory for the engine where training takes turns with it; MemAgent's value."""
+"""Share of a GPU's memory for an engine that takes turns with training; MemAgent's value."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The hosts to fit. gpu_memory: bytes of one GPU."""
+    """The hosts to fit; `gpu_memory`: bytes of one GPU."""
 
     n_nodes: int
     n_gpus_per_node: int
@@ -35,7 +36,7 @@ class Target:
 
     @property
     def gpus(self) -> int:
-        """In all."""
+        """Total number of GPUs."""
         return self.n_nodes * self.n_gpus_per_node
 
 
@@ -50,58 +51,57 @@ class Change:
 
     @property
     def override(self) -> str:
-        """For the command line."""
-        value = str(self.after).lower() if isinstance(self.after, bool) else self.after
-        return f"{self.key}={value}"
+        """The change as KEY=VALUE."""
+        return f"{self.key}={setting_text(self.after)}"
 
 
 def rescale(config: RunConfig, target: Target) -> tuple[RunConfig, tuple[Change, ...]]:
-    """The configuration on the target, and what was changed; its verdicts may still be failures.
+    """Return the configuration on the target, and what was changed; its checks may still fail.
 
-    Among the candidates, in this order: the same split of GPUs between rollout and training, or the nearest one; less
-    memory per micro-batch; more tensor parallelism for the rollout, then for the training; one set of GPUs for both.
-    Where none fits, the one with the fewest failures.
+    Candidates, in this order: the same split of GPUs between rollout and training, or the nearest one; less memory per
+    micro-batch; more tensor parallelism for the rollout, then for the training; one set of GPUs for both. If none fits,
+    the result is the one with the fewest failures.
 
     Raises:
         UserError: no candidate can be built at all.
 
     """
-    wanted = config.allocation
-    if wanted is None:
+    original = config.allocation
+    if original is None:
         raise ValueError("only a configuration with allocation_mode can be rescaled")
     best: tuple[RunConfig, tuple[Change, ...]] | None = None
     fewest = float("inf")
-    for changes in _candidates(config, wanted, target):
+    for changes in _candidates(config, original, target):
         changed = _apply(config, changes)
-        if (troubles := _troubles(changed, target)) < fewest:
-            best, fewest = (changed, tuple(change for change in changes if change.before != change.after)), troubles
-        if not troubles:
+        if (failures := _failures(changed, target)) < fewest:
+            best, fewest = (changed, tuple(change for change in changes if change.before != change.after)), failures
+        if not failures:
             break
     if best is None:
         raise UserError(
             f"{config.allocation_mode} cannot be put on {_gpus(target.gpus)}: a model's copy takes "
-            f"{max(part.layout.per_replica for part in wanted.parts)}; name more hosts, or another allocation_mode"
+            f"{max(part.layout.per_replica for part in original.parts)}; name more hosts, or another allocation_mode"
         )
     return best
 
 
-def _candidates(config: RunConfig, wanted: Allocation, target: Target) -> Iterator[list[Change]]:
+def _candidates(config: RunConfig, original: Allocation, target: Target) -> Iterator[list[Change]]:
     hosts = [
         Change("n_nodes", config.n_nodes, target.n_nodes, "asked for"),
         Change("n_gpus_per_node", config.n_gpus_per_node, target.n_gpus_per_node, "asked for"),
     ]
     for more_training, more_rollout, extra in product(_TENSOR, _TENSOR, _savings(config)):
-        for allocation, why in _allocations(wanted, target, more_rollout, more_training):
-            same = allocation == wanted
-            mode = config.allocation_mode if same else _write(allocation, wanted.dialect)
+        for allocation, why in _allocations(original, target, more_rollout, more_training):
+            same = allocation == original
+            mode = config.allocation_mode if same else _write(allocation, original.dialect)
             yield [*hosts, Change("allocation_mode", config.allocation_mode, mode, why), *extra]
-    if not wanted.colocated and wanted.rollout is not None and wanted.training is not None:
+    if not original.colocated and original.rollout is not None and original.training is not None:
         for tensor in _TENSOR:
-            yield from _sharing(config, wanted, target, hosts, tensor)
+            yield from _sharing(config, original, target, hosts, tensor)
 
 
 def _savings(config: RunConfig) -> tuple[list[Change], ...]:
-    """Settings that only cost speed, the cheapest first: nothing, smaller pieces of logits, smaller micro-batches."""
+    """Return settings that only cost speed, the cheapest first: none, fewer logits at a time, smaller micro-batches."""
     least, tokens, chunk = longest_sequence(config), config.train.max_tokens_per_mb, config.train.logprob_chunk
     logits = Change("train.logprob_chunk", chunk, min(chunk, SMALL_CHUNK), "fewer logits at a time; the same result")
     activations = Change(
@@ -114,51 +114,51 @@ def _savings(config: RunConfig) -> tuple[list[Change], ...]:
 
 
 def _allocations(
-    wanted: Allocation, target: Target, more_rollout: int, more_training: int
+    original: Allocation, target: Target, more_rollout: int, more_training: int
 ) -> Iterator[tuple[Allocation, str]]:
-    """The same engines on target.gpus with so many times the tensor parallelism, the nearest split first."""
-    rollout, training, gpus = wanted.rollout, wanted.training, target.gpus
+    """Yield the same engines on target.gpus with so many times the tensor parallelism, the nearest split first."""
+    rollout, training, gpus = original.rollout, original.training, target.gpus
     more, sharper = (more_rollout, more_training), ""
     if rollout and more_rollout > 1:
         sharper += f"; t{rollout.layout.tensor * more_rollout} of the rollout so that weights and KV cache fit"
     if training and more_training > 1:
         sharper += f"; t{training.layout.tensor * more_training} of the training so that activations fit"
-    if rollout is None or training is None or wanted.colocated:
-        sized = _resized(wanted, gpus if rollout else 0, gpus if training else 0, more, target)
+    if rollout is None or training is None or original.colocated:
+        sized = _resized(original, gpus if rollout else 0, gpus if training else 0, more, target)
         if sized is not None:
-            yield sized, f"{_gpus(gpus)} instead of {wanted.gpus}{sharper}"
+            yield sized, f"{_gpus(gpus)} instead of {original.gpus}{sharper}"
         return
-    share = wanted.rollout_gpus / wanted.gpus
+    share = original.rollout_gpus / original.gpus
     splits = sorted(range(1, gpus), key=lambda count: (abs(count / gpus - share), count))
     found = 0
     for count in splits:
-        sized = _resized(wanted, count, gpus - count, more, target)
+        sized = _resized(original, count, gpus - count, more, target)
         if sized is None:
             continue
         kept = "in the same proportion" if abs(count / gpus - share) < 1e-9 else "as near to the old proportion as fits"
-        yield sized, f"{_gpus(gpus)} instead of {wanted.gpus}, shared between rollout and training {kept}{sharper}"
+        yield sized, f"{_gpus(gpus)} instead of {original.gpus}, shared between rollout and training {kept}{sharper}"
         found += 1
         if found == _NEAREST_SPLITS:
             return
 
 
 def _resized(
-    wanted: Allocation, rollout: int, training: int, more: tuple[int, int], target: Target
+    original: Allocation, rollout: int, training: int, more: tuple[int, int], target: Target
 ) -> Allocation | None:
     layouts = [
         _layout(part, gpus, times, target) if part is not None else None
-        for part, gpus, times in zip((wanted.rollout, wanted.training), (rollout, training), more, strict=True)
+        for part, gpus, times in zip((original.rollout, original.training), (rollout, training), more, strict=True)
     ]
     if any(
         part is not None and layout is None
-        for part, layout in zip((wanted.rollout, wanted.training), layouts, strict=True)
+        for part, layout in zip((original.rollout, original.training), layouts, strict=True)
     ):
         return None
-    return wanted.resized(layouts[0], layouts[1])
+    return original.resized(layouts[0], layouts[1])
 
 
 def _layout(part: Part, gpus: int, more: int, target: Target) -> Layout | None:
-    """The part's layout on so many GPUs: data parallel gives way; pipeline stages that do not fit are given up."""
+    """Return a part's layout on some GPUs: data parallelism adapts, pipeline stages are dropped if they do not fit."""
     layout = replace(part.layout, tensor=part.layout.tensor * more)
     if more > 1 and layout.tensor > target.n_gpus_per_node:
         return None
@@ -169,9 +169,9 @@ def _layout(part: Part, gpus: int, more: int, target: Target) -> Layout | None:
 
 
 def _sharing(
-    config: RunConfig, wanted: Allocation, target: Target, hosts: list[Change], tensor: int
+    config: RunConfig, original: Allocation, target: Target, hosts: list[Change], tensor: int
 ) -> Iterator[list[Change]]:
-    rollout = wanted.rollout
+    rollout = original.rollout
     if rollout is None or target.gpus % tensor or tensor > target.n_gpus_per_node:
         return
     backend = rollout.backend or "vllm"
@@ -210,16 +210,10 @@ def _apply(config: RunConfig, changes: list[Change]) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
-def _troubles(config: RunConfig, target: Target) -> float:
-    """Failures, and half a one for a batch that does not divide and for memory that leaves too little free: warnings,
-    but avoided where there is a choice.
-    """
+def _failures(config: RunConfig, target: Target) -> float:
+    """Count the failures; an uneven batch and tight memory, which are only warnings, count as half a failure."""
     shape = shape_of(config)
-    findings = [
-        *check_gpus(config, shape),
-        *check_batch(config),
-        *check_memory(config, shape, target.gpu_memory),
-    ]
+    findings = [*check_gpus(config, shape), *check_batch(config), *check_memory(config, shape, target.gpu_memory)]
     uneven = any(finding.check == "batch" and finding.level is Level.WARN for finding in findings)
     smaller = check_memory(config, shape, int((1 - ROOM) * target.gpu_memory))
     tight = any(finding.level is Level.FAIL for finding in smaller)

@@ -1,4 +1,4 @@
-"""Whether this version can execute a configuration, or only resolve, explain and plan it."""
+"""Whether a configuration can run: with this version, and on this machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ from trainer.tasks.memalpha import find_files
 from trainer.tasks.size import count_rows
 
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-"""The driver's own list, one entry a GPU."""
+"""The driver's list with one entry a GPU."""
 
 
 def require_runnable(config: RunConfig) -> None:
-    """Refuse what the trainer has no engine, agent or task for, and classes of the user's own that cannot be used.
-
-    Raises:
-        UserError: it names all that is missing, or what is wrong with a class.
-
-    """
+    """Raise UserError if the trainer lacks a part that a configuration asks for, or a user's class is unusable."""
     if missing := missing_parts(config):
         preset = config.preset or "PRESET"
         raise UserError(
@@ -39,12 +34,7 @@ def require_runnable(config: RunConfig) -> None:
 
 
 def require_local_gpus(config: RunConfig) -> None:
-    """Refuse, before anything is written, a run that this machine has not got the GPUs for.
-
-    Raises:
-        UserError: with the ways out.
-
-    """
+    """Raise UserError if this machine has too few GPUs for a run."""
     if not config.gpus:
         return
     name = config.preset or "PRESET"
@@ -52,9 +42,9 @@ def require_local_gpus(config: RunConfig) -> None:
     fewer = f"see how it would fit on one host with clusterkit presets plan {name} --nodes 1"
     if config.n_nodes > 1:
         raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}, or {fewer}")
-    there = sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
-    if config.gpus > there:
-        usable = f"{there} {'is' if there == 1 else 'are'}" if there else "none is"
+    present = sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
+    if config.gpus > present:
+        usable = f"{present} {'is' if present == 1 else 'are'}" if present else "none is"
         raise UserError(
             f"this run takes {config.gpus} GPUs, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
             f"{fewer}"
@@ -62,12 +52,7 @@ def require_local_gpus(config: RunConfig) -> None:
 
 
 def require_inputs(config: RunConfig) -> None:
-    """Refuse, before anything is written, a run on this machine whose model or data is not here, as its trainer would.
-
-    Raises:
-        UserError: with what to do.
-
-    """
+    """Raise UserError, as the trainer would, if the model or the data of a run is not on this machine."""
     if config.model.path:
         resolve_model(config.model.path, config.cache_dir)
     task = config.task
@@ -80,15 +65,15 @@ def require_inputs(config: RunConfig) -> None:
 
 
 def refusal(config: RunConfig, trial: Trial) -> UserError | None:
-    """Why a run on this machine would be refused before it starts; None: it would not.
+    """Return the error that would prevent a run on this machine from starting, or None.
 
-    A run that is complete is not trained, so that what it was trained on need not be here any more.
+    A complete run is not trained again, so it needs no data.
     """
     try:
         require_runnable(config)
         require_local_gpus(config)
         require_free(trial.run)
-        if trial.course is not TrialState.COMPLETE:
+        if trial.state is not TrialState.COMPLETE:
             require_inputs(config)
             require_trainer()
     except UserError as error:
@@ -97,11 +82,11 @@ def refusal(config: RunConfig, trial: Trial) -> UserError | None:
 
 
 def missing_parts(config: RunConfig) -> list[str]:
-    """What a configuration asks for and the trainer has not got; empty where it can run."""
+    """Return the parts that a configuration asks for and the trainer lacks."""
     missing = []
-    wanted = config.allocation
-    if wanted is not None and wanted.training is not None and wanted.training.layout.context > 1:
+    allocation = config.allocation
+    if allocation is not None and allocation.training is not None and allocation.training.layout.context > 1:
         missing.append("context parallel training (c): every conversation fits into one GPU's micro-batch here")
-    if wanted is not None and wanted.rollout is not None and wanted.rollout.layout.pipeline > 1:
+    if allocation is not None and allocation.rollout is not None and allocation.rollout.layout.pipeline > 1:
         missing.append("pipeline parallel servers (p): use tensor parallel (t)")
     return missing

@@ -1,4 +1,4 @@
-"""Sizes of the models that presets name: parameters, KV cache and context follow from these numbers."""
+"""Dimensions of the models that presets name, and the parameters and KV cache that follow from them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from pathlib import Path
 from trainer.config import RunConfig
 
 _TINY_VOCABULARY = 1024
-"""Words of a model built from nothing, rounded up."""
+"""Tokens of a model built from scratch, rounded up."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama and Qwen kind. tied: input and output share the embedding. context: tokens; 0 unknown.
+    """A decoder like Llama and Qwen.
 
-    attention_bias: on queries, keys and values (Qwen2). head_norm: of queries and keys (Qwen3).
+    Args:
+        tied: input and output share the embedding.
+        context: in tokens; 0 if unknown.
+        attention_bias: on queries, keys and values (Qwen2).
+        head_norm: of queries and keys (Qwen3).
+
     """
 
     layers: int
@@ -33,7 +38,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer: attention, the three matrices of the gated feed-forward, two norms."""
+        """Parameters of one layer: attention, the three matrices of the gated feed-forward, two norms."""
         projected = (self.heads + 2 * self.kv_heads) * self.head_dim
         attention = self.hidden * (projected + self.heads * self.head_dim)
         extra = projected * self.attention_bias + 2 * self.head_dim * self.head_norm
@@ -41,12 +46,12 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the embedding, and of the output head where it is not the same matrix."""
+        """Parameters of the embedding, and of the output head if it is another matrix."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Parameters of the model."""
         return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
 
     @property
@@ -78,12 +83,12 @@ SHAPES = {
     "qwen3-32b": ModelShape(64, 5120, 64, 8, 128, 25600, 151936, tied=False, context=40960, head_norm=True),
     "qwen3-4b": ModelShape(36, 2560, 32, 8, 128, 9728, 151936, tied=True, context=40960, head_norm=True),
 }
-"""By the last part of the repository's name, in small letters; from each model's config.json."""
+"""By the last part of the repository's name, in lower case; from each model's config.json."""
 _ALIASES = {"smollm2-135m": "smollm2-135m-instruct"}
 
 
 def shape_of(config: RunConfig) -> ModelShape | None:
-    """The shape of a run's model: known by name, read from its folder, or None."""
+    """Return the shape of a run's model; None if unknown."""
     if config.model.path is None:
         tiny = config.model.tiny
         return ModelShape(
@@ -101,7 +106,7 @@ def shape_of(config: RunConfig) -> ModelShape | None:
 
 
 def shape_named(path: str) -> ModelShape | None:
-    """The shape of a model by its folder or repository; None where neither is known."""
+    """Return the shape of a model from its folder's config.json or by its name; None if unknown."""
     name = path.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
     return _read(Path(path).expanduser() / "config.json") or SHAPES.get(_ALIASES.get(name, name))
 

@@ -1,4 +1,4 @@
-"""Steps, seconds and hours: from the settings, and from what others measured with the same model."""
+"""Steps, seconds and hours of a run, from its settings and from published measurements of the same model."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from trainer.tasks.size import training_size
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step and where the number comes from."""
+    """Seconds of a step, and where the number comes from."""
 
     seconds: float
     basis: str
 
 
-def course(config: RunConfig) -> Schedule:
-    """The run's own schedule, for as many training tasks as it will find.
+def schedule(config: RunConfig) -> Schedule:
+    """Return the run's schedule for its number of training tasks.
 
     Raises:
-        UserError: they do not fill one batch.
+        UserError: the tasks do not fill one batch.
 
     """
     return Schedule.of(config, training_size(config).tasks)
 
 
 def steps_per_epoch(config: RunConfig) -> int:
-    """Whole batches in one pass over the training tasks."""
-    if config.trainer.type == "null":  # whose last batch may be a part of one
+    """Return the whole batches of one pass over the training tasks."""
+    if config.trainer.type == "null":  # its last batch may be smaller
         return training_size(config).tasks // config.rollout.batch_size
-    return course(config).steps_per_epoch
+    return schedule(config).steps_per_epoch
 
 
 def total_steps(config: RunConfig) -> int:
-    """Training steps in all; batches of tasks where nothing is learned."""
+    """Return the training steps of the run; with trainer.type=null the batches of tasks."""
     if config.trainer.type == "null":
         return -(-config.eval.num_tasks // config.rollout.batch_size)
-    return course(config).total_steps
+    return schedule(config).total_steps
 
 
 def save_interval(config: RunConfig) -> int:
-    """Steps between persistent checkpoints by steps and epochs; the last step is always saved."""
+    """Return the steps between persistent checkpoints, by steps and epochs; the last step is always saved."""
     settings = config.checkpoint
     every = [settings.save_freq_steps, settings.save_freq_epochs * steps_per_epoch(config), total_steps(config)]
     return min(step for step in every if step)
 
 
 def first_save_seconds(config: RunConfig, step_seconds: float) -> float:
-    """Until the first persistent checkpoint: the step that is due, or the first that ends after save_freq_secs."""
+    """Return the seconds to the first persistent checkpoint: of the due step, or the first after save_freq_secs."""
     due = save_interval(config) * step_seconds
     after = config.checkpoint.save_freq_secs
     return min(due, math.ceil(after / step_seconds) * step_seconds) if after else due
 
 
 def saves(config: RunConfig, step_seconds: float | None) -> int:
-    """Persistent checkpoints of the whole run."""
+    """Return the number of persistent checkpoints of the run."""
     steps, every = total_steps(config), save_interval(config)
     if config.checkpoint.save_freq_secs and step_seconds:
         every = min(every, max(1, math.ceil(config.checkpoint.save_freq_secs / step_seconds)))
@@ -67,15 +67,15 @@ def saves(config: RunConfig, step_seconds: float | None) -> int:
 
 
 def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | None = None) -> StepTime | None:
-    """Seconds of a step on so many GPUs, or None where nobody has published any for this model and task.
+    """Estimate the seconds of a step; None if nothing is published for this model and task.
 
-    Between two published sizes, and beyond them, log(seconds) is a straight line over log(GPUs); with one published
-    size twice the GPUs take half the time. Both are proportional to the trajectories of a step.
+    Between two published numbers of GPUs, and beyond them, log(seconds) is linear in log(GPUs). With only one, twice
+    the GPUs take half the time. Seconds are proportional to the trajectories of a step.
 
     Args:
         config: the run.
         task: its task preset.
-        gpus: in all.
+        gpus: total number.
         gpu_memory_gib: of one GPU, as typed; None: as the preset's. GPUs of another size are other GPUs.
 
     """
@@ -92,21 +92,28 @@ def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | N
         f"another {', '.join(here.changed)}" if here and here.changed else "",
         f"GPUs of {points[0].memory_gib:g} GB" if gpu_memory_gib not in (None, points[0].memory_gib) else "",
     ]
-    there = "; ".join(filter(None, differs))
-    if here and not there:
+    difference = "; ".join(filter(None, differs))
+    if here and not difference:
         return StepTime(seconds, f"measured on {_gpus(str(gpus), kinds)}: {sources}")
     known = _gpus(str(gpus) if here else ", ".join(str(count) for count in sorted(times)), kinds)
-    return StepTime(seconds, f"estimated from {known}{f' with {there}' if there else ''}: {sources}")
+    return StepTime(seconds, f"estimated from {known}{f' with {difference}' if difference else ''}: {sources}")
 
 
 def measured_for(config: RunConfig, task: str) -> Measured | None:
-    """How many steps others took to converge with this model and task."""
+    """Return a measurement with the steps to convergence of this model and task, if published."""
     return next((point.measured for point in _points(config, task) if point.measured.steps), None)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A published step. factor: of its time for our batch. changed: settings of its speed in which we differ."""
+    """A published step time.
+
+    Args:
+        factor: our trajectories per step over the published ones.
+        memory_gib: of one GPU.
+        changed: settings that change the speed and differ from ours.
+
+    """
 
     measured: Measured
     factor: float
@@ -115,7 +122,7 @@ class _Point:
 
 
 _SPEED = ("agent.", "allocation_mode", "model.dtype", "rollout.max_", "task.num_documents")
-"""Settings, beside the batch, with which a step takes another time."""
+"""Settings, beside the batch, that change the time of a step."""
 
 
 def _points(config: RunConfig, task: str) -> list[_Point]:
@@ -138,7 +145,7 @@ def _gpus(counts: str, kind: str) -> str:
 
 
 def _model(path: str | None) -> str:
-    """`org/name` of the hub and /storage/models/name are one model."""
+    """Return the last part of a path, so that `org/name` of the hub and /storage/models/name are one model."""
     return (path or "").rstrip("/").rpartition("/")[2].lower()
 
 

@@ -139,11 +139,11 @@ def main() -> None:
         if output.debug:
             raise
         if isinstance(error, OSError):
-            from clusterkit.ui.file_errors import in_words  # noqa: PLC0415 (slow, and every --help would pay for it)
+            from clusterkit.ui.file_errors import explain_file_error  # noqa: PLC0415 (slow, and every --help would pay for it)
 
-            if told := in_words(error):
-                output.error(str(told))
-                sys.exit(told.exit_code)
+            if explained := explain_file_error(error):
+                output.error(str(explained))
+                sys.exit(explained.exit_code)
         output.error(
             f"{type(error).__name__}: {error}\nThis is a fault of clusterkit or of this machine: "
             "add --debug to the command to see where it happened."

@@ -1,4 +1,4 @@
-"""A verdict on one matter of one host."""
+"""The result of one check of one host or of a configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """OK: fine, or what setup takes care of. WARN: it works, but look at it. FAIL: the cluster would not work."""
+    """OK: fine, or setup will mend it. WARN: it works, but look at it. FAIL: it would not work."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,7 +17,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """host: its name, empty for the cluster as a whole. fix: what to do; empty only where nothing is to be done."""
+    """The result of a check.
+
+    Args:
+        host: its name; empty for a cluster as a whole.
+        fix: what to do; empty only if there is nothing to do.
+
+    """
 
     host: str
     check: str
@@ -26,11 +32,11 @@ class Finding:
     fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """For --json."""
+        """Return the shape of --json."""
         return {key: str(value) for key, value in asdict(self).items()}
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """The gravest level among them; OK for none."""
+    """Return the worst level; OK if there are no findings."""
     order = list(Level)
     return max((finding.level for finding in findings), key=order.index, default=Level.OK)

@@ -1,4 +1,4 @@
-"""The node side as it goes to hosts: the files of trainer/, evaluation/ and presets/, and one archive of them."""
+"""The code that goes to hosts: the files of trainer/, evaluation/ and presets/, and archives of files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from trainer.errors import UserError
 
 NODE_SIDE = ("trainer", "evaluation", "presets")
-"""What runs inside the container."""
+"""Folders that go into the container."""
 
 
 def node_files() -> list[tuple[str, bytes]]:
-    """Path below the code's folder and content of every file, in order of the paths.
+    """Return relative path and content of every file, sorted by path.
 
     Raises:
-        UserError: the installation is not whole.
+        UserError: the installation is incomplete.
 
     """
     found = []
@@ -31,7 +31,7 @@ def node_files() -> list[tuple[str, bytes]]:
 
 
 def archive(entries: Iterable[tuple[str, bytes]]) -> bytes:
-    """Pack as tar.gz. The same input gives the same bytes."""
+    """Pack files (path, content) as tar.gz; the same files give the same bytes."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
         for name, data in entries:
@@ -42,7 +42,7 @@ def archive(entries: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def content_of(entries: Iterable[tuple[str, bytes]], *more: str) -> str:
-    """Hash of files with their paths, and of further texts: 64 hexadecimal digits."""
+    """Return the SHA-256 (64 hexadecimal digits) of files with their paths and of further texts."""
     hashed = hashlib.sha256("".join(f"{text}\0" for text in more).encode())
     for name, data in entries:
         hashed.update(f"{name}\0{len(data)}\0".encode())
@@ -51,7 +51,7 @@ def content_of(entries: Iterable[tuple[str, bytes]], *more: str) -> str:
 
 
 def _folder_of(package: str) -> Path:
-    """Beside clusterkit in the repository and where it is installed; presets lie inside it once installed."""
+    """Find a folder beside clusterkit; installed presets are inside it."""
     inside = Path(__file__).parents[1]
     for root in (inside.parent / package, inside / f"_{package}"):
         if root.is_dir():

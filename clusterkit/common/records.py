@@ -1,4 +1,4 @@
-"""Frozen records of what comes from outside: a file, the command line, a host."""
+"""The base of records that come from outside: a file, the command line, a host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
-    """Base of what comes from outside: frozen, checked, and of known fields only."""
+    """A frozen, validated record that accepts only known fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

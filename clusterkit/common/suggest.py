@@ -7,21 +7,21 @@ from difflib import SequenceMatcher, get_close_matches
 
 
 def nearest_names(wrong: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """Names that look like `wrong`, best first."""
+    """Return the names that are most similar to `wrong`, best first."""
     by_lower = {name.lower(): name for name in names}
     return [by_lower[match] for match in get_close_matches(wrong.lower(), by_lower, n=limit, cutoff=0.5)]
 
 
 def nearest_keys(wrong: str, keys: Iterable[str], limit: int = 3) -> list[str]:
-    """Dotted keys near to `wrong`, best first: as a whole, by the last part alone, or by its initials (`lr`)."""
+    """Return similar dotted keys, best first: by the whole key, its last part, or that part's initials (`lr`)."""
     scored = sorted(((_key_score(wrong.lower(), key.lower()), key) for key in keys), key=lambda item: -item[0])
     best = scored[0][0] if scored else 0.0
-    # One clear answer is better than three; several are named only where they are about as near.
+    # Several are returned only if they are about equally similar.
     return [key for score, key in scored[:limit] if score >= max(0.6, best - 0.08)]
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
-    """` Did you mean X?` or nothing, to append to a message."""
+    """Return ` Did you mean X?` to append to a message; empty if no name is similar."""
     matches = nearest_names(wrong, names, limit=1)
     return f" Did you mean {matches[0]}?" if matches else ""
 
@@ -32,7 +32,7 @@ def _key_score(wrong: str, key: str) -> float:
     last_score = max(_ratio(wrong_last, last), 0.9 if wrong_last == _initials(last) else 0.0)
     if not wrong_section:
         return last_score
-    # The section is a hint only: people remember the field and guess where it lives.
+    # The section counts less: people remember the field and guess its section.
     return max(_ratio(wrong, key), 0.8 * last_score + 0.2 * _ratio(wrong_section, section))
 
 

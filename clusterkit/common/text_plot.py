@@ -1,14 +1,15 @@
-"""Numbers as short text: sparklines, durations, sizes, shares."""
+"""Numbers as short text: sparklines, times, sizes, shares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The course of a number in one line, averaged down to at most `width` characters; flat is in the middle."""
+    """Draw values as one line, averaged to at most `width` characters; equal values are in the middle."""
     finite = [value for value in values if value - value == 0]
     if not finite:
         return ""
@@ -21,8 +22,13 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(_BARS[round((mean - low) / (high - low) * (len(_BARS) - 1))] for mean in means)
 
 
+def iso_time(seconds: float) -> str:
+    """Return Unix seconds as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
 def duration(seconds: float | None) -> str:
-    """`8.2 s`, `3 min 20 s`, `2 h 05 min`, `1 d 3 h`, or `unknown`."""
+    """Return `8.2 s`, `3 min 20 s`, `2 h 05 min`, `1 d 3 h`, or `unknown`."""
     if seconds is None:
         return "unknown"
     if seconds < 10:
@@ -38,7 +44,7 @@ def duration(seconds: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """`950`, `12.3 k`, `4.56 M`."""
+    """Return `950`, `12.3 k`, `4.56 M`, or `unknown`."""
     if value is None:
         return "unknown"
     for limit, factor, unit in ((1e3, 1, ""), (1e6, 1e3, " k"), (1e9, 1e6, " M")):
@@ -48,12 +54,12 @@ def count(value: float | None) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """`12 MB`."""
+    """Return `12 MB`, or `unknown size`."""
     return "unknown size" if num_bytes is None else f"{count(num_bytes)}B" if num_bytes >= 1e3 else f"{num_bytes:.0f} B"
 
 
 def progress_bar(done: float, total: float, width: int = 10) -> str:
-    """`█████░░░░░ 0.45 of 0.90 GB` of bytes that have moved; without a bar where the total is not known (0)."""
+    """Return `█████░░░░░ 0.45 of 0.90 GB` for numbers of bytes; without a bar if the total is unknown (0)."""
     if total <= 0:
         return f"{done / 1e9:.2f} GB"
     filled = min(int(done / total * width), width)
@@ -61,7 +67,7 @@ def progress_bar(done: float, total: float, width: int = 10) -> str:
 
 
 def shares(parts: dict[str, float]) -> str:
-    """`rollout 61 %, train 30 %`, largest first, without what rounds to nothing."""
+    """Return `rollout 61 %, train 30 %`, the largest share first, without those that round to 0 %."""
     total = sum(parts.values())
     if total <= 0:
         return ""

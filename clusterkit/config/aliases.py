@@ -1,7 +1,7 @@
-"""Settings as AReaL, verl and vime spell them -> ours: a table, and its reading for one KEY=VALUE.
+"""Translate settings of AReaL, verl and vime into ours.
 
-What has a counterpart is translated, with a note; what holds here anyway is passed over, with a note; what matters and
-cannot be translated is refused with what to type instead. docs/coming-from-areal.md shows the table's use.
+A setting with a counterpart is translated, and one that always holds here is ignored, both with a note. One without a
+counterpart that matters is refused, with what to type instead. docs/coming-from-areal.md shows examples.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Renamed:
-    """An old key that is one or more of ours. values: old value, in lower case -> ours; others stay as typed.
+    """A key that is one or more of ours.
 
-    convert: text -> the text for each of `keys`. beside: what has to be set for it to count, unless typed.
+    Args:
+        keys: our keys.
+        values: our values by theirs in lower case; other values stay as typed.
+        convert: returns the text for each of `keys`.
+        beside: settings without which it has no effect, unless they are typed.
+
     """
 
     keys: tuple[str, ...]
@@ -28,7 +33,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """An old key that is passed over. values: with which it holds here anyway, in lower case; empty: with any."""
+    """A key that is ignored. `values`: those that always hold here, in lower case; empty: any."""
 
     because: str
     values: tuple[str, ...] = ()
@@ -36,7 +41,7 @@ class Unneeded:
 
 @dataclass(frozen=True)
 class RefusedSetting:
-    """An old key that cannot be translated. instead: what to do."""
+    """A key that cannot be translated. `instead`: what to do."""
 
     instead: str
 
@@ -45,42 +50,42 @@ Alias = Renamed | Unneeded | RefusedSetting
 
 
 @dataclass(frozen=True)
-class Meant:
-    """What one KEY=VALUE means: our keys with their texts, what to set beside them, a note where it was translated."""
+class Translation:
+    """One KEY=VALUE in our settings, what to set beside them, and a note if it was translated."""
 
     settings: Mapping[str, str]
     beside: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
 
-def translate(key: str, text: str) -> Meant:
-    """Our settings for KEY=VALUE as it was typed; a key that is no alias comes back unchanged.
+def translate(key: str, text: str) -> Translation:
+    """Translate KEY=VALUE as typed; a key of ours is returned unchanged.
 
     Raises:
-        UserError: an old key without a counterpart, or with a value that has none.
+        UserError: the key or its value has no counterpart.
 
     """
-    old = key.lstrip("+") if key.startswith("+") else key  # Hydra's sign for a key that its schema lacks
+    old = key.lstrip("+") if key.startswith("+") else key  # Hydra's prefix of a key that its schema lacks
     alias = ALIASES.get(old)
     if alias is None:
-        return Meant({key: text})
+        return Translation({key: text})
     if isinstance(alias, RefusedSetting):
         raise UserError(f"{key}: {alias.instead}")
     if isinstance(alias, Unneeded):
         if alias.values and text.lower() not in alias.values:
             raise UserError(f"{key}={text}: only {' or '.join(alias.values)} is possible here: {alias.because}")
-        return Meant({}, note=f"{key}={text} is not needed here: {alias.because}")
+        return Translation({}, note=f"{key}={text} is not needed here: {alias.because}")
     value = alias.values.get(text.lower(), text)
     texts = alias.convert(value) if alias.convert else (value,) * len(alias.keys)
-    settings = {ours: part for ours, part in zip(alias.keys, texts, strict=True) if part}
+    settings = {name: part for name, part in zip(alias.keys, texts, strict=True) if part}
     if settings == {key: text}:
-        return Meant(settings)
-    said = " ".join(f"{ours}={part}" for ours, part in (settings | dict(alias.beside)).items())
-    return Meant(settings, alias.beside, f"{key}={text} is {said} here")
+        return Translation(settings)
+    ours = " ".join(f"{name}={part}" for name, part in (settings | dict(alias.beside)).items())
+    return Translation(settings, alias.beside, f"{key}={text} is {ours} here")
 
 
-def notes_of(arguments: Iterable[str]) -> tuple[str, ...]:
-    """One line for every argument that is translated or passed over; one that is refused has none."""
+def translation_notes(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for every argument that is translated or ignored; none for those that are refused."""
     notes = []
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -89,8 +94,8 @@ def notes_of(arguments: Iterable[str]) -> tuple[str, ...]:
     return tuple(note for note in notes if note)
 
 
-def in_words(key: str) -> str:
-    """What an old key is here, as a sentence; empty for a key that is no alias."""
+def describe(key: str) -> str:
+    """Return a sentence about a key of AReaL, verl or vime; empty for any other key."""
     match ALIASES.get(key):
         case Renamed(keys):
             return f"{key} is {' and '.join(keys)} here"
@@ -102,25 +107,25 @@ def in_words(key: str) -> str:
 
 
 def _file_or_folder(text: str) -> tuple[str, str]:
-    """A data set's path as folder and file; a folder or a repository has no file."""
+    """Split a data set's path into folder and file; the file of a folder or a repository is empty."""
     folder, _, name = text.rpartition("/")
     return (folder or ".", name) if name.endswith((".jsonl", ".json")) else (text, "")
 
 
 def _as_name(text: str) -> tuple[str]:
-    """A name that is a folder's here: verl allows slashes in it."""
+    """Make the name of a folder from verl's name, which may have slashes."""
     return (text.replace("/", "-"),)
 
 
-def _going_on(text: str) -> tuple[str]:
-    """A fresh start is typed in our own words: what prints the command that goes on with a run looks for them."""
+def _recover_mode(text: str) -> tuple[str]:
+    """Translate recover.mode; a fresh start must be typed with our key, which resume commands are checked for."""
     if text.lower() not in ("on", "auto"):
         raise UserError(f"recover.mode={text}: type recover_mode=disabled to start afresh, or recover_mode=resume")
     return ("auto",)
 
 
 _NEVER = {"null": "0", "none": "0", "-1": "0"}
-"""How others say that something is not done at intervals."""
+"""Values of others that turn intervals off."""
 _DATA_SET = Renamed(("task.path", "task.dataset"), convert=_file_or_folder)
 _OVERLONG = Unneeded("algorithm.overlong_tokens above 0 turns it on, 0 off", ("true",))
 _MICRO_BATCH = Renamed(("train.max_tokens_per_mb",))
@@ -168,7 +173,7 @@ _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, 
     "saver.freq_epochs": Renamed(("checkpoint.save_freq_epochs",), _NEVER),
     "saver.freq_steps": Renamed(("checkpoint.save_freq_steps",), _NEVER),
     "saver.freq_secs": Renamed(("checkpoint.save_freq_secs",), _NEVER),
-    "recover.mode": Renamed(("recover_mode",), convert=_going_on),
+    "recover.mode": Renamed(("recover_mode",), convert=_recover_mode),
     "recover.retries": Renamed(("recover_retries",)),
     "recover.freq_steps": Renamed(("checkpoint.ckpt_freq_steps",), _NEVER),
     "recover.freq_secs": Renamed(("checkpoint.ckpt_freq_secs",)),
@@ -317,4 +322,4 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
 }
 
 ALIASES: dict[str, Alias] = {**_EXPERIMENT, **_LEARNING, **_VIME, **_VERL}
-"""Every old key that is understood."""
+"""All keys that are understood."""

@@ -1,11 +1,11 @@
-"""Why a preset has the values it has: value, origin, default, meaning and reason of every field."""
+"""Explain the values of a preset: origin, default, meaning and reason of every field."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.config.fields import Field, applies, fields, sections
+from clusterkit.config.fields import Field, applies, fields
 from clusterkit.config.overrides import known_field
 from clusterkit.config.presets import Setting
 from clusterkit.config.resolve import resolve
@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Explanation:
-    """One field as `presets explain` shows it. `origin` is "default" where nothing sets it."""
+    """One field as `presets explain` shows it. `origin` is "default" if nothing sets it."""
 
     key: str
     value: Any
@@ -26,10 +26,6 @@ class Explanation:
     allowed: str
     meaning: str
     note: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -40,13 +36,9 @@ class Difference:
     first: Any
     second: Any
 
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
-
 
 def compare(first: str, second: str, task: str | None = None) -> list[Difference]:
-    """Every field that differs, in the order of the schema. task: of both; else each preset's default."""
+    """Return the fields that differ, in the order of the schema. `task`: of both; None: each preset's default."""
     one, other = (flatten(resolve(name, task).config) for name in (first, second))
     pairs = ((key, one.get(key, UNSET), other.get(key, UNSET)) for key in fields() if key in one or key in other)
     return [
@@ -59,17 +51,23 @@ def compare(first: str, second: str, task: str | None = None) -> list[Difference
 def explain(
     preset: str, task: str | None = None, key: str | None = None, everything: bool = False
 ) -> list[Explanation]:
-    """Explain one field, one section, what the preset sets, or everything that applies to it.
+    """Explain one field, one section, the fields that a preset sets, or all that apply to it.
+
+    Args:
+        preset: its name.
+        task: None for its default.
+        key: a field or a section.
+        everything: explain also the fields that have their default.
 
     Raises:
-        UserError: no such field, or one of another task, agent or reward than the preset's.
+        UserError: the field is unknown, or belongs to another task, agent or reward than the preset's.
 
     """
     resolved = resolve(preset, task)
     values = flatten(resolved.config)
     keys = list(fields())
     if key is not None:
-        keys = sections().get(key) or [_applying(key, values)]
+        keys = [name for name in keys if name.startswith(f"{key}.")] or [_applying(key, values)]
     elif not everything:
         keys = [name for name in keys if _setting(name, resolved.settings)]
     keys = [name for name in keys if applies(name, values)]
@@ -92,13 +90,13 @@ def _applying(key: str, values: dict[str, Any]) -> str:
 
 
 def _field(name: str, values: dict[str, Any]) -> Field:
-    """The field as the preset's task, agent, reward or engine has it."""
+    """Return the field of the preset's task, agent, reward or engine."""
     choice = CHOICES.get(name.partition(".")[0])
     return fields()[name].as_of(values[choice.setting]) if choice is not None else fields()[name]
 
 
 def _setting(name: str, settings: dict[str, Setting]) -> Setting | None:
-    """What sets a field; for a mapping what sets the last of its entries."""
+    """Return the setting of a field; for a mapping that of its last entry."""
     if fields()[name].kind != "mapping":
         return settings.get(name)
     return next((settings[key] for key in reversed(settings) if f"{key}.".startswith(f"{name}.")), None)

@@ -1,4 +1,4 @@
-"""What a field of RunConfig accepts, in words: read from its annotation, for messages and `presets explain`."""
+"""What the fields of a configuration accept, in words, from their annotations; for messages and `presets explain`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from trainer.config_choices import CHOICES
 
 @dataclass(frozen=True)
 class Field:
-    """One leaf of RunConfig. `kind`: int, float, bool, str, choice, list, mapping, or any for an entry of a mapping.
-    `item`: what a list holds. `variants`: by name, the field as one task, agent, reward or engine
-    has it, where a name chooses the section's fields.
+    """One leaf of a configuration.
+
+    Args:
+        kind: int, float, bool, str, choice, list, mapping, or any for an entry of a mapping.
+        optional: null is allowed.
+        allowed: what the value must be, in words.
+        item: what a list holds.
+        variants: the field of each task, agent, reward or engine, if its name chooses the section's fields.
+
     """
 
     key: str
@@ -34,39 +40,29 @@ class Field:
     variants: Mapping[str, Field] = field(default_factory=dict)
 
     def as_of(self, name: str) -> Field:
-        """The field as a chosen task, agent or reward has it: default and help are its own."""
+        """Return the field of a chosen task, agent, reward or engine, with its own default and help."""
         return self.variants.get(name, self)
 
 
 @cache
 def fields(model: type[BaseModel] = RunConfig) -> dict[str, Field]:
-    """Every leaf of RunConfig, or of another configuration, by its dotted key, in the order of the schema."""
+    """Return every leaf of a configuration by its dotted key, in the order of the schema."""
     return {one.key: one for one in _walk(model, "")}
 
 
-def entry(key: str) -> Field | None:
-    """The field of an entry of a mapping, such as agent.options.depth; None for any other key."""
-    for name, one in fields().items():
+def mapping_entry(key: str, known: Mapping[str, Field]) -> Field | None:
+    """Return the field of an entry of a mapping, such as agent.options.depth; None for any other key."""
+    for name, one in known.items():
         if one.kind == "mapping" and key.startswith(f"{name}.") and all(key.removeprefix(f"{name}.").split(".")):
             return Field(key, one.help, None, "any", optional=True, allowed="anything")
     return None
 
 
 def applies(key: str, values: Mapping[str, Any]) -> bool:
-    """Whether a dotted key is a setting of the task, agent, reward or engine that the values (by dotted key) choose."""
+    """Whether a dotted key belongs to the task, agent, reward or engine that the values (by dotted key) choose."""
     section, _, rest = key.partition(".")
     choice = CHOICES.get(section)
     return choice is None or not choice.lacks(values.get(choice.setting, choice.default), rest.partition(".")[0])
-
-
-def sections() -> dict[str, list[str]]:
-    """Dotted name of every section -> the keys below it."""
-    found: dict[str, list[str]] = {}
-    for key in fields():
-        parts = key.split(".")
-        for depth in range(1, len(parts)):
-            found.setdefault(".".join(parts[:depth]), []).append(key)
-    return found
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[Field]:
@@ -82,7 +78,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[Field]:
 
 
 def _merged(choice: Choice, prefix: str) -> Iterator[Field]:
-    """The fields of every class of a section, each once."""
+    """Yield the fields of every class of a section, each once."""
     at = f"{prefix}{choice.section}."
     own = {one.key: one for one in _walk(choice.own, at)}
     ours = {name: {one.key: one for one in _walk(cls, at)} for name, cls in choice.ours.items()}
@@ -131,6 +127,13 @@ def _one_of(choices: tuple[str, ...]) -> str:
 
 def _or_null(text: str, optional: bool) -> str:
     return f"{text}, or null" if optional else text
+
+
+def setting_text(value: Any) -> str:
+    """Return a value as it is typed behind KEY=."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}

@@ -1,4 +1,4 @@
-"""`key=value` from the command line into a validated RunConfig, with messages that a person can act on."""
+"""Parse KEY=VALUE words of the command line, and validate a RunConfig with messages that say what to type."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from clusterkit.common.suggest import nearest_keys
 from clusterkit.config import aliases
-from clusterkit.config.fields import Field, entry, fields, sections
+from clusterkit.config.fields import Field, fields, mapping_entry
 from trainer.config import RunConfig
 from trainer.config_choices import refusal_of, setting_of, tag_of
 from trainer.errors import UserError
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Turn `train.total_steps=50 …` into dotted key -> value; every bad one is named in a single error.
+    """Parse `train.total_steps=50 …` into values by dotted key.
 
-    Keys of AReaL, verl and vime are translated (clusterkit/config/aliases.py). The later of two words for
-    one key counts, but two old keys must not contradict each other.
+    Keys of AReaL, verl and vime are translated (clusterkit/config/aliases.py). Of two words for one key the later one
+    counts, but two translated keys must not contradict each other.
+
+    Raises:
+        UserError: it names every bad word.
+
     """
     values: dict[str, Any] = {}
     beside: dict[str, str] = {}
@@ -36,15 +40,15 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             )
             continue
         try:
-            meant = aliases.translate(key, text)
-            for ours, part in meant.settings.items():
+            translation = aliases.translate(key, text)
+            for ours, part in translation.settings.items():
                 value = parse_value(known_field(ours), part)
-                if meant.note and ours in translated and values[ours] != value:
+                if translation.note and ours in translated and values[ours] != value:
                     problems.append(f"{argument} and {translated[ours]} are both {ours} here: leave one of them out")
-                if meant.note:
+                if translation.note:
                     translated[ours] = argument
                 values[ours] = value
-            beside |= meant.beside
+            beside |= translation.beside
         except UserError as error:
             problems.append(str(error))
     if problems:
@@ -52,23 +56,24 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     return {**{key: parse_value(known_field(key), text) for key, text in beside.items()}, **values}
 
 
-def known_field(key: str) -> Field:
-    """The field of that dotted key, or an error with the nearest ones."""
-    field = fields().get(key) or entry(key)
+def known_field(key: str, model: type[BaseModel] = RunConfig) -> Field:
+    """Return the field of a dotted key; UserError names the nearest ones."""
+    known = fields(model)
+    field = known.get(key) or mapping_entry(key, known)
     if field is not None:
         return field
-    below = sections().get(key)
+    below = [name for name in known if name.startswith(f"{key}.")]
     if below:
         raise UserError(f"{key} is a section, not a value: set one of {', '.join(below)}")
-    if sentence := aliases.in_words(key):
+    if model is RunConfig and (sentence := aliases.describe(key)):
         raise UserError(sentence)
-    matches = nearest_keys(key, fields())
+    matches = nearest_keys(key, known)
     advice = f"did you mean {' or '.join(matches)}?" if matches else "see `clusterkit presets explain tiny --all`"
     raise UserError(f"unknown key {key}: {advice}")
 
 
 def parse_value(field: Field, text: str) -> Any:
-    """Read one value as YAML, guided by the field: a name such as `true` stays text where text is wanted."""
+    """Parse one value as YAML, by the kind of the field: for a text, `true` stays text."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -76,7 +81,7 @@ def parse_value(field: Field, text: str) -> Any:
     if field.optional and value is None:
         return None
     if field.kind in ("str", "choice"):
-        # Quotes are the user's, everything else (digits, `true`, a colon) belongs to the text.
+        # Only quotes are YAML's here; everything else (digits, `true`, a colon) belongs to the text.
         value = value if isinstance(value, str) and text[:1] in "\"'" else text
         if field.choices and value not in field.choices:
             raise bad_value(field, text)
@@ -91,7 +96,7 @@ def parse_value(field: Field, text: str) -> Any:
 
 
 def to_config(values: dict[str, Any]) -> RunConfig:
-    """Validate a nested mapping; what pydantic finds is said in one readable message."""
+    """Validate nested values; UserError explains all that pydantic finds."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -99,13 +104,13 @@ def to_config(values: dict[str, Any]) -> RunConfig:
 
 
 def bad_value(field: Field, given: Any) -> UserError:
-    """The error of a value that the field does not allow."""
+    """Return the error for a value that the field does not allow."""
     meaning = f"\n  {field.key}: {field.help}" if field.help else ""
     return UserError(f"{field.key}={given} is not allowed: it must be {field.allowed}{meaning}")
 
 
 def _parse_number(field: Field, value: Any, text: str) -> Any:
-    if value is None or isinstance(value, bool | list | dict):  # YAML's yes/no would pass for 1 and 0
+    if value is None or isinstance(value, bool | list | dict):  # YAML's yes and no would pass for 1 and 0
         raise bad_value(field, text or "(nothing)")
     try:
         number = float(value)
@@ -113,7 +118,7 @@ def _parse_number(field: Field, value: Any, text: str) -> Any:
         raise bad_value(field, text) from None
     if not math.isfinite(number):
         raise bad_value(field, text)
-    # YAML 1.1 takes 1e-4 for text.
+    # For YAML 1.1, 1e-4 is text.
     return number if field.kind == "float" and isinstance(value, str) else value
 
 

@@ -1,8 +1,8 @@
-"""Presets: sizes and tasks from YAML files, resolved with overrides into one RunConfig, each value with its origin.
+"""Presets: YAML files of sizes and tasks, merged with overrides; each value keeps its origin.
 
-Order, later wins: RunConfig defaults < the task's base < task < size < the size's section for that task < overrides.
-With another algorithm.name than theirs, what these files set over its row (`ROW_SETTINGS`) is left out; so is what they
-set of a task, agent or reward that is not the chosen one. An override of such a setting stays, to be refused.
+Later layers win: RunConfig defaults < the task's base < task < size < the size's section for that task < overrides.
+If an override chooses another algorithm.name, `ROW_SETTINGS` of the files are dropped. So are their settings of a task,
+agent or reward that is not chosen; an override of such a setting stays, so that validation refuses it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROW_SETTINGS = frozenset(
         "rollout.refill",
     }
 )
-"""Settings that belong to an algorithm: a preset's hold for its own only, not for one that is chosen instead."""
+"""Settings that belong to an algorithm: a preset's values are for its own algorithm only."""
 
 
 @dataclass(frozen=True)
 class TaskPreset:
-    """One file of presets/tasks: what a task needs, whatever the size of the model. `base`: a task it starts from."""
+    """One file of presets/tasks: settings of a task for all sizes of model. `base`: the task that it extends."""
 
     name: str
     description: str
@@ -43,9 +43,14 @@ class TaskPreset:
 
 @dataclass(frozen=True)
 class Measured:
-    """What somebody measured with a preset.
+    """A published measurement of a preset.
 
-    gpus: in all. gpu: their kind, empty where it was not told. steps, hours: until it had converged, where known.
+    Args:
+        gpus: total number.
+        gpu: their kind; empty if unknown.
+        steps: until convergence; None if unknown.
+        hours: until convergence; None if unknown.
+
     """
 
     gpus: int
@@ -58,10 +63,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One file of presets/sizes: a model and the machine it fits. `task`: the default among the `tasks` allowed.
+    """One file of presets/sizes: a model and the machine that it fits.
 
-    notes: why a value is what it is; task_notes: the same for the values of per_task. measured: by task.
-    gpu_memory_gib: of the GPUs that the values are for; 0 where none are needed.
+    Args:
+        task: the default among `tasks`, which are allowed.
+        per_task: further values by task.
+        notes: reasons of values, by dotted key.
+        task_notes: reasons of the values of per_task.
+        measured: by task.
+        gpu_memory_gib: of the GPUs that the values are for; 0 if none are needed.
+
     """
 
     name: str
@@ -79,7 +90,7 @@ class SizePreset:
 
 @dataclass(frozen=True)
 class Setting:
-    """One dotted key that something set: its value, who set it, and the sentence the file gives for it."""
+    """The value of a dotted key, what set it, and the file's reason for it."""
 
     value: Any
     origin: str
@@ -88,7 +99,7 @@ class Setting:
 
 @cache
 def folder() -> Path:
-    """Where the preset files are: inside an installed package, else at the top of the repository."""
+    """Return the folder of the preset files: of an installed package, else of the repository."""
     package = Path(__file__).parents[1]
     packed = package / "_presets"
     return packed if packed.is_dir() else package.parent / "presets"
@@ -96,19 +107,19 @@ def folder() -> Path:
 
 @cache
 def size_names() -> list[str]:
-    """All size presets, those for a laptop first, then by size and number of hosts."""
+    """Return all size presets, those for a laptop first, then by size and number of hosts."""
     names = [path.stem for path in (folder() / "sizes").glob("*.yaml")]
     return sorted(names, key=lambda name: (name != "tiny", not name.endswith("_cpu"), _numbers(name), name))
 
 
 @cache
 def task_names() -> list[str]:
-    """All task presets."""
+    """Return all task presets."""
     return sorted(path.stem for path in (folder() / "tasks").glob("*.yaml"))
 
 
 def load_size(name: str) -> SizePreset:
-    """Read presets/sizes/NAME.yaml, or answer an unknown name with the nearest one and the list."""
+    """Read presets/sizes/NAME.yaml; UserError names the nearest preset and lists all."""
     if name not in size_names():
         raise UserError(
             f"unknown preset '{name}'.{did_you_mean(name, size_names())}\n"
@@ -120,37 +131,37 @@ def load_size(name: str) -> SizePreset:
 
 
 def load_task(name: str) -> TaskPreset:
-    """Read presets/tasks/NAME.yaml."""
+    """Read presets/tasks/NAME.yaml; UserError names the nearest task and lists all."""
     if name not in task_names():
         raise UserError(f"unknown task '{name}'.{did_you_mean(name, task_names())}\nTasks: {', '.join(task_names())}")
     return TaskPreset(name=name, **_read(folder() / "tasks" / f"{name}.yaml"))
 
 
 def task_chain(name: str) -> list[TaskPreset]:
-    """The task and what it starts from, the most general first."""
+    """Return a task and those that it extends, the most general first."""
     task = load_task(name)
     return [*(task_chain(task.base) if task.base else []), task]
 
 
 def config_task(name: str) -> str:
-    """`task.name` of the configurations that a task preset makes: memagent is hotpotqa at its full length."""
+    """Return the `task.name` of a task preset: memagent is hotpotqa at its full length."""
     return next(str(task.values["task"]["name"]) for task in task_chain(name) if "name" in task.values.get("task", {}))
 
 
-def choose_task(size: SizePreset, wanted: str | None) -> str:
-    """The size's default task, or the wanted one where the size allows it."""
-    if wanted is None or wanted in size.tasks:
-        return wanted or size.task
-    load_task(wanted)  # a misspelt task is answered as such
-    fitting = [name for name in size_names() if wanted in load_size(name).tasks]
+def choose_task(size: SizePreset, task: str | None) -> str:
+    """Return the task named `task`, or the size's default; UserError if the size does not allow it."""
+    if task is None or task in size.tasks:
+        return task or size.task
+    load_task(task)  # its error names the nearest task
+    fitting = [name for name in size_names() if task in load_size(name).tasks]
     raise UserError(
-        f"preset {size.name} trains on {' or '.join(size.tasks)}, not on {wanted}: leave --task out, or use "
+        f"preset {size.name} trains on {' or '.join(size.tasks)}, not on {task}: leave --task out, or use "
         + " or ".join(f"--preset {name}" for name in fitting)
     )
 
 
 def collect(size: SizePreset, task: str, overrides: dict[str, Any] | None = None) -> dict[str, Setting]:
-    """Every key that the task, the size or an override sets, with its origin; later layers win."""
+    """Return every key that the task, the size or an override sets, with its origin; later layers win."""
     own = {"preset": size.name, "experiment_name": f"{size.name}-{task}"}
     notes_of_task = {**size.notes, **size.task_notes.get(task, {})}
     layers: list[tuple[dict[str, Any], str, dict[str, str]]] = [
@@ -164,12 +175,12 @@ def collect(size: SizePreset, task: str, overrides: dict[str, Any] | None = None
     for values, origin, notes in layers:
         name = values.get("algorithm.name")
         if origin == "override" and name is not None and name != _algorithm(settings):
-            # What a preset sets over its own algorithm's row would turn another one into something else.
+            # These values of a preset would change what another algorithm is.
             settings = {key: setting for key, setting in settings.items() if key not in ROW_SETTINGS}
         for key, value in values.items():
             settings[key] = Setting(value, origin, notes.get(key, ""))
     chosen = {key: setting.value for key, setting in settings.items()}
-    # A preset is for several tasks, and for another agent or reward than the one that is typed.
+    # A preset also has values for tasks, agents and rewards that are not chosen.
     return {k: setting for k, setting in settings.items() if setting.origin == "override" or applies(k, chosen)}
 
 
@@ -179,7 +190,7 @@ def _algorithm(settings: dict[str, Setting]) -> str:
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:
-    """{'train.total_steps': 5} -> {'train': {'total_steps': 5}}."""
+    """Turn {'train.total_steps': 5} into {'train': {'total_steps': 5}}."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         *parents, last = key.split(".")
@@ -191,7 +202,7 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a nested mapping."""
+    """Yield the dotted keys of a nested mapping, with their values."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""One resolved run from what was typed: preset, task, overrides."""
+"""Resolve a preset, a task and overrides to one configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Resolved:
-    """A validated configuration and where it came from. `overrides` are the arguments as typed."""
+    """A validated configuration and its sources. `overrides` are the words as typed."""
 
     config: RunConfig
     size: SizePreset
@@ -31,12 +31,17 @@ class Resolved:
 
     @property
     def trial_is_named(self) -> bool:
-        """Whether the user chose the trial's name, so that it is not ours to choose."""
+        """Whether the user chose the trial's name."""
         return "trial_name" in self.settings
 
 
 def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
-    """Merge the layers of a preset with overrides and validate the result."""
+    """Merge a preset's layers with overrides and validate the result.
+
+    Raises:
+        UserError: a name, a key or a value is wrong.
+
+    """
     if not preset:
         raise UserError(
             f"no preset chosen: add --preset NAME, one of {', '.join(presets.size_names())}. "
@@ -45,60 +50,60 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
     size = presets.load_size(preset)
     values = parse_overrides(overrides)
     if task is None and values.get("trainer.type") == "sft":
-        task = "sft"  # the one task with examples; what else it needs comes with it
+        task = "sft"  # the only task with examples; it brings its other settings
     chosen = presets.choose_task(size, task)
     own = is_custom(str(values.get("task.name", "")))
     if not own and values.get("task.name") not in (None, presets.config_task(chosen)):
         raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
-    settings = _without_halves(presets.collect(size, chosen, values), overrides)
+    settings = _drop_inapplicable_parts(presets.collect(size, chosen, values), overrides)
     config = to_config(presets.nest({key: setting.value for key, setting in settings.items()}))
     for key in ("experiment_name", "trial_name"):
         if getattr(config, key).startswith("."):
             raise UserError(
                 f"{key}={getattr(config, key)} becomes the name of a folder: begin it with a letter or digit"
             )
-    return Resolved(_anchored(config), size, chosen, settings, tuple(overrides))
+    return Resolved(_with_absolute_paths(config), size, chosen, settings, tuple(overrides))
 
 
-def _without_halves(settings: dict[str, Setting], overrides: Sequence[str]) -> dict[str, Setting]:
-    """Settings without the part of a translated word that the chosen task or agent does not have.
+def _drop_inapplicable_parts(settings: dict[str, Setting], overrides: Sequence[str]) -> dict[str, Setting]:
+    """Return the settings without those parts of a translated key that the task or agent does not have.
 
-    dataset.path of AReaL is a folder and a file here, and some tasks take a folder alone.
+    AReaL's dataset.path is a folder and a file here, and some tasks take only a folder.
 
     Raises:
-        UserError: nothing of the word applies.
+        UserError: no part of the key applies.
 
     """
     chosen = {key: setting.value for key, setting in settings.items()}
     foreign = {key for key, setting in settings.items() if setting.origin == "override" and not applies(key, chosen)}
     for argument in overrides if foreign else ():
         key, _, text = argument.partition("=")
-        meant = translate(key, text)
-        parts = meant.settings.keys() & foreign
-        if meant.note and parts and parts == meant.settings.keys():
+        translation = translate(key, text)
+        parts = translation.settings.keys() & foreign
+        if translation.note and parts and parts == translation.settings.keys():
             part = min(parts)
             section, _, field = part.partition(".")
             choice = CHOICES[section]
             raise UserError(
-                f"{meant.note}, and {choice.refusal(str(chosen.get(choice.setting, choice.default)), field)}"
+                f"{translation.note}, and {choice.refusal(str(chosen.get(choice.setting, choice.default)), field)}"
             )
-        if meant.note:
+        if translation.note:
             foreign -= parts
             settings = {name: setting for name, setting in settings.items() if name not in parts}
     return settings
 
 
 def shown_values(config: RunConfig) -> dict[str, Any]:
-    """The settings for people to read: train.ranks is the number that trains, also where allocation_mode says it."""
+    """Return the settings to show; train.ranks is the number of ranks even if allocation_mode determines it."""
     values = config.model_dump()
     values["train"]["ranks"] = config.ranks
     return values
 
 
-def _anchored(config: RunConfig) -> RunConfig:
-    """Paths made absolute, so that `python -m trainer RUN/config.yaml` means the same run from every folder."""
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Make paths absolute, so that `python -m trainer RUN/config.yaml` is the same run from every folder."""
     places = {"fileroot": str(Path(config.fileroot).expanduser().absolute())}
     if config.custom:
         places["code_dir"] = str(Path(config.code_dir or ".").expanduser().absolute())

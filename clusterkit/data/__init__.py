@@ -1,1 +1,1 @@
-"""Models and data sets: fetched, read, and made from the user's own files."""
+"""Models and data sets: fetched into the cache, or made from the user's files."""

@@ -22,10 +22,11 @@ from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.jobs import RayJob, RayJobs, origin, submit_or_attach
 from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from
 from clusterkit.evaluate.process import EvalOutputParser, Finished
-from clusterkit.runs.directory import disk_errors, user_name
+from clusterkit.runs.directory import user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
 from evaluation.results import RESULTS
+from trainer.disk import file_failures
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
     results = json.loads(await _whole(head, f"{output}/{name}/{RESULTS}"))
     names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
     with (
-        disk_errors(here, "choose another --output-path"),
+        file_failures(here, "choose another --output-path"),
         output_lock(here),
         tempfile.TemporaryDirectory(prefix=".copy-", dir=here) as staging,
     ):

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from clusterkit.backends.local.launch import run_trainer
-from clusterkit.runs.directory import disk_errors
 from evaluation.config import EvalConfig
+from trainer.disk import file_failures
 from trainer.errors import InterruptedRunError, RunError, UserError
 
 Say = Callable[[str], None]
@@ -54,7 +54,7 @@ def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finishe
     """
     output = Path(config.output_path)
     logs = output / "logs"
-    with disk_errors(output, "choose another --output-path"):
+    with file_failures(output, "choose another --output-path"):
         logs.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         request, console = logs / f"{name}.yaml", logs / f"{name}.log"

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from clusterkit.common.suggest import nearest_keys
-from clusterkit.config.fields import fields
+from clusterkit.config.overrides import known_field, parse_value
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
+from clusterkit.runs.trials import saved_config
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
@@ -68,12 +67,7 @@ def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
     if preset is not None:
         return resolve(preset).config
     run = run_of(Path(checkpoint))
-    if run is None:
-        return None
-    try:
-        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
+    return None if run is None else saved_config(run)
 
 
 def default_names(config: RunConfig | None) -> list[str]:
@@ -108,21 +102,19 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
             folder = judges_folder(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
             tree["judge"]["url"] = ",".join(judge_urls(folder))
     tree |= values
-    known, typed = fields(EvalConfig), set[str]()
+    typed = set[str]()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"--set {assignment}: write KEY=VALUE, such as --set agent.chunk_tokens=512")
-        if key not in known:
-            near = nearest_keys(key, known)
-            raise UserError(f"--set {key}: unknown key{f'; did you mean {near[0]}?' if near else ''}")
+        value = parse_value(known_field(key, EvalConfig), text)
         *sections, leaf = key.split(".")
         place = tree
         for section in sections:
             place = place.setdefault(section, {})
         if key == "agent.template_file":
             place.pop("wording", None)  # of the file that the run was trained with
-        place[leaf] = text if known[key].kind == "str" and not known[key].optional else yaml.safe_load(text)
+        place[leaf] = value
         typed.add(key)
     _drop_others(tree, typed)
     try:

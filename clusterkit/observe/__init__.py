@@ -1,1 +1,1 @@
-"""What people look at: reports, the dashboard, alerts."""
+"""Reports, the dashboard and alerts of runs."""

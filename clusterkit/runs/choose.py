@@ -1,4 +1,4 @@
-"""Which runs a page is about."""
+"""Choose the runs of a page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trainer.errors import UserError
 
 
 def choose_runs(fileroot: Path, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
-    """The run that is meant, and the one that it is compared with (`TRIAL` or `EXPERIMENT/TRIAL`).
+    """Return the run of those names, and the run to compare it with (`TRIAL` or `EXPERIMENT/TRIAL`).
 
     Raises:
         RunError: there is no such run.
-        UserError: a run is compared with itself, or a name is a pattern or a path.
+        UserError: both runs are the same, or a name is a pattern or a path.
 
     """
     for name in (experiment, trial, *(compare.split("/", 1) if compare else [])):

@@ -1,8 +1,7 @@
-"""Where a run lies under fileroot, which runs there are, and whether one of them is alive."""
+"""The folders of runs below fileroot: their paths, the list of runs, and their locks."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import getpass
 import json
@@ -13,27 +12,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from trainer.disk import file_failures
 from trainer.locks import HeldError, hold
 
 TRIAL_NAME = re.compile(r"^run(\d+)$")
 FILEROOT = "choose another folder with --fileroot DIR"
-"""The way out where runs cannot be written."""
+"""Advice for errors about folders of runs."""
 HOLDER_FILE = ".holder"
-"""In the copy of a run of other machines: who works on it there. Locks say nothing over here."""
+"""File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
 
 
 def user_name() -> str:
-    """The login name, or the number of a user that has none (containers)."""
+    """Return the login name, or the number of a user without a name (containers)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
 
 
-def goes_on(has_recover_checkpoint: bool) -> str:
-    """What the same train command does after a stop, as the end of a sentence."""
+def resume_hint(has_recover_checkpoint: bool) -> str:
+    """Return what the same train command does after a stop, as the end of a sentence."""
     if has_recover_checkpoint:
         return "the same train command goes on from its recover checkpoint"
     return "it has written no recover checkpoint to go on from"
@@ -41,7 +43,7 @@ def goes_on(has_recover_checkpoint: bool) -> str:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run; docs/run-directory.md says what is in them."""
+    """The paths of one run; docs/run-directory.md describes the files."""
 
     fileroot: Path
     user: str
@@ -70,12 +72,12 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """Every number."""
+        """All numbers of the run."""
         return self.logs / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """The closing table."""
+        """The table of the final evaluation."""
         return self.logs / "summary.json"
 
     @property
@@ -88,37 +90,40 @@ class RunDirectory:
         """Whether there is a recover checkpoint to go on from."""
         return (self.recover / "LATEST").exists()
 
-    @property
-    def goes_on(self) -> str:
-        """What the same train command does after a stop, as the end of a sentence."""
-        return goes_on(self.has_recover_checkpoint)
-
     def attempt_numbers(self) -> list[int]:
-        """Numbers of the attempts that were started, in order."""
+        """Return the numbers of the attempts that were started, in order."""
         names = [path.name.removeprefix("attempt_") for path in self.logs.glob("attempt_*")]
         return sorted(int(name) for name in names if name.isdigit())
 
     def console(self, attempt: int) -> Path:
-        """What the trainer printed in that attempt."""
+        """Return the file with what the trainer printed in that attempt."""
         return self.logs / f"attempt_{attempt}" / "console.log"
 
     def exit_mark(self, attempt: int) -> Path:
-        """How that attempt ended, as whoever had started it saw it."""
+        """Return the file that says how that attempt ended, written by the process that started it."""
         return self.logs / f"attempt_{attempt}" / "exit.json"
 
     def ended_by(self, attempt: int) -> str:
-        """The signal that ended an attempt, such as `SIGKILL`; "" where none did, or nobody saw it."""
+        """Return the signal that ended an attempt, such as `SIGKILL`; empty if none did or it is unknown."""
         try:
             code = json.loads(self.exit_mark(attempt).read_text(encoding="utf-8"))["code"]
             return signal.Signals(-code).name if code < 0 else ""
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
+    def saved_values(self) -> dict[str, Any]:
+        """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""
+        try:
+            values = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        return values if isinstance(values, dict) else {}
 
-def killed_command(run: RunDirectory) -> str | None:
-    """ "process N" of the `clusterkit train` that was killed while its trainer goes on; None: there is no such thing.
 
-    A command that ends by itself empties launch.lock; one that is killed leaves its number in it, and no lock.
+def killed_launcher(run: RunDirectory) -> str | None:
+    """Return "process N" of a `clusterkit train` that was killed while its trainer goes on; None if there is none.
+
+    A command that ends by itself empties launch.lock. One that is killed leaves its number there, without the lock.
     """
     if lock_holder(run.logs / "run.lock") is None or lock_holder(run.logs / "launch.lock") is not None:
         return None
@@ -132,7 +137,7 @@ def killed_command(run: RunDirectory) -> str | None:
 def runs(
     fileroot: Path, experiment: str | None = None, trial: str | None = None, user: str | None = None
 ) -> list[RunDirectory]:
-    """Runs of a user, of this one when left out, under fileroot; the one with the latest sign of life last."""
+    """Return the runs of a user (None: of this one) below fileroot; the one that was written to last comes last."""
     user = user or user_name()
     base = fileroot / "logs" / user
     found = [
@@ -144,13 +149,13 @@ def runs(
 
 
 def numbered_trials(fileroot: Path, experiment: str) -> list[int]:
-    """Numbers N of the trials named runN, in order."""
+    """Return the numbers N of the trials named runN, in order."""
     names = [TRIAL_NAME.match(run.trial) for run in runs(fileroot, experiment)]
     return sorted(int(match.group(1)) for match in names if match)
 
 
 def lock_holder(path: Path) -> str | None:
-    """ "process N" while another process holds an exclusive flock on the file, else None."""
+    """Return "process N" while another process holds an exclusive flock on the file, else None."""
     try:
         with path.open("rb") as file:
             try:
@@ -166,7 +171,7 @@ def lock_holder(path: Path) -> str | None:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[bool]:
-    """Hold an exclusive flock with our process id in the file; yields False where another process holds it.
+    """Hold an exclusive flock, with our process id in the file; yield False if another process holds it.
 
     Raises:
         UserError, RunError: the file cannot be made, locked or written.
@@ -182,7 +187,7 @@ def hold_lock(path: Path) -> Iterator[bool]:
                 ours = False
         yield ours
         if ours:
-            with suppress(OSError):  # who reads it looks at the lock
+            with suppress(OSError):  # readers look at the lock first
                 file.truncate(0)
 
 
@@ -194,10 +199,3 @@ def _last_sign(run: RunDirectory) -> float:
         except OSError:
             continue
     return max(times)
-
-
-@contextlib.contextmanager
-def disk_errors(folder: Path, instead: str = FILEROOT) -> Iterator[None]:
-    """Turn what the disk answers into a message about the folder. instead: how to choose another."""
-    with file_failures(folder, instead):
-        yield

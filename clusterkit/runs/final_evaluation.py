@@ -1,4 +1,4 @@
-"""The closing table of a run: held-out accuracy before and after, where the time went, where the model is."""
+"""The final evaluation of a run: held-out accuracy before and after, the time, and the checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterkit.runs.directory import RunDirectory
 
 
 def read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    """summary.json, or None where the run has not written a readable one."""
+    """Return summary.json, or None if it is missing or damaged."""
     try:
         summary = json.loads(run.summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -19,16 +19,16 @@ def read_summary(run: RunDirectory) -> dict[str, Any] | None:
     return summary if isinstance(summary, dict) else None
 
 
-def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """The closing table as text."""
-    (title, *heads), *rows = closing_rows(summary)
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """Return the final evaluation as text."""
+    (title, *heads), *rows = summary_rows(summary)
     width = max(len(label) for label, *_ in [(title, *heads), *rows])
     lines = [f"{label:<{width}}  {before:>7}  {after:>7}" for label, before, after in [(title, *heads), *rows]]
     lines.append("")
     if summary.get("seconds") is not None:
         split = {str(name): float(s) for name, s in (summary.get("time_split") or {}).items() if _is_number(s)}
         spent = shares(split)
-        # Steps alone where the split is unknown, else everything that the split accounts for, the warm-up first.
+        # If the split is unknown, this is the time of the steps; else all that the split covers, with the warm-up.
         total = sum(split.values()) or float(summary["seconds"])
         lines.append(f"time        {duration(total)}" + (f": {spent}" if spent else ""))
     if summary.get("rollouts_table"):
@@ -38,8 +38,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Label, value before and value after of every row of the closing table, its heading first."""
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return label, value before and value after of every row of the table, its heading first."""
     if isinstance(totals := summary.get("rollouts"), dict):
         return _rollout_rows(totals)
     if isinstance(losses := summary.get("heldout_loss"), dict):
@@ -53,7 +53,7 @@ def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = [("held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)"), "before", "after")]
     for row in rows:
         found.append((_label(row, trained), _percent(row.get("before")), _percent(row.get("after"))))
-        if not lengths and not row.get("blank_memory"):  # one task without lengths has room for its other metrics
+        if not lengths and not row.get("blank_memory"):  # few rows: there is room for the task's other metrics
             found += _metrics(row)
     if summary.get("chance") is not None:
         found.append(("a blind guess", _percent(summary["chance"]), _percent(summary["chance"])))
@@ -61,7 +61,7 @@ def closing_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _rollout_rows(totals: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What trajectories came to: means over tasks; the second column is the best of a task's trajectories."""
+    """Return the results of trajectories: means over tasks, and the best of each task's trajectories."""
     found = [(f"{totals.get('tasks', '?')} tasks, {totals.get('trajectories', '?')} trajectories", "mean", "best")]
     found.append(("reward", _plain(totals.get("mean_reward")), _plain(totals.get("best_reward"))))
     found += [(name, _percent(value), "-") for name, value in (totals.get("metrics") or {}).items()]

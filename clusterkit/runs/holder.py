@@ -1,4 +1,4 @@
-"""Who keeps a run busy: a process of this machine, a Slurm job, or somebody elsewhere."""
+"""Find the process that works on a run: of this machine, a Slurm job, or of another machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from clusterkit.runs.slurm import queue
 
 
 def holder_of(run: RunDirectory) -> str | None:
-    """Who works on this run now ("process 123"), or None.
+    """Return who works on a run ("process 123"), or None.
 
-    The trainer holds run.lock while it lives; `clusterkit train` holds launch.lock from before the trainer's start.
+    The trainer holds run.lock; `clusterkit train` holds launch.lock already before it starts the trainer.
     """
     for name in ("run.lock", "launch.lock"):
         holder = lock_holder(run.logs / name)

@@ -1,4 +1,4 @@
-"""What a run would go on from, and whether that fits what it would be started with. Changes nothing, needs no torch."""
+"""Check what a run would resume from, and whether its settings fit; without PyTorch, and without changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from clusterkit.common.text_plot import duration, size
-from clusterkit.config.fields import applies
+from clusterkit.config.fields import applies, setting_text
 from clusterkit.config.overrides import parse_overrides, to_config
 from clusterkit.config.presets import nest
 from clusterkit.runs.directory import RunDirectory
@@ -20,9 +20,13 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Check:
-    """What was found and what it was compared with.
+    """The recover checkpoints of a run, compared with a configuration.
 
-    found: of `trainer.checkpoint.slots.look`. config: what the run would be started with. holder: who works on it now.
+    Args:
+        found: by `trainer.checkpoint.slots.look`.
+        config: with which the run would be started.
+        holder: the process that works on it now.
+
     """
 
     run: RunDirectory
@@ -32,22 +36,22 @@ class Check:
 
     @property
     def newest(self) -> dict[str, Any] | None:
-        """The slot that would be gone on from."""
+        """The slot that the run would resume from."""
         return next((slot for slot in self.found["slots"] if slot["name"] == self.found["newest"]), None)
 
     @property
     def differences(self) -> list[tuple[str, Any, Any]]:
-        """Setting, value in the checkpoint and value now of all that must stay the same."""
+        """Settings that must stay and differ: key, value in the checkpoint, value now."""
         return [] if self.newest is None else changes(self.newest["fingerprint"], fingerprint(self.config))
 
     @property
     def fits(self) -> bool:
-        """Whether a start now would go on from a checkpoint."""
+        """Whether a start would resume from a checkpoint."""
         return self.newest is not None and not self.differences and self.config.recover_mode != "disabled"
 
     @property
     def verdict(self) -> str:
-        """What a start would do, in a sentence."""
+        """What a start would do, as a sentence."""
         slot = self.newest
         if slot is None and self.found["slots"]:
             return "no recover checkpoint is whole: a start is refused"
@@ -61,7 +65,7 @@ class Check:
 
     @property
     def advice(self) -> str:
-        """How to go on."""
+        """What to do next."""
         if self.holder:
             return f"it is being trained now by {self.holder}; the checkpoints will be newer once that ends"
         if self.newest is None:
@@ -81,7 +85,7 @@ class Check:
         return "repeat the train command"
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the shape of --json."""
         slots = [{key: value for key, value in slot.items() if key != "fingerprint"} for slot in self.found["slots"]]
         return {
             "experiment": self.run.experiment,
@@ -100,7 +104,7 @@ class Check:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the check as text."""
         rows = [("run", f"{self.run.experiment}/{self.run.trial}"), ("verdict", self.verdict)]
         rows += [(slot["name"], _slot(slot)) for slot in self.found["slots"]]
         rows += [("problem", problem) for problem in self.found["problems"]]
@@ -110,10 +114,10 @@ class Check:
 
 
 def own_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
-    """What a run was last started with, and settings that were typed.
+    """Return the configuration with which a run was last started, with overrides.
 
     Raises:
-        UserError: its configuration cannot be read any more, or a setting is none.
+        UserError: the configuration cannot be read, or an override is wrong.
 
     """
     try:
@@ -135,4 +139,4 @@ def _slot(slot: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "(empty)" if value in (None, "") else str(value)
+    return "(empty)" if value in (None, "") else setting_text(value)

@@ -1,4 +1,4 @@
-"""A new run that starts from another run's recover checkpoint, or from weights: its settings, and what must fit."""
+"""Start a new run from another run's recover checkpoint or from weights: its settings, and checks that they fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 
 Look = Callable[[str], dict[str, Any]]
-"""Finds what is in a folder, as `trainer.checkpoint.slots.look` does."""
+"""Returns the content of a folder, like `trainer.checkpoint.slots.look`."""
 
 _SHAPE = (
     "model_type",
@@ -25,13 +25,16 @@ _SHAPE = (
 
 
 def settings_for(folder: str, config: RunConfig, look: Look) -> list[str]:
-    """The settings with which a run starts from that folder: KEY=VALUE words.
+    """Return the settings with which a run starts from a folder, as KEY=VALUE words.
 
     Args:
-        folder: of recover checkpoints, or of weights. config: the run as it would be without. look: at a folder.
+        folder: of recover checkpoints or weights.
+        config: the run without them.
+        look: reads a folder.
 
     Raises:
-        UserError: it holds neither, or does not fit the run, with the differences. RunError: no checkpoint is whole.
+        UserError: the folder has neither, or does not fit the run; the message has the differences.
+        RunError: no checkpoint is complete.
 
     """
     found = look(folder)
@@ -52,18 +55,13 @@ def settings_for(folder: str, config: RunConfig, look: Look) -> list[str]:
 
 
 def is_path(source: str) -> bool:
-    """Whether `EXPERIMENT/TRIAL|PATH` is a path: it is no name of a run, or such a folder is here."""
+    """Whether `EXPERIMENT/TRIAL|PATH` is a path: it is no name of a run, or such a folder exists."""
     parts = source.split("/")
     return len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~") or Path(source, "config.json").is_file()
 
 
 def require_run_name(source: str) -> tuple[str, str]:
-    """Experiment and trial of `EXPERIMENT/TRIAL`.
-
-    Raises:
-        UserError: it is none.
-
-    """
+    """Split `EXPERIMENT/TRIAL`; raise UserError for anything else."""
     experiment, slash, trial = source.partition("/")
     if not slash or not experiment or not trial:
         raise UserError(f"--recover-from {source}: name a run as EXPERIMENT/TRIAL, or a folder by its path")
@@ -91,14 +89,14 @@ def _require_fit(folder: str, found: dict[str, Any], config: RunConfig) -> None:
 
 
 def _shape_changes(config: RunConfig, model: dict[str, Any], look: Look) -> list[tuple[str, Any, Any]]:
-    """Where weights differ from the model that the run would take; none where that is not there to be looked at."""
+    """Return how weights differ from the run's model; nothing if that is not on this machine."""
     if not config.model.path:
         raise UserError(
             "--recover-from: this preset builds its model from nothing, with words of its own; weights fit presets of "
             "a pretrained model. Its own runs go on from recover checkpoints: --recover-from EXPERIMENT/TRIAL"
         )
-    wanted = look(config.model.path)["model"] if config.model.path.startswith("/") else None
-    return [(key, model.get(key), wanted.get(key)) for key in _SHAPE if wanted and wanted.get(key) != model.get(key)]
+    own = look(config.model.path)["model"] if config.model.path.startswith("/") else None
+    return [(key, model.get(key), own.get(key)) for key in _SHAPE if own and own.get(key) != model.get(key)]
 
 
 def _refusal(what: str, different: list[tuple[str, Any, Any]]) -> str:

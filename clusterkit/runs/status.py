@@ -1,25 +1,19 @@
-"""How a run is doing, read from its directory alone: one model, for people and as JSON."""
+"""The status of a run, read from its directory alone, for people and as JSON."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from clusterkit.runs.directory import RunDirectory, killed_command, lock_holder, runs
+from clusterkit.common.text_plot import iso_time
+from clusterkit.runs.directory import RunDirectory, killed_launcher, lock_holder, runs
 from clusterkit.runs.holder import holder_of
-from clusterkit.runs.log.console import failure_message
-from clusterkit.runs.log.metrics import History, Record, number, read_history
+from clusterkit.runs.log.metrics import History, Record, latest_checkpoint, number, read_history
+from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.slurm.queue_state import with_queue_state
 from trainer.errors import RunError
 
-STALLED_AFTER_SECONDS = 60.0
-STALLED_AFTER_STEPS = 5.0
-STALLED_BEFORE_FIRST_STEP_SECONDS = 600.0
-"""Loading a model, the first evaluation and the first step are silent, and nothing yet says how long they take."""
 ENDED_SILENTLY = "ended without a word (kill -9, out of memory, or the machine went down)"
 KILLED_OFTEN = " (the kernel for want of memory, someone's kill -9, or a limit of the job)"
 
@@ -28,8 +22,13 @@ KILLED_OFTEN = " (the kernel for want of memory, someone's kill -9, or a limit o
 class Status:
     """One observation of a run.
 
-    state: new, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed. message: why,
-    where there is something to say. total_steps: what the run means to make, 0 when unknown.
+    Args:
+        state: new, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed.
+        message: the reason of the state, if there is one.
+        holder: the process or job that works on the run.
+        total_steps: planned steps, 0 if unknown.
+        observed_at: Unix seconds.
+
     """
 
     run: RunDirectory
@@ -42,7 +41,7 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """Whether a process is working on the run, or waits for nodes to."""
+        """Whether a process works on the run, or waits for nodes."""
         return self.state in ("pending", "running", "stalled")
 
     @property
@@ -53,15 +52,11 @@ class Status:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end of the last step: of the records, less what has passed of the current step."""
-        eta = self.history.eta()
-        if eta is None or not self.alive or not self.history.steps:
-            return eta
-        passed = self.observed_at - (number(self.history.steps[-1], "time") or self.observed_at)
-        return eta - min(max(passed, 0.0), self.history.step_time() or 0.0, eta)
+        """Seconds to the end of the last step."""
+        return self.history.remaining(self.observed_at) if self.alive else self.history.eta()
 
     def as_dict(self) -> dict[str, Any]:
-        """The shape of `clusterkit status --json`."""
+        """Return the shape of `clusterkit status --json`."""
         history, last = self.history, self.history.steps[-1] if self.history.steps else {}
         return {
             "experiment": self.run.experiment,
@@ -87,12 +82,9 @@ class Status:
 
     def _checkpoint(self, records: list[Record]) -> dict[str, Any]:
         last = records[-1] if records else {}
-        written = number(last, "time")
         return {
-            "last_dump": None if written is None else iso_time(written),
-            "age_s": None if written is None else max(self.observed_at - written, 0.0),
+            **latest_checkpoint(records, self.observed_at),
             "count": len(records),
-            "global_step": last.get("global_step"),
             "bytes": last.get("bytes"),
             "path": last.get("path"),
         }
@@ -101,15 +93,20 @@ class Status:
 def find_run(
     fileroot: Path, experiment: str | None = None, trial: str | None = None, user: str | None = None
 ) -> RunDirectory:
-    """The newest run that fits, or an error that says where was looked and what to do."""
+    """Return the newest run of that experiment, trial and user; None fits any (the user: only this one).
+
+    Raises:
+        RunError: there is no such run.
+
+    """
     found = runs(fileroot, experiment, trial, user)
     if found:
         return found[-1]
     others = runs(fileroot, user=user)
     if others:
         names = ", ".join(f"{run.experiment}/{run.trial}" for run in others[-5:])
-        wanted = f"{experiment or '*'}/{trial or '*'}"
-        raise RunError(f"no run {wanted} under {fileroot}. There is {names}: name one with --experiment and --trial")
+        pattern = f"{experiment or '*'}/{trial or '*'}"
+        raise RunError(f"no run {pattern} under {fileroot}. There is {names}: name one with --experiment and --trial")
     raise RunError(
         f"no runs found under {fileroot}{f' of user {user}' if user else ''}: start one with "
         "`clusterkit train --preset tiny`, or point to another folder with --fileroot DIR"
@@ -117,10 +114,14 @@ def find_run(
 
 
 def observe(run: RunDirectory, now: float, history: History | None = None, holder: str | None = None) -> Status:
-    """Judge the run's state from its directory.
+    """Observe a run by its directory.
 
-    history: saves reading the records again. holder: who works on it, where its locks cannot tell (a copy of a run on
-    other machines).
+    Args:
+        run: the run.
+        now: Unix seconds.
+        history: its records, if they were read already.
+        holder: the process that works on it, if its locks cannot tell (a copy of a run on other machines).
+
     """
     history = read_history(run.metrics) if history is None else history
     holder = holder or holder_of(run)
@@ -128,25 +129,12 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
 
 
-def stalled_after(history: History) -> float:
-    """Seconds of silence after which a living run counts as stalled."""
-    step_time = history.step_time()
-    if step_time is None:
-        return STALLED_BEFORE_FIRST_STEP_SECONDS
-    return max(STALLED_AFTER_SECONDS, STALLED_AFTER_STEPS * step_time)
-
-
-def iso_time(seconds: float) -> str:
-    """Unix seconds as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
 def _judge(run: RunDirectory, history: History, holder: str | None, now: float) -> tuple[str, str]:
     started = run.attempt_numbers()
     if holder:
         notes = _notes(run, history)
         silence = now - history.last_time if history.last_time is not None else 0.0
-        if silence > stalled_after(history):
+        if silence > history.patience:
             stalled = f"{holder} is alive, but has recorded nothing for {silence:.0f} s"
             return "stalled", f"{stalled}; {notes}" if notes else stalled
         return "running", notes
@@ -167,8 +155,8 @@ def _judge(run: RunDirectory, history: History, holder: str | None, now: float) 
 
 
 def _notes(run: RunDirectory, history: History) -> str:
-    """What is unusual with who works on a run of this machine."""
-    if command := killed_command(run):
+    """Return what is unusual about the processes of a run on this machine."""
+    if command := killed_launcher(run):
         named = f"--fileroot {run.fileroot} --experiment {run.experiment} --trial {run.trial}"
         return (
             f"the clusterkit train that started it ({command}) was killed and the trainer goes on without it; should "
@@ -181,7 +169,6 @@ def _notes(run: RunDirectory, history: History) -> str:
 
 def _configured_steps(run: RunDirectory) -> int:
     try:
-        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-        return int(config["train"]["total_steps"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return int(run.saved_values()["train"]["total_steps"])
+    except (ValueError, KeyError, TypeError):
         return 0

@@ -1,4 +1,4 @@
-"""Which trial a `train` command means: a new one, one to go on with, or one that is complete."""
+"""Choose the trial of a `train` command: a new one, an unfinished one to resume, or one that is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.errors import UserError
 
 
 class TrialState(Enum):
-    """What happens to the chosen trial."""
+    """What the command does with the chosen trial."""
 
     NEW = "new"
     RESUME = "resume"
@@ -30,28 +30,36 @@ class TrialState(Enum):
 class Trial:
     """The chosen run directory, what to do with it, and its history so far.
 
-    attempts: numbers of those that there were when it was chosen.
+    Args:
+        attempts: the numbers of its attempts at the time of the choice.
+
     """
 
     run: RunDirectory
-    course: TrialState
+    state: TrialState
     history: History
     attempts: tuple[int, ...] = ()
 
     @property
     def resume_step(self) -> int:
-        """Step after which the run goes on, as far as its records tell; 0: from the start."""
-        if self.course is TrialState.RESUME and not self.history.learns:
+        """Step after which the run goes on, by its records; 0: from the start."""
+        if self.state is TrialState.RESUME and not self.history.learns:
             return self.history.global_step
-        if self.course is not TrialState.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
+        if self.state is not TrialState.RESUME or not self.run.has_recover_checkpoint or not self.history.recovers:
             return 0
         return int(self.history.recovers[-1].get("global_step") or 0)
 
 
 def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
-    """Find the trial that this configuration goes on with, or the next free name.
+    """Find the trial that this configuration resumes, or the next free name.
 
-    Raises UserError where it would go on with a run that was started with other settings.
+    Args:
+        config: the run to start.
+        named_by_user: whether its trial_name was typed.
+
+    Raises:
+        UserError: the unfinished trial was started with other settings, or lacks a recover checkpoint.
+
     """
     if named_by_user:
         return _judge(config, config.trial_name, named_by_user=True)
@@ -60,47 +68,45 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     following = f"run{newest + 1}"
     if not newest:
         return _judge(config, following, named_by_user=False)
-    busy = holder_of(run_directory(config, f"run{newest}")) is not None
+    latest = run_directory(config, f"run{newest}")
+    busy = holder_of(latest) is not None
     if config.recover_mode == "disabled" and not busy:
         return _judge(config, following, named_by_user=False)
-    if config.recover_from and config.recover_from != _source_of(run_directory(config, f"run{newest}")):
+    if config.recover_from and config.recover_from != latest.saved_values().get("recover_from"):
         return _judge(config, following, named_by_user=False)
     trial = _judge(config, f"run{newest}", named_by_user=False)
-    return _judge(config, following, named_by_user=False) if trial.course is TrialState.COMPLETE else trial
+    return _judge(config, following, named_by_user=False) if trial.state is TrialState.COMPLETE else trial
 
 
 def completed_trial(config: RunConfig) -> RunDirectory | None:
-    """The newest trial of the experiment where it is complete and was this very configuration; else None.
+    """Return the newest trial of the experiment if it is complete and had this configuration, else None.
 
-    For commands that make something be so, and do not start anew what is done.
+    For `setup`, which does not train again what is done.
     """
     numbers = numbered_trials(Path(config.fileroot), config.experiment_name)
     run = run_directory(config, f"run{numbers[-1]}") if numbers else None
     if run is None or not is_complete(read_history(run.metrics), config):
         return None
+    old = run.saved_values()
+    return run if old and not differences(old, config) else None
+
+
+def saved_config(run: RunDirectory) -> RunConfig | None:
+    """Return the configuration with which a run was last started; None if it cannot be read or is not valid."""
+    values = run.saved_values()
     try:
-        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return RunConfig.model_validate(values) if values else None
+    except ValueError:
         return None
-    return run if isinstance(old, dict) and not differences(old, config) else None
-
-
-def _source_of(run: RunDirectory) -> str:
-    """Where a run was started from (`recover_from`); empty: at the beginning."""
-    try:
-        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return ""
-    return str(values.get("recover_from") or "") if isinstance(values, dict) else ""
 
 
 def run_directory(config: RunConfig, trial: str) -> RunDirectory:
-    """Paths of one trial of this configuration's experiment."""
+    """Return the paths of one trial of this configuration's experiment."""
     return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, trial)
 
 
 def require_free(run: RunDirectory) -> None:
-    """Refuse a run that another process is working on."""
+    """Raise UserError if a process works on the run."""
     holder = holder_of(run)
     if holder:
         raise UserError(
@@ -110,7 +116,7 @@ def require_free(run: RunDirectory) -> None:
 
 
 def require_unchanged(trial: Trial) -> None:
-    """Refuse a run on which another command has worked since it was chosen. Call it while holding the run."""
+    """Raise UserError if another command has started the run since it was chosen. Call it while holding the lock."""
     run = trial.run
     if tuple(run.attempt_numbers()) != trial.attempts:
         raise UserError(
@@ -120,23 +126,23 @@ def require_unchanged(trial: Trial) -> None:
 
 
 def must_stay(key: str) -> bool:
-    """Whether a setting has to be the same when a run goes on."""
+    """Whether a run can be resumed only with the same value of a setting."""
     return not is_free(key)
 
 
 def differences(old: dict[str, Any], new: RunConfig) -> list[str]:
-    """`key: was → now` for every setting that must stay when a run goes on."""
+    """Return `key: was → now` for every setting that must stay and differs."""
     written = dict(leaves(old))
     try:
         before = fingerprint(RunConfig.model_validate(old))
         before |= {key: value for key, value in BEFORE.items() if not _written(key, written)}
-    except ValueError:  # of another version
+    except ValueError:  # the file is of another version
         before = {key: value for key, value in written.items() if must_stay(key)}
     return [f"{key}: {was} → {now}" for key, was, now in changes(before, fingerprint(new))]
 
 
 def _written(key: str, values: dict[str, Any]) -> bool:
-    """Whether a configuration that was read says anything of a setting; leaves of a mapping have longer keys."""
+    """Whether a configuration file has the setting; entries of a mapping have longer keys."""
     return any(name == key or name.startswith(f"{key}.") for name in values)
 
 
@@ -150,37 +156,37 @@ def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Tri
     if not run.logs.is_dir():
         return _demand_checkpoint(config, Trial(run, TrialState.NEW, History()))
     history = read_history(run.metrics)
-    if holder_of(run):  # the caller refuses it; comparing settings with a living run would only confuse
+    if holder_of(run):  # the caller refuses it; differences from a running trial would only confuse
         return Trial(run, TrialState.RESUME, history)
     if is_complete(history, config if named_by_user else None):
         return Trial(run, TrialState.COMPLETE, history)
     if config.recover_mode == "disabled":
         return Trial(run, TrialState.NEW, history)
     if not history.steps and not run.has_recover_checkpoint:
-        return _demand_checkpoint(config, Trial(run, TrialState.NEW, history))  # nothing was learned that could be lost
+        return _demand_checkpoint(config, Trial(run, TrialState.NEW, history))  # nothing was learned
     _refuse_differences(config, run)
     return _demand_checkpoint(config, Trial(run, TrialState.RESUME, history))
 
 
-def is_complete(history: History, wanted: RunConfig | None = None) -> bool:
-    """Whether the run reached its end; with `wanted`, also the (perhaps later) end that is asked for now."""
+def is_complete(history: History, config: RunConfig | None = None) -> bool:
+    """Whether the run reached its end, and also the (perhaps later) end of the new configuration, if given."""
     finish = history.finish
     if finish is None or finish.get("status") != "completed":
         return False
     reached = int(finish.get("global_step") or history.global_step)
-    return wanted is None or reached >= _target(wanted, history)
+    return config is None or reached >= _target(config, history)
 
 
-def _target(wanted: RunConfig, history: History) -> int:
-    if wanted.trainer.type == "null":
-        return -(-wanted.eval.num_tasks // wanted.rollout.batch_size)
+def _target(config: RunConfig, history: History) -> int:
+    if config.trainer.type == "null":
+        return -(-config.eval.num_tasks // config.rollout.batch_size)
     per_epoch = int(history.steps[-1].get("steps_per_epoch") or 0) if history.steps else 0
-    return wanted.train.total_steps or wanted.train.total_epochs * per_epoch
+    return config.train.total_steps or config.train.total_epochs * per_epoch
 
 
 def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
-    rolled = trial.course is TrialState.RESUME and not trial.history.learns
-    if config.recover_mode == "resume" and not rolled and not trial.run.has_recover_checkpoint:
+    only_rollouts = trial.state is TrialState.RESUME and not trial.history.learns
+    if config.recover_mode == "resume" and not only_rollouts and not trial.run.has_recover_checkpoint:
         raise UserError(
             f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "
             f"{trial.run.recover}: leave recover_mode out to start, or name the trial with trial_name="

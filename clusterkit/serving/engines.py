@@ -16,7 +16,7 @@ from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import origin
 from clusterkit.backends.ray.storage import newest_run, put_code
 from clusterkit.runs.directory import RunDirectory, user_name
-from clusterkit.runs.log.console import last_lines
+from clusterkit.runs.log.tail import last_lines
 from clusterkit.ssh.api import ErrorKind, HostError
 from trainer.errors import RunError, UserError
 from trainer.serving import registry

@@ -1,4 +1,4 @@
-"""An operating system's error about a file of ours that nobody has put into words yet: path, disk and way out."""
+"""Messages for an operating system's error about a file: path, disk, and what to do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainer.disk import FULL, LOST, REFUSED, file_failure, is_full
 from trainer.errors import UserError
 
 
-def in_words(error: OSError) -> UserError | None:
-    """What to tell of it; None where it is not about a file (a network's, a process's)."""
+def explain_file_error(error: OSError) -> UserError | None:
+    """Return the message for an error; None if it is not about a file (but a network or a process)."""
     if error.errno not in (*FULL, *LOST, *REFUSED):
         return None
     if error.filename is not None:
@@ -23,13 +23,13 @@ def in_words(error: OSError) -> UserError | None:
         return file_failure(error, place, _instead(place))
     if error.errno not in (*FULL, errno.EROFS, errno.EIO, errno.ESTALE):
         return None
-    # A write says what is wrong, not where: it is where nothing fits.
+    # The error of a write has no path: look for the disk that is full.
     full = next((place for place in _places() if error.errno in FULL and is_full(place)), Path.cwd())
     return file_failure(error, full, _instead(full))
 
 
 def _places() -> dict[Path, str]:
-    """Folders that we write to, and what chooses another."""
+    """Return the folders that clusterkit writes to, with how to choose another."""
     places = {
         config_folder(): "set CLUSTERKIT_CONFIG to another folder",
         state_folder(): "set CLUSTERKIT_STATE to another folder",
@@ -43,7 +43,7 @@ def _places() -> dict[Path, str]:
 def _has_temporary() -> bool:
     try:
         tempfile.gettempdir()
-    except FileNotFoundError:  # no folder for temporary files can be written
+    except FileNotFoundError:  # no temporary folder is writable
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What every command prints with: results to stdout, messages to stderr, JSON that every parser reads."""
+"""Output of all commands: results on stdout, messages on stderr, and JSON without NaN."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
 from typing import Any, TextIO
 
 debug = False
-"""Set by --debug: tracebacks are shown, and the trainer's own output when it fails."""
+"""Set by --debug: show tracebacks, and the output of a trainer that fails."""
 
 
 def result(text: str) -> None:
@@ -20,7 +21,7 @@ def result(text: str) -> None:
 
 
 def result_json(value: Any) -> None:
-    """Print a result for programs: one JSON document, NaN and infinities as null (JSON knows neither)."""
+    """Print a result for programs: one JSON document, with null for NaN and infinities; dataclasses are objects."""
     result(json.dumps(_finite(value), indent=2, ensure_ascii=False))
 
 
@@ -30,23 +31,23 @@ def line_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print progress or advice, which is no part of the result."""
+    """Print progress or advice on stderr."""
     _write(sys.stderr, text)
 
 
 def notes(lines: Iterable[str]) -> None:
-    """Print what the user should know of how the command was understood."""
+    """Print notes on how the command was understood."""
     for line in lines:
         note(f"note: {line}")
 
 
 def error(text: str) -> None:
-    """Print the one message of a failure."""
+    """Print the message of a failure."""
     _write(sys.stderr, text if text.startswith("error: ") else f"error: {text}")
 
 
 def tolerate_any_encoding() -> None:
-    """Replace what the terminal's encoding lacks (bars, sparklines) instead of failing on it."""
+    """Replace characters that the terminal's encoding lacks (bars, sparklines), instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -54,12 +55,12 @@ def tolerate_any_encoding() -> None:
 
 
 def silence_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not fail on a closed pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail on a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # The terminal may be gone (SIGHUP); what is going on matters more than telling about it.
+    # The terminal may be gone (SIGHUP); that must not end the command.
     try:
         stream.write(text.rstrip("\n") + "\n")
         stream.flush()
@@ -68,6 +69,8 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _finite(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How a run's progress looks while `train` follows it: a live display on a terminal, plain lines elsewhere."""
+"""The progress of a run that `train` follows: a live display on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WARMUP_LINE_SECONDS = 10.0
 
 
 class Progress(Protocol):
-    """Something that shows a run. Nothing it does may stop the run from being followed."""
+    """Shows the progress of a run. It must never raise: that would stop the command from following the run."""
 
     def show(self, history: History, news: list[Record]) -> None:
-        """Show the run as it stands; `news` are the records since the last call."""
+        """Show the run; `news` are the records since the last call."""
 
     def say(self, text: str) -> None:
         """Show a message beside the progress."""
 
 
 class Silent:
-    """Shows no progress, only messages."""
+    """Shows only messages."""
 
     def show(self, history: History, news: list[Record]) -> None:
         """Show nothing."""
@@ -55,7 +55,7 @@ class PlainLines(Silent):
         self._warmup_time = 0.0
 
     def show(self, history: History, news: list[Record]) -> None:
-        """Print a line for every record that says something new."""
+        """Print a line for every record that users need."""
         for record in news:
             line = self._warmup_line(record) if record["kind"] == "warmup" else event_line(record, history)
             if line:
@@ -70,7 +70,7 @@ class PlainLines(Silent):
 
 
 def event_line(record: Record, history: History) -> str | None:
-    """One plain line about one record, or None where there is nothing to tell."""
+    """Return one line about a record, or None if users do not need it."""
     step = record.get("global_step", "?")
     match record["kind"]:
         case "step":
@@ -103,7 +103,7 @@ def _step_line(record: Record, history: History) -> str:
 
 
 def live_lines(history: History, now: float) -> list[str]:
-    """The text of the live display."""
+    """Return the lines of the live display at `now` (Unix seconds)."""
     if not history.steps:
         if history.warmup:
             return [f"warm-up      {warmup_text(history.warmup)}"]
@@ -155,12 +155,12 @@ class LiveDisplay:
             self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last drawing standing."""
+        """Stop; the last drawing stays."""
         with contextlib.suppress(OSError):
             self._live.stop()
 
     def drawing(self, history: History) -> RenderableType:
-        """What is on the screen: a bar and a few lines."""
+        """Return a bar and a few lines."""
         head = Table.grid(padding=(0, 1))
         warming = history.warmup if not history.steps else None
         done = number(warming, "step") if warming else history.global_step
@@ -175,9 +175,9 @@ class LiveDisplay:
 
 
 @contextlib.contextmanager
-def showing(name: str, wanted: bool = True) -> Iterator[Progress]:
-    """The progress display that fits where stderr goes."""
-    if not wanted:
+def showing(name: str, enabled: bool = True) -> Iterator[Progress]:
+    """Yield the display that fits stderr; only messages if it is not `enabled`."""
+    if not enabled:
         yield Silent()
     elif not sys.stderr.isatty():
         yield PlainLines()

@@ -1,4 +1,4 @@
-"""A status as text for people."""
+"""The status of a run as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_WARNINGS = 3
 
 
 def status_lines(status: Status) -> list[str]:
-    """One line per fact, a label in front of each."""
+    """Return one line per fact, with a label."""
     history, run = status.history, status.run
     rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
@@ -45,7 +45,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def engine_text(stats: dict[str, Any]) -> str:
-    """Numbers of the last step about GPUs and engine servers, as far as it has any."""
+    """Return the last step's numbers about GPUs and engine servers, if it has any."""
     parts = []
     for name, form in (
         ("mfu", "MFU {:.1%}"),
@@ -70,7 +70,7 @@ def engine_text(stats: dict[str, Any]) -> str:
 
 
 def warmup_text(record: Record) -> str:
-    """Where the warm-up is, in one line."""
+    """Return the state of the warm-up in one line."""
     if record.get("cached"):
         return "read from the cache"
     step = f" step {record['step']}/{record.get('steps', '?')}" if record.get("step") is not None else ""
@@ -87,7 +87,7 @@ def warmup_text(record: Record) -> str:
 
 
 def measured_text(record: Record) -> str:
-    """What an evaluation found: the accuracy, or the loss where answers were given to learn."""
+    """Return the accuracy of an evaluation, or the loss if the run learns from given answers."""
     loss, accuracy = number(record, "loss"), number(record, "accuracy")
     if loss is not None:
         return f"loss {loss:.3f}"
@@ -96,7 +96,7 @@ def measured_text(record: Record) -> str:
 
 def _state(status: Status) -> str:
     holder = f" ({status.holder})" if status.holder else ""
-    message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" says it already
+    message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" has the state
     return f"{status.state}{holder}{': ' if message else ''}{message}"
 
 

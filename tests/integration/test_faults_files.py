@@ -18,7 +18,7 @@ from realparts import require
 from run_writer import RunWriter
 
 from clusterkit.cli.main import main
-from clusterkit.ui.file_errors import in_words
+from clusterkit.ui.file_errors import explain_file_error
 from trainer.disk import file_failure, file_failures, naming
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
@@ -199,8 +199,8 @@ def test_what_no_command_has_put_into_words_is_put_so_at_the_end(
 
 
 def test_errors_of_networks_are_none_of_files() -> None:
-    assert in_words(ConnectionRefusedError(errno.ECONNREFUSED, "refused")) is None
-    assert in_words(PermissionError(errno.EACCES, "no such port for you")) is None
+    assert explain_file_error(ConnectionRefusedError(errno.ECONNREFUSED, "refused")) is None
+    assert explain_file_error(PermissionError(errno.EACCES, "no such port for you")) is None
 
 
 def test_a_quota_that_is_used_up(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from runs import ENVIRONMENT, REPOSITORY, Forks, NewTrial, Trial
 
-from clusterkit.runs.final_evaluation import closing_lines
+from clusterkit.runs.final_evaluation import summary_lines
 
 DOCS = REPOSITORY / "docs" / "custom.md"
 FAST = [
@@ -120,7 +120,7 @@ def test_tasks_that_hold_nothing_out_are_trained_on_and_not_evaluated(
     assert code == 0, trial.said()
     assert (trial.records("eval"), trial.summary()["table"]) == ([], [])
     assert "No task is held out for eval.split=test" in trial.log()
-    assert closing_lines(trial.summary())[0].startswith("nothing was held out")
+    assert summary_lines(trial.summary())[0].startswith("nothing was held out")
 
 
 def test_other_options_are_other_settings(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from runs import Forks, NewTrial, Trial, command
 
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.final_evaluation import closing_lines, read_summary
+from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.trials import TrialState, choose_trial
 
 NAMES, THINGS = ("ada", "bo", "cleo"), ("lamp", "chair", "table", "spoon")
@@ -60,7 +60,7 @@ def test_examples_are_learned(forks: Forks, new_trial: NewTrial, tmp_path: Path)
     assert ("heldout", 5) in measured
     summary = trial.summary()
     assert summary["heldout_loss"] == {"before": measured["before", 0], "after": measured["after", 30]}
-    assert any("loss per token" in line for line in closing_lines(summary))
+    assert any("loss per token" in line for line in summary_lines(summary))
     assert Path(summary["checkpoint"], "model.safetensors").is_file()
     # Each example once an epoch, none that is held out.
     epoch = [task for step in steps[: steps[0]["steps_per_epoch"]] for task in step["task_ids"]]
@@ -177,7 +177,7 @@ def test_trajectories_without_learning(forks: Forks, new_trial: NewTrial) -> Non
     assert [step["global_step"] for step in trial.records("step")] == [1, 2, 3, 4, 5]
     assert not list(trial.paths.checkpoints.iterdir())
     assert not list(trial.paths.recover.iterdir())
-    shown = closing_lines(read_summary(run_directory(trial)) or {})
+    shown = summary_lines(read_summary(run_directory(trial)) or {})
     assert shown[0].startswith("18 tasks, 36 trajectories")
     assert choose_trial(trial.config, named_by_user=True).course is TrialState.COMPLETE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.config.aliases import ALIASES, Renamed, notes_of
+from clusterkit.config.aliases import ALIASES, Renamed, translation_notes
 from clusterkit.config.fields import fields
 from clusterkit.config.overrides import parse_overrides
 from clusterkit.config.resolve import resolve
@@ -63,7 +63,7 @@ def test_a_number_of_epochs_counts_although_the_preset_counts_steps() -> None:
 
 def test_what_was_understood_is_said_and_nothing_is_said_of_our_own_keys() -> None:
     arguments = ["seed=2", "mode=ray", "actor.path=/m", "trainer.total_epochs=3", "data.shuffle=False"]
-    assert notes_of(arguments) == (
+    assert translation_notes(arguments) == (
         "actor.path=/m is model.path=/m here",
         "trainer.total_epochs=3 is train.total_epochs=3 train.total_steps=0 here",
         "data.shuffle=False is not needed here: the order of the tasks follows from seed",

@@ -175,12 +175,12 @@ def test_data_put_into_the_cache_by_hand_is_checked(mini_hotpotqa: Path, cache: 
 
 
 def test_list_says_what_the_cache_has(official: Path, cache: str) -> None:
-    assert {"smollm2-135m", "hotpotqa", "gsm8k"} <= {state.name for state in list_assets(cache)}
-    assert not any(state.present for state in list_assets(cache))
+    assert {"smollm2-135m", "hotpotqa", "gsm8k"} <= {state["name"] for state in list_assets(cache)}
+    assert not any(state["present"] for state in list_assets(cache))
     get_asset("hotpotqa", str(official), cache, say=quiet)
-    (state,) = (state for state in list_assets(cache) if state.name == "hotpotqa")
-    assert state.present
-    assert state.bytes > 1000
+    (state,) = (state for state in list_assets(cache) if state["name"] == "hotpotqa")
+    assert state["present"]
+    assert state["bytes"] > 1000
 
 
 class _Server(SimpleHTTPRequestHandler):

@@ -9,7 +9,7 @@ from rich.console import Console
 from run_writer import RunWriter
 
 from clusterkit.backends.local.train import again_command, further_command
-from clusterkit.runs.final_evaluation import closing_lines, read_summary
+from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.ui.progress import LiveDisplay, PlainLines, live_lines
 
@@ -75,7 +75,7 @@ def test_the_closing_table_compares_before_and_after(tmp_path: Path) -> None:
     summary = read_summary(RunWriter(tmp_path).summary().run)
     assert summary is not None
 
-    lines = [" ".join(line.split()) for line in closing_lines(summary)]
+    lines = [" ".join(line.split()) for line in summary_lines(summary)]
 
     assert lines[:5] == [
         "held-out accuracy (128 tasks, greedy) before after",
@@ -94,7 +94,7 @@ def test_a_task_without_lengths_shows_its_other_metrics(tmp_path: Path) -> None:
     summary = read_summary(RunWriter(tmp_path).summary(table=[row], chance=None, trained_chunks=[]).run)
     assert summary is not None
 
-    lines = [" ".join(line.split()) for line in closing_lines(summary)]
+    lines = [" ".join(line.split()) for line in summary_lines(summary)]
 
     assert lines[1:3] == ["as trained 10.0% 20.0%", "f1 15.0% 25.0%"]
     assert not any("blind" in line for line in lines)
@@ -106,7 +106,7 @@ def test_a_summary_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> 
     writer.run.summary.write_text(content)
 
     assert read_summary(writer.run) is None
-    assert closing_lines({})[0].startswith("held-out accuracy")
+    assert summary_lines({})[0].startswith("held-out accuracy")
 
 
 def test_what_to_type_next_is_a_command_a_shell_understands() -> None:

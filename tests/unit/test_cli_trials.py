@@ -33,7 +33,7 @@ def _complete(fileroot: Path, *overrides: str, trial: str = "run1") -> RunWriter
 def test_the_first_run_is_run1(tmp_path: Path) -> None:
     trial = _choose(tmp_path)
 
-    assert (trial.run.trial, trial.course) == ("run1", TrialState.NEW)
+    assert (trial.run.trial, trial.state) == ("run1", TrialState.NEW)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -44,7 +44,7 @@ def test_after_a_complete_run_comes_the_next_number(tmp_path: Path) -> None:
 
     trial = _choose(tmp_path)
 
-    assert (trial.run.trial, trial.course) == ("run11", TrialState.NEW)
+    assert (trial.run.trial, trial.state) == ("run11", TrialState.NEW)
 
 
 def test_an_unfinished_run_goes_on_from_its_recover_checkpoint(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_an_unfinished_run_goes_on_from_its_recover_checkpoint(tmp_path: Path) -
 
     trial = _choose(tmp_path)
 
-    assert (trial.run.trial, trial.course, trial.resume_step) == ("run1", TrialState.RESUME, 4)
+    assert (trial.run.trial, trial.state, trial.resume_step) == ("run1", TrialState.RESUME, 4)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_unfinished_run_goes_on_from_its_recover_checkpoint(tmp_path: Path) -
 def test_settings_that_do_not_shape_what_is_learned_may_change(tmp_path: Path, harmless: str) -> None:
     _unfinished(tmp_path)
 
-    assert _choose(tmp_path, harmless).course is TrialState.RESUME
+    assert _choose(tmp_path, harmless).state is TrialState.RESUME
 
 
 @pytest.mark.parametrize("named", [[], ["trial_name=run1"]])
@@ -89,7 +89,7 @@ def test_a_file_from_before_a_field_existed_had_that_fields_default(tmp_path: Pa
     lines = writer.run.config.read_text().splitlines()
     writer.run.config.write_text("\n".join(line for line in lines if "grad_clip" not in line))
 
-    assert _choose(tmp_path).course is TrialState.RESUME
+    assert _choose(tmp_path).state is TrialState.RESUME
     with pytest.raises(UserError, match=r"train\.grad_clip: 1\.0 → 2\.0"):
         _choose(tmp_path, "train.grad_clip=2")
 
@@ -99,7 +99,7 @@ def test_a_run_that_learned_nothing_yet_is_begun_again_with_the_new_settings(tmp
 
     trial = _choose(tmp_path, "seed=4")
 
-    assert (trial.run.trial, trial.course) == ("run1", TrialState.NEW)
+    assert (trial.run.trial, trial.state) == ("run1", TrialState.NEW)
 
 
 def test_recover_mode_disabled_leaves_the_unfinished_run_alone(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_recover_mode_disabled_leaves_the_unfinished_run_alone(tmp_path: Path) -
 
     trial = _choose(tmp_path, "recover_mode=disabled", "seed=4")
 
-    assert (trial.run.trial, trial.course) == ("run2", TrialState.NEW)
+    assert (trial.run.trial, trial.state) == ("run2", TrialState.NEW)
 
 
 def test_recover_mode_resume_demands_a_checkpoint(tmp_path: Path) -> None:
@@ -115,16 +115,16 @@ def test_recover_mode_resume_demands_a_checkpoint(tmp_path: Path) -> None:
         _choose(tmp_path, "recover_mode=resume")
     _unfinished(tmp_path)
 
-    assert _choose(tmp_path, "recover_mode=resume").course is TrialState.RESUME
+    assert _choose(tmp_path, "recover_mode=resume").state is TrialState.RESUME
 
 
 def test_a_named_complete_run_is_complete_until_more_steps_are_asked_for(tmp_path: Path) -> None:
     _complete(tmp_path, trial="mine")
 
-    assert _choose(tmp_path, "trial_name=mine", "train.total_steps=30").course is TrialState.COMPLETE
+    assert _choose(tmp_path, "trial_name=mine", "train.total_steps=30").state is TrialState.COMPLETE
     further = _choose(tmp_path, "trial_name=mine", "train.total_steps=60")
-    assert (further.course, further.resume_step) == (TrialState.RESUME, 30)
-    assert _choose(tmp_path, "trial_name=mine", "train.total_steps=0").course is TrialState.RESUME  # a whole epoch
+    assert (further.state, further.resume_step) == (TrialState.RESUME, 30)
+    assert _choose(tmp_path, "trial_name=mine", "train.total_steps=0").state is TrialState.RESUME  # a whole epoch
 
 
 def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:

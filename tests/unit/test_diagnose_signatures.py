@@ -16,7 +16,7 @@ from realparts import data_is_missing
 
 from clusterkit.runs.diagnose.checks import CHECKS
 from clusterkit.runs.diagnose.run import diagnose_log
-from clusterkit.runs.diagnose.scan import WORDS, known, plain, scan_bytes, scan_file
+from clusterkit.runs.diagnose.scan import WORDS, matching_signatures, plain, scan_bytes, scan_file
 from clusterkit.runs.diagnose.signatures import SIGNATURES
 
 FOLDER = Path(__file__).parent.parent / "cases" / "diagnose"
@@ -121,7 +121,7 @@ Traceback (most recent call last):
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 """
     hits = scan_bytes(log.encode(), "x").hits
-    assert [(hit.phase, hit.traced) for hit in hits] == [("", False), ("train", True)]
+    assert [(hit.phase, hit.from_traceback) for hit in hits] == [("", False), ("train", True)]
 
 
 def test_only_lines_since_the_attempt_count() -> None:
@@ -153,8 +153,10 @@ def test_a_huge_line_and_many_hits_take_no_long_time() -> None:
 
 
 def test_a_line_is_known_to_what_it_says_only() -> None:
-    assert [signature.id for signature in known("NVRM: Xid (PCI:0000:07:00): 79, pid=1")] == ["gpu-broken"]
-    assert list(known("NVRM: Xid (PCI:0000:07:00): 31, a fault of a program")) == []
+    assert [signature.id for signature in matching_signatures("NVRM: Xid (PCI:0000:07:00): 79, pid=1")] == [
+        "gpu-broken"
+    ]
+    assert list(matching_signatures("NVRM: Xid (PCI:0000:07:00): 31, a fault of a program")) == []
 
 
 def test_the_documentation_names_every_finding() -> None:

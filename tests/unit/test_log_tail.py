@@ -56,7 +56,7 @@ def _last(data: bytes, count: int) -> bytes:
 def test_the_same_lines_as_of_the_whole_file(data: bytes, count: int, first: int) -> None:
     tail = Tail(len(data), count)
     tail._next = first
-    while (wanted := tail.wanted()) is not None:
+    while (wanted := tail.next_piece()) is not None:
         offset, length = wanted
         tail.add(data[offset : offset + length])
     assert tail.text() == _last(data, count)
@@ -101,7 +101,7 @@ def test_all_lines_still_are_all(tmp_path: Path) -> None:
 
 def test_a_log_that_is_truncated_while_it_is_read() -> None:
     now, tail = b"new\n" * 10, Tail(4000, 5)
-    while (wanted := tail.wanted()) is not None:
+    while (wanted := tail.next_piece()) is not None:
         offset, length = wanted
         tail.add(now[offset : offset + length])
     assert tail.text() == b"new\n" * 5

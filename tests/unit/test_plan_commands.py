@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from clusterkit.capacity.checks import check_memory
 from clusterkit.capacity.memory import GIB, reported_gib
-from clusterkit.capacity.preset_plan import PresetPlan, plan_preset
+from clusterkit.capacity.preset_plan import PresetPlan, plan_lines, plan_preset
 from clusterkit.capacity.shapes import shape_of
-from clusterkit.capacity.view import lines_of
 from clusterkit.cli.main import app
 from clusterkit.common.finding import Level
 from clusterkit.config import presets
@@ -74,7 +73,7 @@ def test_the_command_of_a_plan_is_taken(place: Path, preset: str, task: str, siz
     if plan is None:
         return
     if not plan.fits:
-        assert (plan.command, lines_of(plan)[-1]) == (
+        assert (plan.command, plan_lines(plan)[-1]) == (
             "",
             "It does not fit: change what is marked FAIL, and plan it again.",
         )

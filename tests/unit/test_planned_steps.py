@@ -67,13 +67,13 @@ def planned_and_run(folder: Path, preset: str, task: str, *more: str) -> tuple[S
     """The schedule that a plan without the data is made with, and that of the run."""
     if task not in WRITERS:
         config = resolve(preset, task, more).config
-        return timing.course(config), Schedule.of(config, train_size(config))
+        return timing.schedule(config), Schedule.of(config, train_size(config))
     rows = ROWS[task]
     here = WRITERS[task](folder, rows).split()
     settings = [f"task.train_size={rows}", *more]
     config = resolve(preset, task, [*settings, *here]).config
     planned = config if task == "sft" else resolve(preset, task, settings).config  # which has no data but one's own
-    return timing.course(planned), Schedule.of(config, train_size(config))
+    return timing.schedule(planned), Schedule.of(config, train_size(config))
 
 
 @pytest.mark.parametrize(("preset", "task"), PAIRS)
@@ -99,9 +99,9 @@ def test_a_part_that_is_held_out_when_asked_is_not_planned_with(tmp_path: Path) 
     config = resolve("135M_cpu", "math", settings).config
     far = resolve("7B_n4", "math", ["task.eval_fraction=0.2"]).config
 
-    assert timing.course(config) == Schedule.of(config, train_size(config))
+    assert timing.schedule(config) == Schedule.of(config, train_size(config))
     assert train_size(config) < 1000
-    assert timing.course(far).train_size == 84_800
+    assert timing.schedule(far).train_size == 84_800
 
 
 @pytest.mark.parametrize(

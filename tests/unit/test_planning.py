@@ -10,10 +10,9 @@ import pytest
 from clusterkit.capacity import timing
 from clusterkit.capacity.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
 from clusterkit.capacity.needs import needs_of_preset
-from clusterkit.capacity.preset_plan import PresetPlan, gibibytes, plan_preset
+from clusterkit.capacity.preset_plan import PresetPlan, gibibytes, plan_lines, plan_preset
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.capacity.shapes import SHAPES, shape_of
-from clusterkit.capacity.view import lines_of
 from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
@@ -263,7 +262,7 @@ def test_what_fits_nowhere_is_said_to_fit_nowhere() -> None:
     plan = plan_preset("32B_n16", nodes=1, gpus_per_node=2)
 
     assert not plan.fits
-    assert "It does not fit" in lines_of(plan)[-1]
+    assert "It does not fit" in plan_lines(plan)[-1]
 
 
 def test_a_preset_without_gpus_is_not_spread() -> None:

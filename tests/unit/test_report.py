@@ -18,7 +18,7 @@ from run_writer import RunWriter
 from clusterkit.observe.report.charts import Chart, sections
 from clusterkit.observe.report.page import content, document
 from clusterkit.observe.report.scale import scale, short
-from clusterkit.observe.report.series import MOST_POINTS, bucket_width, course
+from clusterkit.observe.report.series import MOST_POINTS, bucket_width, make_series
 from clusterkit.observe.report.source import RunReader
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
@@ -102,7 +102,7 @@ def _long(fileroot: Path, trial: str, steps: int) -> RunWriter:
 def test_thinning_keeps_every_extreme_and_accounts_for_every_step(values: list[tuple[int, float]]) -> None:
     records = [{"kind": "step", "global_step": step, "value": value} for step, value in sorted(values)]
 
-    found = course(records, lambda record: record["value"], bucket_width(step for step, _ in values))
+    found = make_series(records, lambda record: record["value"], bucket_width(step for step, _ in values))
 
     assert len(found.mean) <= MOST_POINTS + 1  # buckets begin at multiples of their width
     assert max(found.high) == max(value for _, value in values)
@@ -113,7 +113,7 @@ def test_thinning_keeps_every_extreme_and_accounts_for_every_step(values: list[t
 
 
 def test_a_short_run_is_drawn_as_it_is(tmp_path: Path) -> None:
-    line = _chart("Reward", RunWriter(tmp_path).attempt().steps(1, 30)).lines[0].course
+    line = _chart("Reward", RunWriter(tmp_path).attempt().steps(1, 30)).lines[0].series
 
     assert line.first == line.last == tuple(range(1, 31))
     assert line.mean == tuple(step / 100 for step in range(1, 31))
@@ -123,7 +123,7 @@ def test_a_short_run_is_drawn_as_it_is(tmp_path: Path) -> None:
 def test_steps_that_were_undone_are_not_drawn(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 9).attempt(resume_step=6).steps(7, 8)
 
-    assert _chart("Reward", writer).lines[0].course.first == tuple(range(1, 9))
+    assert _chart("Reward", writer).lines[0].series.first == tuple(range(1, 9))
 
 
 def test_values_that_are_no_finite_numbers_are_told(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_values_that_are_no_finite_numbers_are_told(tmp_path: Path) -> None:
 def test_numbers_that_no_plot_is_made_for_are_drawn_all_the_same(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().record("step", global_step=1, stats={"device_memory_gb": 61.5})
 
-    assert _chart("device_memory_gb", writer).lines[0].course.mean == (61.5,)
+    assert _chart("device_memory_gb", writer).lines[0].series.mean == (61.5,)
 
 
 def test_the_page_of_two_long_runs_stays_below_two_megabytes(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_run_without_steps_and_one_without_records_have_a_page(tmp_path: Path)
 def test_records_of_another_shape_cost_nothing_but_their_values(tmp_path: Path, value: Any) -> None:
     writer = RunWriter(tmp_path).attempt().record("step", global_step=1, stats=value).steps(2, 4)
 
-    assert _chart("Reward", writer).lines[0].course.first == (2, 3, 4)
+    assert _chart("Reward", writer).lines[0].series.first == (2, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_silence_is_judged_by_the_length_of_a_step(tmp_path: Path) -> None:
     log.write_text(v2_steps(1, 5) + master("Dumped recover info to file.", 500.1))
     view = read_log(log)
 
-    assert view.patience == 500.0
+    assert view.history.patience == 500.0
     assert view.state == "silent"  # its stamps are older than any time zone explains
     assert "500" not in view.message
     assert "8 min 20 s" in view.message

@@ -2,8 +2,8 @@
 
 The trajectories of a group read the same section at the same turn, and with the section before the memory 75 to 90 % of
 their tokens are equal (PrefixGrouper, arXiv 2506.05433). Rows are sorted, which brings those that begin alike together,
-and neighbours are compared. Common prefixes of any length make groups; those are taken whose sharing saves most. No agent
-has to say what its rows share.
+and neighbours are compared. Common prefixes of any length make groups; those are taken whose sharing saves most. No
+agent has to say what its rows share.
 """
 
 from __future__ import annotations

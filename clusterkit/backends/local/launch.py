@@ -16,8 +16,9 @@ from pathlib import Path
 
 import yaml
 
-from clusterkit.runs.directory import RunDirectory, disk_errors
+from clusterkit.runs.directory import FILEROOT, RunDirectory
 from trainer.config import RunConfig
+from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.paths import new_attempt as trainer_attempt
 
@@ -62,7 +63,7 @@ def require_writable(run: RunDirectory) -> None:
 def write_config(run: RunDirectory, config: RunConfig) -> None:
     """Write config.yaml so that a reader sees the old or the new one, never half of it."""
     text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
-    with disk_errors(run.logs):
+    with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".config-", dir=run.logs)
         try:
@@ -79,7 +80,7 @@ def write_config(run: RunDirectory, config: RunConfig) -> None:
 
 def new_attempt(run: RunDirectory) -> int:
     """Create the folder of the next free attempt and return its number."""
-    with disk_errors(run.logs):
+    with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)
         return trainer_attempt(run.logs)
 
@@ -133,7 +134,7 @@ def run_trainer(
         if name != signal.SIGHUP or handler is not signal.SIG_IGN:
             signal.signal(name, interrupt)
     try:
-        with disk_errors(console), console.open("ab") as output:
+        with file_failures(console, FILEROOT), console.open("ab") as output:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
             )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from clusterkit.runs.directory import RunDirectory, lock_holder
+from clusterkit.runs.directory import RunDirectory, lock_holder, resume_hint
 from clusterkit.runs.holder import holder_of
 from trainer.errors import RunError
 
@@ -35,7 +35,7 @@ def stop_process(run: RunDirectory, *, deadline: float, force: bool, say: Callab
             _send(process, signal.SIGTERM)
         say(f"{name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
         if _ended(run, deadline):
-            return f"{name} is stopped; {run.goes_on}"
+            return f"{name} is stopped; {resume_hint(run.has_recover_checkpoint)}"
     # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like the trainer.
     process = _process(run)
     # Its command would take the trainer's end for a crash, and start it again.
@@ -45,7 +45,7 @@ def stop_process(run: RunDirectory, *, deadline: float, force: bool, say: Callab
         _send(process, signal.SIGKILL)
     if not _ended(run, deadline):
         raise RunError(f"{name} does not end: look at process {_process(run)}")
-    return f"{name} was ended by force; {run.goes_on}"
+    return f"{name} was ended by force; {resume_hint(run.has_recover_checkpoint)}"
 
 
 def _process(run: RunDirectory) -> int | None:

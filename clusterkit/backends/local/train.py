@@ -13,13 +13,14 @@ from typing import Any
 
 from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, wait_or_signal, write_config
 from clusterkit.runs.diagnose.view import explain_failure
-from clusterkit.runs.directory import RunDirectory, disk_errors, hold_lock, lock_holder
+from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, lock_holder
 from clusterkit.runs.final_evaluation import read_summary
-from clusterkit.runs.log.console import failure_message, last_lines
 from clusterkit.runs.log.metrics import History, MetricsTail
+from clusterkit.runs.log.tail import failure_message, last_lines
 from clusterkit.runs.trials import Trial, require_free, require_unchanged
 from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig
+from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.launch.job import ended, last_step
@@ -62,7 +63,7 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
         UserError: another command trains it, or has begun to since it was chosen.
 
     """
-    with disk_errors(run.logs):
+    with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)
     with hold_lock(run.logs / "launch.lock") as ours:
         if not ours or lock_holder(run.logs / "run.lock"):

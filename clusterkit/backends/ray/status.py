@@ -19,12 +19,13 @@ from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.storage import fetch_records, newest_run
+from clusterkit.common.text_plot import iso_time
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, user_name
-from clusterkit.runs.status import Status, iso_time
+from clusterkit.runs.status import Status
 from clusterkit.runs.status import observe as observe_run
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect

@@ -12,7 +12,7 @@ from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import RayJob, RayJobs
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
-from clusterkit.runs.directory import RunDirectory, goes_on
+from clusterkit.runs.directory import RunDirectory, resume_hint
 from clusterkit.ssh.shell import first_of
 from trainer.errors import RunError
 
@@ -76,7 +76,7 @@ async def _goes_on(head: Head, job: RayJob) -> str:
     logs = Path(job.metadata["run_dir"])
     run = RunDirectory(logs.parents[3], *logs.parts[-3:])
     found = await head.session.run(f"test -e {shlex.quote(str(run.recover / 'LATEST'))}", root=True)
-    return goes_on(found.ok)
+    return resume_hint(found.ok)
 
 
 async def _ended(jobs: RayJobs, submission_id: str, seconds: float) -> bool:

@@ -225,7 +225,7 @@ async def read_last(head: Session, path: Path, lines: int) -> tuple[Tail, int]:
     """
     size = await size_of(head, path)
     tail = Tail(size, lines)
-    while (wanted := tail.wanted()) is not None:
+    while (wanted := tail.next_piece()) is not None:
         offset, length = wanted
         tail.add(await read_from(head, path, offset, length))
     return tail, size

@@ -146,7 +146,7 @@ async def _dispatch(head: Session, order: RunRequest, jobs: RayJobs, say: Callab
             return SubmittedRun("complete", _run_of(config, user, done.trial))
         try:
             trial = choose_trial(here, order.named)
-            if trial.course is TrialState.COMPLETE:
+            if trial.state is TrialState.COMPLETE:
                 return SubmittedRun("complete", _run_of(config, user, trial.run.trial))
             config, notes = with_applied(config, trial.run)
             resume_step = trial.resume_step  # as long as the copy is there to look at

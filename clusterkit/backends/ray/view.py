@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from clusterkit.backends.ray.status import ClusterStatus, exit_marks
-from clusterkit.common.text_plot import size
-from clusterkit.runs.status import iso_time
+from clusterkit.common.text_plot import iso_time, size
 from clusterkit.ui.run_status import status_lines
 
 SHOWN_ENDS = 3

@@ -9,8 +9,8 @@ from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.slurm.commands import SlurmError
-from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, look
-from clusterkit.runs.slurm.queue_state import before_training, waiting_text
+from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, find_job
+from clusterkit.runs.slurm.queue_state import startup_failure, waiting_text
 from clusterkit.ui.progress import Progress
 
 POLL_SECONDS = 1.0
@@ -34,7 +34,7 @@ def follow(dispatched: SubmittedRun, progress: Progress, again: str) -> RunOutco
         if time.monotonic() - asked > LOOK_SECONDS:
             asked = time.monotonic()
             try:
-                job = look(number)
+                job = find_job(number)
                 alive = job is not None and job.alive
                 said = waiting_text(job) if job is not None and job.waiting else ""
             except SlurmError as error:
@@ -66,5 +66,5 @@ def _outcome(dispatched: SubmittedRun, history: History, job: SlurmJob | None, a
     log = run.logs / FOLDER / f"job_{number}.log"
     why = said or f"job {number} ended ({ended}); what it printed is in {log}"
     if not run.attempt_numbers() and log.exists():
-        why = f"{before_training(log)}\nSlurm's word: {ended}"
+        why = f"{startup_failure(log)}\nSlurm's word: {ended}"
     return RunOutcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.directory import RunDirectory, resume_hint
 from clusterkit.runs.slurm.commands import SlurmError, slurm
-from clusterkit.runs.slurm.queue import SlurmJob, look
+from clusterkit.runs.slurm.queue import SlurmJob, find_job
 from trainer.errors import RunError
 
 POLL_SECONDS = 2.0
@@ -34,25 +34,25 @@ def stop_job(run: RunDirectory, job: SlurmJob, *, deadline: float, force: bool, 
         _cancel("--batch", "--signal=TERM", job.number)
         say(f"{name} (job {job.number}) writes a recover checkpoint and ends; by force after {deadline:.0f} s")
         if _ended(job.number, deadline):
-            return f"{name} is stopped; {run.goes_on}"
+            return f"{name} is stopped; {resume_hint(run.has_recover_checkpoint)}"
     _cancel("--full", "--signal=KILL", job.number)
     _cancel(job.number)
     if not _ended(job.number, KILL_SECONDS):
         raise RunError(f"{name} does not end even by force: scontrol show job {job.number} tells its state")
-    return f"{name} was ended by force; {run.goes_on}"
+    return f"{name} was ended by force; {resume_hint(run.has_recover_checkpoint)}"
 
 
 def _cancel(*arguments: str) -> None:
     try:
         slurm(["scancel", *arguments])
     except SlurmError as error:
-        if "Invalid job id" not in error.said and "already complet" not in error.said:  # it has just ended
+        if "Invalid job id" not in error.output and "already complet" not in error.output:  # it has just ended
             raise
 
 
 def _ended(number: str, seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while (job := look(number)) is not None and job.alive:
+    while (job := find_job(number)) is not None and job.alive:
         if time.monotonic() > end:
             return False
         time.sleep(POLL_SECONDS)

@@ -21,11 +21,12 @@ from clusterkit.common.node_code import content_of, node_files
 from clusterkit.config.resolve import Resolved
 from clusterkit.hosts.folders import write_private
 from clusterkit.provision.images.versions import versions
-from clusterkit.runs.directory import RunDirectory, disk_errors, hold_lock, user_name
+from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, user_name
 from clusterkit.runs.slurm.commands import SlurmError, slurm
 from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, our_jobs
 from clusterkit.runs.trials import Trial, TrialState, choose_trial, require_free, require_unchanged
 from trainer.config import RunConfig
+from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.paths import cache_folder
@@ -164,7 +165,7 @@ def submit(
         return found
     order = planned(resolved, wishes)
     run = order.trial.run
-    if order.trial.course is TrialState.COMPLETE:
+    if order.trial.state is TrialState.COMPLETE:
         return SubmittedRun("complete", run)
     require_free(run)
     with _taken(run):
@@ -172,11 +173,11 @@ def submit(
             return found
         require_unchanged(order.trial)
         say(f"packing the node side to {order.code}")
-        with disk_errors(order.code):
+        with file_failures(order.code, FILEROOT):
             _put_code(order.code, order.files)
         write_config(run, apply(order.config, run))
         file = run.logs / FOLDER / "job.sbatch"
-        with disk_errors(run.logs):
+        with file_failures(run.logs, FILEROOT):
             file.parent.mkdir(exist_ok=True)
             write_private(file.with_name("ray_token"), secrets.token_hex(32) + "\n")
             write_atomic(file, order.text)
@@ -197,7 +198,7 @@ def _sbatch(options: tuple[str, ...], file: Path) -> str:
         said = slurm(["sbatch", "--parsable", *options, str(file)], environment)
     except SlurmError as error:
         raise UserError(
-            f"sbatch refused the job: {error.said}\n  sinfo lists partitions and their limits; the script is {file}"
+            f"sbatch refused the job: {error.output}\n  sinfo lists partitions and their limits; the script is {file}"
         ) from error
     return said.strip().split(";")[0]
 
@@ -205,7 +206,7 @@ def _sbatch(options: tuple[str, ...], file: Path) -> str:
 @contextmanager
 def _taken(run: RunDirectory) -> Iterator[None]:
     """Hold the run against other `train` commands while it is being submitted."""
-    with disk_errors(run.logs):
+    with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)
     with hold_lock(run.logs / "launch.lock") as ours:
         if not ours:

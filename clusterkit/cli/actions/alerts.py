@@ -38,8 +38,8 @@ def alerts(
 
     with mirror_of(cluster, fileroot or RUNS) as mirror:
         run = mirror.find(experiment, trial)
-        kept = config_folder() / "clusters" / cluster / "alerts" / run.experiment / f"{run.trial}.json"
-        _watch(Watcher(run, receiver, output.note, elsewhere=mirror, kept=kept), every, once)
+        record = config_folder() / "clusters" / cluster / "alerts" / run.experiment / f"{run.trial}.json"
+        _watch(Watcher(run, receiver, output.note, mirror=mirror, record=record), every, once)
 
 
 def _watch(watcher: Watcher, every: float, once: bool) -> None:

@@ -11,12 +11,12 @@ def list_all(cache_dir: str, as_json: bool) -> None:
     """Print the assets, and which of them the cache has."""
     states = list_assets(cache_dir)
     if as_json:
-        output.result_json([state.as_dict() for state in states])
+        output.result_json(states)
         return
     for state in states:
-        held = f"{state.bytes / 1e6:.0f} MB at {state.path}" if state.present else "not fetched"
-        output.result(f"{state.name:14}{held}\n{'':14}{state.description}; {state.licence}")
-        step = state.use if state.present else f"clusterkit assets get {state.name}"
+        held = f"{state['bytes'] / 1e6:.0f} MB at {state['path']}" if state["present"] else "not fetched"
+        output.result(f"{state['name']:14}{held}\n{'':14}{state['description']}; {state['licence']}")
+        step = state["use"] if state["present"] else f"clusterkit assets get {state['name']}"
         output.result(f"{'':14}next: {step}")
 
 

@@ -17,13 +17,14 @@ from clusterkit.evaluate.process import Finished
 from clusterkit.evaluate.remote import EvalArguments, copied_from, output_folder, remote_request
 from clusterkit.evaluate.remote_watch import follow_watch
 from clusterkit.evaluate.watch import show_scored
-from clusterkit.runs.directory import disk_errors
+from clusterkit.runs.directory import FILEROOT
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import keep_scores
+from trainer.disk import file_failures
 from trainer.errors import InterruptedRunError, RunError
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def evaluate_on(cluster: str, wanted: EvalArguments, *, detach: bool, as_json: b
             return None
         finished = _do(follow(selection, asked, here, say))
         if source is not None:  # the run's report is here
-            with disk_errors(source):
+            with file_failures(source, FILEROOT):
                 keep_scores({**finished.results, "model_path": str(source)}, finished.folder)
         return finished
     except KeyboardInterrupt:

@@ -67,7 +67,7 @@ def explain(name: str, key: str | None, task: str | None, *, everything: bool, a
     """Print what the settings mean, and why each has its value."""
     explanations = explain_preset(name, task, key, everything)
     if as_json:
-        output.result_json([explanation.as_dict() for explanation in explanations])
+        output.result_json(explanations)
     else:
         output.result("\n".join(_paragraph(explanation) for explanation in explanations))
 
@@ -76,7 +76,7 @@ def diff(first: str, second: str, task: str | None, as_json: bool) -> None:
     """Print what two presets set differently."""
     differences = compare(first, second, task)
     if as_json:
-        output.result_json([difference.as_dict() for difference in differences])
+        output.result_json(differences)
         return
     rows = [(item.key, _plain(item.first), _plain(item.second)) for item in differences]
     widths = [max(map(len, column)) for column in zip(("", first, second), *rows, strict=True)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from clusterkit.capacity.preset_plan import dialects_of, gibibytes, plan_preset
-from clusterkit.capacity.view import lines_of
-from clusterkit.config.aliases import notes_of
+from clusterkit.capacity.preset_plan import dialects_of, gibibytes, plan_lines, plan_preset
+from clusterkit.config.aliases import translation_notes
 from clusterkit.ui import output
 from trainer.allocation import AllocationError
 from trainer.allocation_text import parse
@@ -24,13 +23,13 @@ def plan(
     as_json: bool,
 ) -> None:
     """Print the arithmetic of a preset; the exit code says whether it fits."""
-    output.notes(notes_of(overrides))
+    output.notes(translation_notes(overrides))
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
     planned = plan_preset(name, task, overrides, nodes, gpus_per_node, memory)
     if as_json:
         output.result_json(planned.as_dict())
     else:
-        output.result("\n".join(lines_of(planned)))
+        output.result("\n".join(plan_lines(planned)))
     if not planned.fits:
         raise typer.Exit(1)
 

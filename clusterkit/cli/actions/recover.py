@@ -8,7 +8,7 @@ import typer
 
 from clusterkit.cli.actions.target import RUNS, Typed, cluster_of_run, folder_of_runs, told
 from clusterkit.cli.actions.target_of_run import for_training
-from clusterkit.config.aliases import notes_of
+from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.recovery import Check, own_config
@@ -30,7 +30,7 @@ def check(
     as_json: bool,
 ) -> None:
     """Print whether a start would go on, and from what. typed: the settings of that start."""
-    output.notes(notes_of(typed))
+    output.notes(translation_notes(typed))
     resolved = resolve(preset, task, typed) if preset is not None else None
     if resolved is None:
         cluster = cluster_of_run(cluster, here, fileroot, experiment, trial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli.actions.target import hosts_of_cluster
-from clusterkit.config.aliases import notes_of
+from clusterkit.config.aliases import translation_notes
 from clusterkit.setup.command import nothing_failed, only_failed, run_setup
 from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.host_options import HostOptions
@@ -15,7 +15,7 @@ from clusterkit.ui import output
 
 def setup(hosts: HostOptions, options: SetupOptions, *, retry: bool, as_json: bool) -> None:
     """Set the cluster up; the exit code is the report's. retry: only the hosts that failed last."""
-    output.notes(notes_of(options.settings))
+    output.notes(translation_notes(options.settings))
     selection: Selection | None = select(hosts_of_cluster(hosts))
     assert selection is not None
     cluster = selection.cluster

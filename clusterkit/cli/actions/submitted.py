@@ -8,7 +8,7 @@ import typer
 
 from clusterkit.backends.local.train import RunOutcome
 from clusterkit.backends.ray.submit import SubmittedRun
-from clusterkit.runs.final_evaluation import closing_lines
+from clusterkit.runs.final_evaluation import summary_lines
 from clusterkit.ui import output
 from clusterkit.ui.progress import Progress, showing
 
@@ -58,6 +58,6 @@ def show(
     elif outcome.message:
         output.error(outcome.message)
     if outcome.exit_code == 0 and outcome.summary is not None and not as_json:
-        output.result("\n".join(closing_lines(outcome.summary)))
+        output.result("\n".join(summary_lines(outcome.summary)))
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

@@ -66,7 +66,7 @@ def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
         trial = choose_trial(resolved.config, resolved.trial_is_named)
     except UserError:  # an unfinished one with other settings: none that this command would go on with
         return
-    if trial.course is TrialState.RESUME:
+    if trial.state is TrialState.RESUME:
         raise UserError(
             f"{trial.run.experiment}/{trial.run.trial} is unfinished on this machine ({trial.run.logs}).\n"
             f"To go on with it, add --here; to train on the cluster, add --cluster {cluster}"

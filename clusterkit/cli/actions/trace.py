@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from clusterkit.cli.actions.target import Kind, Typed, folder_of_runs, target, told
 from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import runs
@@ -38,7 +40,7 @@ def trace(
         raise UserError(f"the task has {len(group)} trajectories: choose --sample 0 to {len(group) - 1}")
     found = trace_of(number, group, sample)
     if as_json:
-        output.result_json({"run": f"{directory.experiment}/{directory.trial}", **found.as_dict()})
+        output.result_json({"run": f"{directory.experiment}/{directory.trial}", **asdict(found)})
         return
     output.result(f"{directory.experiment}/{directory.trial}")
     output.result("\n".join(lines_of(found, full)))

@@ -16,12 +16,12 @@ from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.target import Typed, told
 from clusterkit.cli.actions.target_of_run import for_training
-from clusterkit.config.aliases import notes_of
+from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.diagnose.applied import with_applied
-from clusterkit.runs.final_evaluation import closing_lines, read_summary
-from clusterkit.runs.log.console import last_lines
+from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.log.metrics import read_history
+from clusterkit.runs.log.tail import last_lines
 from clusterkit.runs.trials import Trial, TrialState, choose_trial
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
@@ -47,7 +47,7 @@ def train(
     shown: bool,
 ) -> None:
     """Train where the options and settings say. wishes, image, mounts: for Slurm."""
-    output.notes(notes_of(overrides))
+    output.notes(translation_notes(overrides))
     slurm = slurm or "mode=slurm" in overrides
     if slurm and (cluster is not None or here):
         raise UserError(f"{'--here' if here else '--cluster NAME'} and --slurm (mode=slurm) are two places: choose one")
@@ -92,7 +92,7 @@ def train(
         raise refused
     if dry_run:
         return
-    if trial.course is TrialState.COMPLETE:
+    if trial.state is TrialState.COMPLETE:
         _print_complete(trial, as_json)
         return
     _train(resolved, trial, as_json, show_progress=shown)
@@ -100,7 +100,7 @@ def train(
 
 def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
     """The configuration with what `clusterkit diagnose --apply` left beside the run."""
-    if trial.course is TrialState.COMPLETE:
+    if trial.state is TrialState.COMPLETE:
         return resolved
     config, notes = with_applied(resolved.config, trial.run)
     for note in notes:
@@ -112,7 +112,7 @@ def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool)
     run = trial.run
     config = resolved.config.model_copy(update={"trial_name": run.trial})
     plan = RunPlan(config, trial)
-    beginning = plan.course  # before our own lock makes the run look busy
+    beginning = plan.summary  # before our own lock makes the run look busy
     with prepared(run, config, trial) as attempt:
         output.note(f"{beginning}. Folder: {run.logs}")
         for warning in plan.warnings:
@@ -160,7 +160,7 @@ def _print_closing(trial: Trial, summary: dict[str, object] | None, as_json: boo
                 f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}"
             )
         else:
-            output.result("\n".join(closing_lines(summary)))
+            output.result("\n".join(summary_lines(summary)))
     steps = read_history(run.metrics).global_step
     lines = [
         "",

@@ -12,7 +12,7 @@ from clusterkit.backends.local.train import again_command
 from clusterkit.backends.ray.follow import follow
 from clusterkit.backends.ray.submit import RunRequest
 from clusterkit.backends.ray.train import order_of, train
-from clusterkit.capacity.plan import elsewhere
+from clusterkit.capacity.plan import remote_plan
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.cli.actions import submitted
 from clusterkit.config.resolve import shown_values
@@ -63,12 +63,12 @@ def train_on(
 
 
 def _print_plan(order: RunRequest, as_json: bool) -> None:
-    config, plan = shown_values(order.config), elsewhere(order.config)
+    config, plan = shown_values(order.config), remote_plan(order.config)
     if as_json:
         planned = {"steps": plan.steps, "ranks": order.config.ranks, "gpus": order.config.gpus}
         output.result_json({"config": config, "cluster": order.cluster.name, "plan": planned})
         return
     output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    lines = plan.lines_elsewhere(f"on cluster {order.cluster.name}")
+    lines = plan.remote_lines(f"on cluster {order.cluster.name}")
     heading = f"The plan, on cluster {order.cluster.name} (nothing has been written or started)"
     output.result("\n".join(["#", f"# {heading}", *(f"# {line}" for line in lines)]))

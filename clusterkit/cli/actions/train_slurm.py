@@ -12,7 +12,7 @@ from clusterkit.backends.local.train import again_command
 from clusterkit.backends.slurm.follow import follow
 from clusterkit.backends.slurm.script import Wishes
 from clusterkit.backends.slurm.submit import container, for_slurm, planned, require_python, require_slurm, submit
-from clusterkit.capacity.plan import elsewhere
+from clusterkit.capacity.plan import remote_plan
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.cli.actions import submitted
 from clusterkit.config.resolve import resolve, shown_values
@@ -77,7 +77,7 @@ def _print_plan(config: RunConfig, text: str, as_json: bool) -> None:
         output.result_json({"config": shown_values(config), "script": text})
         return
     output.result(yaml.safe_dump(shown_values(config), sort_keys=False, allow_unicode=True))
-    plan = elsewhere(config).lines_elsewhere("on Slurm")
+    plan = remote_plan(config).remote_lines("on Slurm")
     lines = [
         "The plan",
         *plan,

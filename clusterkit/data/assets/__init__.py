@@ -1,7 +1,7 @@
-"""Models and data that clusterkit can fetch into the local cache: what there is, what is there, and how to get it.
+"""Models and data sets that clusterkit fetches into the local cache.
 
-An asset is a folder that appears whole or not at all, with a manifest of its files' SHA-256 sums, so that a second
-`get` can tell a good copy from a damaged one.
+An asset is a folder that appears whole or not at all, with a manifest of its files' SHA-256 sums, by which a second
+`get` finds damage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One thing that can be fetched. `use` is how to train with it."""
+    """A model or data set. `use`: the command that uses it."""
 
     name: str
     kind: Literal["model", "data"]
@@ -35,18 +35,9 @@ class Asset:
     use: str
 
     def folder(self, cache_dir: str = "") -> Path:
-        """Where it is, or will be, in the cache."""
+        """Return its folder in the cache."""
         return model_folder(self.name, cache_dir) if self.kind == "model" else cache_root(cache_dir) / self.name
 
-
-_PROBLEMS = (
-    ("math_500", "500 problems of MATH with solutions (447 kB)", "none stated"),
-    ("aime24", "30 problems of AIME 2024, AReaL's file (157 kB)", "none stated"),
-    ("aime25", "30 problems of AIME 2025 (15 kB)", "Apache-2.0"),
-    ("amc23", "40 problems of AMC 2023, AReaL's file (28 kB)", "none stated"),
-    ("gsm8k", "1,319 test problems of GSM8K (750 kB)", "MIT"),
-)
-"""Sets for evaluations: name, description, licence."""
 
 CATALOGUE = {
     asset.name: asset
@@ -65,49 +56,39 @@ CATALOGUE = {
             "CC BY-SA 4.0",
             "clusterkit train --preset 135M_cpu --task hotpotqa",
         ),
-        *(Asset(name, "data", text, terms, f"clusterkit eval --data-names {name}") for name, text, terms in _PROBLEMS),
+        *(
+            Asset(name, "data", one.description, one.licence, f"clusterkit eval --data-names {name}")
+            for name, one in problems.PUBLISHED.items()
+        ),
     )
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AssetState:
-    """An asset as it stands in the cache. bytes: size on disk; 0 when it is absent."""
-
-    name: str
-    kind: str
-    present: bool
-    path: str
-    bytes: int
-    description: str
-    licence: str
-    use: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
-
-
-def list_assets(cache_dir: str = "") -> list[AssetState]:
-    """Every asset of the catalogue and whether the cache has it (sizes are read, contents are not)."""
+def list_assets(cache_dir: str = "") -> list[dict[str, Any]]:
+    """Return every asset for --json, with `present`, `path` and `bytes` in the cache; contents are not checked."""
     states = []
     for asset in CATALOGUE.values():
         folder = asset.folder(cache_dir)
         present = folder.is_dir()
         size = tree_bytes(folder) if present else 0
-        states.append(
-            AssetState(asset.name, asset.kind, present, str(folder), size, asset.description, asset.licence, asset.use)
-        )
+        states.append({**asdict(asset), "present": present, "path": str(folder), "bytes": size})
     return states
 
 
 def get_asset(
     name: str, source: str = "", cache_dir: str = "", force: bool = False, say: Say = print
 ) -> dict[str, Any]:
-    """Fetch an asset into the cache unless a good copy is there. Returns a record for --json.
+    """Fetch an asset into the cache unless a good copy is there.
 
-    source: a file, folder or URL to take it from in place of the default. force: replace what is there. say: told about
-    progress.
+    Args:
+        name: of the catalogue.
+        source: a file, folder or URL; empty: the default one.
+        cache_dir: the cache; empty: the usual one.
+        force: replace the copy in the cache.
+        say: called with every message about progress.
+
+    Returns:
+        A record for --json.
 
     Raises:
         UserError: no such asset, unusable source, a missing package, a damaged copy, a cache that cannot be written.
@@ -123,7 +104,7 @@ def get_asset(
     target = asset.folder(cache_dir)
     restore_replaced(target)
     if target.exists() and not force:
-        return _there_already(asset, target, source)
+        return _existing_copy(asset, target, source)
     special = {"smollm2-135m": smollm2.fetch, "hotpotqa": hotpotqa.fetch}
     fetch = special.get(asset.name) or partial(problems.fetch, asset.name)
     with staged_folder(target, replace=force) as staging:
@@ -132,10 +113,10 @@ def get_asset(
     return _record(asset, target, "fetched", details)
 
 
-def _there_already(asset: Asset, target: Path, source: str) -> dict[str, Any]:
+def _existing_copy(asset: Asset, target: Path, source: str) -> dict[str, Any]:
     manifest = read_manifest(target)
     if manifest is None:
-        # Put there by hand: as good as what would be fetched if it can be loaded.
+        # The user put it there: it is good if it can be loaded.
         _check_contents(asset, target)
         return _record(asset, target, "present", {})
     if wrong := differences(target, manifest):

@@ -1,4 +1,4 @@
-"""One file over HTTP: streamed to disk, with progress, checked, and with one message for whatever goes wrong."""
+"""Download one file over HTTP to disk, with progress and a check of its hash."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from trainer.errors import RunError
 
 CONNECT_SECONDS = 20.0
 READ_SECONDS = 60.0
-"""Longest silence of the server."""
+"""Longest wait for data from the server."""
 PROGRESS_BYTES = 10_000_000
-"""How often progress is told."""
+"""Bytes between two messages about progress."""
 
 
 def download(url: str, file: Path, say: Callable[[str], None], expected_sha256: str = "") -> None:
     """Save `url` as `file`.
 
-    Raises RunError when the server cannot be reached, refuses, breaks off or sends other bytes than expected.
+    Raises:
+        RunError: the server cannot be reached, refuses, breaks off, or sends other bytes than expected.
+
     """
     import httpx  # noqa: PLC0415 (slow to import, and most commands download nothing)
 

@@ -1,4 +1,4 @@
-"""HotpotQA: the official distractor file, or a folder in our own schema, into a folder that the task reads.
+"""Convert HotpotQA's official distractor file, or copy a folder in our schema, for the task hotpotqa.
 
 The official file (https://hotpotqa.github.io, CC BY-SA 4.0) is a JSON list of items
 `{_id, question, answer, context: [[title, [sentence, …]], …], supporting_facts: [[title, sentence number], …]}`.
@@ -28,22 +28,27 @@ Say = Callable[[str], None]
 
 
 def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
-    """Fill `folder` with questions and documents and check that they load.
+    """Fill a folder with questions and documents, and check that they load.
 
-    source: an http(s) URL or a file in the official format, or a folder in our schema; empty: the official development
-    set.
+    Args:
+        source: a URL or file in the official format, or a folder in our schema; empty: the official development set.
+        folder: the folder to fill.
+        say: called with every message about progress.
+
+    Returns:
+        `source`, `questions`, `documents` and `left_out`, for the manifest.
 
     Raises:
         UserError: the source is missing or not in its format; the message names the file and the item.
         RunError: the download failed.
 
     """
-    wanted = source or DEFAULT_URL
-    details: dict[str, Any] = {"source": origin(wanted)}
-    local = Path(wanted).expanduser()
-    if urlsplit(wanted).scheme in ("http", "https"):
+    address = source or DEFAULT_URL
+    details: dict[str, Any] = {"source": origin(address)}
+    local = Path(address).expanduser()
+    if urlsplit(address).scheme in ("http", "https"):
         raw = folder / "download.json"
-        download(wanted, raw, say, expected_sha256="" if source else DEFAULT_SHA256)
+        download(address, raw, say, expected_sha256="" if source else DEFAULT_SHA256)
         details["left_out"] = _convert(raw, folder, say)
         raw.unlink()
     elif local.is_dir():
@@ -68,7 +73,7 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def _convert(file: Path, folder: Path, say: Say) -> int:
-    """Convert an official file; returns how many items were left out (no complete evidence, or asked twice)."""
+    """Convert an official file; return how many items were left out (incomplete evidence, or repeated)."""
     items = _read(file)
     say(f"converting {len(items)} questions")
     documents: dict[str, dict[str, str]] = {}
@@ -111,16 +116,11 @@ def _read(file: Path) -> list[Any]:
 
 
 def _question(item: Any, where: str) -> tuple[dict[str, Any] | None, list[dict[str, str]]]:
-    """One item in our schema, or None when its supporting paragraphs are not all there; and its paragraphs."""
+    """Return an item in our schema, or None if a supporting paragraph is missing; and its paragraphs."""
     if not isinstance(item, dict):
         raise UserError(f"{where}: must be an object, not {kind(item)}")
-    for column, type_ in (
-        ("_id", str),
-        ("question", str),
-        ("answer", str),
-        ("context", list),
-        ("supporting_facts", list),
-    ):
+    columns = {"_id": str, "question": str, "answer": str, "context": list, "supporting_facts": list}
+    for column, type_ in columns.items():
         if column not in item:
             hint = " (the test set has no answers: it cannot be trained on)" if column == "answer" else ""
             raise UserError(f"{where}: column '{column}' is missing{hint}")
@@ -163,7 +163,7 @@ def _paragraph(title: Any, sentences: Any) -> dict[str, str]:
 
 
 def _write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    # mtime 0 and no name: the same input gives the same bytes.
+    # Without time and name in the header, the same input gives the same bytes.
     with file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
         for row in rows:
             packed.write((json.dumps(row, ensure_ascii=False) + "\n").encode())

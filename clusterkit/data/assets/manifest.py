@@ -1,4 +1,4 @@
-"""What a fetched folder held when it was complete: every file's size and SHA-256, and where it came from."""
+"""The manifest of a fetched folder: every file's size and SHA-256, and the source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANIFEST = "clusterkit-asset.json"
 
 
 def write_manifest(folder: Path, asset: str, details: dict[str, Any]) -> None:
-    """Describe the files in `folder`; `details` holds at least `source`."""
+    """Write the manifest of a folder; `details` has at least `source`."""
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.rglob("*"))
@@ -23,7 +23,7 @@ def write_manifest(folder: Path, asset: str, details: dict[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest, or None when there is none that can be read."""
+    """Return the manifest, or None if it is missing or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def origin(source: str) -> str:
-    """How a source is written down: a URL without user, password and query (possible secrets), or a full path."""
+    """Return a source for the manifest: a URL without user, password and query (possible secrets), or a full path."""
     parts = urlsplit(source)
     if parts.scheme in ("http", "https"):
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
@@ -40,7 +40,7 @@ def origin(source: str) -> str:
 
 
 def differences(folder: Path, manifest: dict[str, Any]) -> str:
-    """What is missing or changed in `folder`, as a phrase; empty when every file is as it was."""
+    """Return which files are missing or changed, as a phrase; empty if none."""
     wrong = []
     for name, expected in manifest["files"].items():
         path = folder / name

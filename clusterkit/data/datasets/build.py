@@ -1,7 +1,7 @@
-"""Builds a folder of training and evaluation files, part by part, so that an interrupted build goes on.
+"""Build a folder of training and evaluation files in parts, so that an interrupted build can continue.
 
-A part is a file of some hundred rows, whole or absent; its name holds the plan's hash, so that parts of other inputs or
-settings are never mixed in. The folder appears once everything is there, with a card that says what it was made of.
+A part is a file of 200 rows, whole or absent. Its name has the plan's hash, so parts of other inputs or settings are
+never used. The folder appears when all parts are done, with a card that lists its inputs and settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.staging import staged_folder
 PART_ROWS = 200
 CARD = "card.json"
 VERSION = 1
-"""Of what is made of the same inputs; another one makes a new build."""
+"""Increase it when the same inputs give other rows: folders are then built again."""
 
 Say = Callable[[str], None]
 MakeRow = Callable[[int], dict[str, Any]]
@@ -31,7 +31,15 @@ MakeRow = Callable[[int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Output:
-    """One file to be written. count: rows. make: row by number, a function of nothing else. key: column to count by."""
+    """One file to write.
+
+    Args:
+        name: of the file.
+        count: number of rows.
+        make: returns a row by its number, and depends on nothing else.
+        key: the column that the card counts rows by.
+
+    """
 
     name: str
     count: int
@@ -41,7 +49,7 @@ class Output:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """kind: what is prepared. inputs: of what. settings: what shapes the rows. outputs: files. notes: for the card."""
+    """Everything that a build depends on; `notes` are for the card."""
 
     kind: str
     inputs: Sequence[Input]
@@ -52,16 +60,16 @@ class BuildPlan:
 
     @property
     def key(self) -> str:
-        """Hash of everything that the rows depend on."""
+        """Hash of all that the rows depend on."""
         parts = [VERSION, self.kind, sorted((i.style, i.digest) for i in self.inputs), self.settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str, Any]:
-    """Make `out`, or leave it where it is that already; returns its card with `outcome` made or present.
+    """Build the folder `out` unless it is up to date; return its card with `outcome` made or present.
 
     Raises:
-        UserError: there is something else in that place, or nothing would be written.
+        UserError: the folder holds something else, or the files would be empty.
 
     """
     if not any(output.count for output in plan.outputs):
@@ -97,7 +105,7 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
 
 
 def read_card(folder: Path) -> dict[str, Any] | None:
-    """The card of a prepared folder, or None."""
+    """Return the card of a prepared folder, or None."""
     try:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
         return card if isinstance(card, dict) and "key" in card and "files" in card else None
@@ -133,7 +141,7 @@ def _write(output: Output, parts: Path, staging: Path, say: Say) -> dict[str, An
 
 
 def card_text(card: dict[str, Any]) -> str:
-    """The card for people."""
+    """Return the card as Markdown."""
     lines = [f"# Data for {card['kind']}", "", "| file | rows | bytes | sha256 | sources |", "|---|---:|---:|---|---|"]
     for name, facts in card["files"].items():
         sources = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items())

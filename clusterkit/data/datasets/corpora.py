@@ -1,4 +1,4 @@
-"""What inputs hold, in one form: documents and questions about them, books, problems."""
+"""The contents of inputs in one form: documents with questions, chapters, problems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_KEYWORDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A part of a book, and the names of its summary that it holds too."""
+    """A part of a book. `keywords`: names of its summary that occur in the text."""
 
     id: str
     book: str
@@ -28,7 +28,7 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem and the answers that are right."""
+    """A problem and its right answers."""
 
     id: str
     prompt: str
@@ -36,9 +36,9 @@ class Problem:
 
 
 def corpus_of(given: Input) -> tuple[Corpus, int]:
-    """Questions and documents of a hotpotqa- or squad-style file, and how many rows were left out.
+    """Return questions and documents of a hotpotqa- or squad-style file, and how many rows were left out.
 
-    Left out: rows without an answer, or whose evidence is not among their documents, or that ask what another asked.
+    Rows are left out without an answer, without their evidence among their documents, or if they repeat a question.
     """
     if given.corpus is not None:
         return given.corpus, 0
@@ -64,7 +64,7 @@ def _hotpotqa(given: Input) -> tuple[Corpus, int]:
 
 
 def _paragraphs(row: Row) -> list[tuple[str, list[str]]]:
-    """[[title, [sentence]]] of the official file, {title: […], sentences: […]} of the hub."""
+    """Read [[title, [sentence]]] of the official file, or {title: […], sentences: […]} of the hub."""
     context = row.fields.get("context")
     try:
         if isinstance(context, dict):
@@ -87,7 +87,7 @@ def _gold_titles(row: Row) -> set[str]:
 
 
 def _squad(given: Input) -> tuple[Corpus, int]:
-    """The paragraph is the evidence, and all that a question owns."""
+    """The paragraph of a question is its evidence and its only document."""
     by_id: dict[str, Document] = {}
     questions: dict[str, Question] = {}
     asked: set[tuple[str, str]] = set()
@@ -113,10 +113,10 @@ def _document(known: dict[str, Document], title: str, text: str) -> Document:
 
 
 def chapters_of(given: Input) -> tuple[list[Chapter], int]:
-    """Chapters of a booksum-style file, and how many were left out: no names in common with their summaries, or twice.
+    """Return the chapters of a booksum-style file, and how many were left out: repeated, or without keywords.
 
-    Keywords are names (words with a capital letter, not at the beginning of a sentence alone) of the summary that the
-    chapter holds, the most frequent ones first: a rule in place of the model that Mem-alpha's authors asked.
+    Keywords are names (capitalised words, not only at the beginning of a sentence) of the summary that occur in the
+    chapter, the most frequent ones first. Mem-alpha's authors asked a model for them.
     """
     chapters: dict[str, Chapter] = {}
     for row in given.rows:
@@ -131,13 +131,13 @@ def chapters_of(given: Input) -> tuple[list[Chapter], int]:
 
 
 def keywords(text: str, summary: str) -> tuple[str, ...]:
-    """Names of a summary that the text holds as well, the most frequent of the summary first."""
+    """Return the names of a summary that occur in the text, the most frequent of the summary first."""
     counts: Counter[str] = Counter()
     for match in _NAME.finditer(summary):
         before = summary[: match.start()].rstrip()
         starts = not before or before[-1] in ".!?\"'"
         name = match.group()
-        # One word at a sentence's beginning is a name only where it stands elsewhere, too.
+        # A single word at the beginning of a sentence is a name only if it also occurs elsewhere.
         if not starts or " " in name or re.search(rf"[a-z,] {re.escape(name)}\b", summary):
             counts[name] += 1
     held = [name for name, _ in counts.most_common() if name in text]
@@ -145,7 +145,7 @@ def keywords(text: str, summary: str) -> tuple[str, ...]:
 
 
 def problems_of(given: Input) -> tuple[list[Problem], int]:
-    """Problems of a math-style file, and how many were left out: without an answer, or there twice."""
+    """Return the problems of a math-style file, and how many were left out: repeated, or without an answer."""
     problems: dict[str, Problem] = {}
     for row in given.rows:
         prompt = _either(row, "problem", "question", "prompt")
@@ -157,7 +157,7 @@ def problems_of(given: Input) -> tuple[list[Problem], int]:
 
 
 def _solutions(row: Row) -> tuple[str, ...]:
-    r"""Right answers, each in a \boxed{}: of `solutions`, `answer` (GSM8K's after ####), or the box of `solution`."""
+    r"""Return the right answers, each in a \boxed{}: from `solutions`, `answer` (GSM8K's after ####) or `solution`."""
     given: Any = row.fields.get("solutions")
     if given is None:
         given = [row.fields.get("answer")] if row.fields.get("answer") is not None else [row.fields.get("solution")]

@@ -1,4 +1,4 @@
-"""Inputs of `clusterkit data prepare`: JSON, JSON Lines and Parquet, recognised by the columns of their first row.
+"""Inputs of `clusterkit data prepare`: JSON, JSON Lines and Parquet, whose first row's columns show their style.
 
 | style | columns |
 |---|---|
@@ -39,7 +39,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Input:
-    """One file. style: of STYLES. rows: all of them. digest: SHA-256 of the file's bytes. corpus: of a folder."""
+    """One file. `digest`: SHA-256 of its bytes. `corpus`: of a folder in our schema."""
 
     path: Path
     style: str
@@ -49,20 +49,20 @@ class Input:
 
 
 def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
-    """Read a file and tell its style.
+    """Read a file and find its style.
 
     Raises:
-        UserError: it is missing, damaged, of no known style, or of one that is not wanted here.
+        UserError: the file is missing or damaged, or its style is unknown or not among those allowed.
 
     """
     if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
         return _folder(path, allowed)
     rows = list(_rows(path))
-    style = _wanted(path, style_of(rows[0]), allowed)
+    style = _require_style(path, style_of(rows[0]), allowed)
     return Input(path, style, rows, sha256(path))
 
 
-def _wanted(path: Path, style: str, allowed: tuple[str, ...]) -> str:
+def _require_style(path: Path, style: str, allowed: tuple[str, ...]) -> str:
     if style not in allowed:
         raise UserError(f"{path} looks like {style}; this command wants {' or '.join(allowed)}")
     return style
@@ -70,16 +70,16 @@ def _wanted(path: Path, style: str, allowed: tuple[str, ...]) -> str:
 
 def _folder(path: Path, allowed: tuple[str, ...]) -> Input:
     files = [find_file(path, name) for name in (QUESTIONS, DOCUMENTS)]
-    style = _wanted(path, "hotpotqa", allowed)
+    style = _require_style(path, "hotpotqa", allowed)
     digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
     return Input(path, style, list(read_rows(files[0])), digest, load_corpus(path))
 
 
 def style_of(row: Row) -> str:
-    """Style of a file by its first row. Raises UserError that lists what there is for one of no known style."""
-    there = {name for name, value in row.fields.items() if value is not None}
+    """Return the style of a file by its first row; UserError lists the known styles."""
+    present = {name for name, value in row.fields.items() if value is not None}
     for style, wanted in _COLUMNS.items():
-        if all(names & there for names in wanted):
+        if all(names & present for names in wanted):
             return style
     known = "; ".join(
         f"{style}: {', '.join('/'.join(sorted(names)) for names in wanted)}" for style, wanted in _COLUMNS.items()
@@ -88,7 +88,7 @@ def style_of(row: Row) -> str:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """Rows of a table, or of a JSON document that is a list or SQuAD's nested form."""
+    """Yield the rows of a table, or of a JSON document (a list, or SQuAD's nested form)."""
     if not path.is_file():
         raise UserError(f"{path}: no such file" if not path.exists() else f"{path} is a folder: name a file in it")
     document = _document(path)
@@ -105,7 +105,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _document(path: Path) -> Any:
-    """A file that is one JSON list or object over several lines or rows; None for tables."""
+    """Return the content of a file that is one JSON list or object; None for tables."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
     try:

@@ -1,4 +1,4 @@
-"""From inputs to a plan of files: memagent, memalpha, math."""
+"""Plan the files of `clusterkit data prepare` memagent, memalpha and math."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ KINDS = {
     "memalpha": ("hotpotqa", "squad", "booksum", "memalpha"),
     "math": ("math",),
 }
-"""What can be prepared, and of which styles of input."""
+"""What can be prepared, and from which styles of input."""
 
 
 def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float, most: int, seed: int) -> BuildPlan:
     """Read the inputs and plan the files.
 
-    test_share: of the questions, books or problems. most: rows of a source in the training file; 0: all.
+    Args:
+        kind: of KINDS.
+        files: the inputs.
+        shape: of the texts.
+        test_share: share of the questions, books or problems for the test file.
+        most: rows of each source in the training file; 0: all.
+        seed: for orders and choices.
 
     Raises:
         UserError: an input cannot be used, or is named twice.
@@ -49,7 +55,7 @@ def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float,
 
 
 def _memagent(inputs: list[Input], most: int) -> BuildPlan:
-    """questions.jsonl and documents.jsonl, which the task splits and shuffles item by item (docs/hotpotqa.md)."""
+    """Plan questions.jsonl and documents.jsonl, which the task splits and shuffles (docs/hotpotqa.md)."""
     questions: dict[str, Question] = {}
     documents: dict[str, Document] = {}
     left_out = 0
@@ -65,7 +71,7 @@ def _memagent(inputs: list[Input], most: int) -> BuildPlan:
     asked = [questions[name] for name in sorted(questions)]
     for question in asked:
         documents.update((document.id, document) for document in question.own)
-    there = [documents[name] for name in sorted(documents)]
+    texts = [documents[name] for name in sorted(documents)]
 
     def question_row(number: int) -> dict[str, Any]:
         q = asked[number]
@@ -80,7 +86,7 @@ def _memagent(inputs: list[Input], most: int) -> BuildPlan:
         }
 
     def document_row(number: int) -> dict[str, Any]:
-        return {"id": there[number].id, "title": there[number].title, "text": there[number].text}
+        return {"id": texts[number].id, "title": texts[number].title, "text": texts[number].text}
 
     notes = [
         "Training and held-out questions, with pools that share no document, are told apart when a run reads this.",
@@ -88,13 +94,13 @@ def _memagent(inputs: list[Input], most: int) -> BuildPlan:
     ]
     outputs = [
         Output(QUESTIONS, len(asked), question_row, "source"),
-        Output(DOCUMENTS, len(there), document_row, "kind"),
+        Output(DOCUMENTS, len(texts), document_row, "kind"),
     ]
     return BuildPlan("memagent", inputs, {"max_per_source": most}, outputs, left_out, notes)
 
 
 def _memalpha(inputs: list[Input], shape: Shape, settings: dict[str, Any]) -> BuildPlan:
-    """train.jsonl and test.jsonl; no document, book or row is in both."""
+    """Plan train.jsonl and test.jsonl; no document, book or row is in both."""
     makers: dict[str, list[tuple[str, Any]]] = {"train": [], "test": []}
     left_out, seed, share = 0, settings["seed"], settings["test_share"]
     for number, given in enumerate(inputs):
@@ -139,7 +145,7 @@ def _memalpha(inputs: list[Input], shape: Shape, settings: dict[str, Any]) -> Bu
 
 
 def _by_question(corpus: Corpus, share: float) -> tuple[Side, Side, int]:
-    """Training and test side that share no document, and how many questions were dropped for that."""
+    """Return a training and a test side that share no document, and how many questions that drops."""
     if not share:
         return Side(tuple(corpus.questions), tuple(corpus.documents)), Side((), ()), 0
     sides = split_corpus(corpus, share)
@@ -148,7 +154,7 @@ def _by_question(corpus: Corpus, share: float) -> tuple[Side, Side, int]:
 
 
 def _by_article(corpus: Corpus, share: float) -> tuple[Side, Side, int]:
-    """As `_by_question`, where many questions own one paragraph: whole articles go to one side, none is dropped."""
+    """Like `_by_question` for questions that share paragraphs: whole articles go to one side, none is dropped."""
 
     def is_test(document: Document) -> bool:
         return unit_interval("memalpha-article", document.title or document.key) < share
@@ -161,7 +167,7 @@ def _by_article(corpus: Corpus, share: float) -> tuple[Side, Side, int]:
 
 
 def _limited(rows: list[tuple[str, Any]], most: int, seed: int) -> list[tuple[str, Any]]:
-    """At most so many rows of each source, chosen by a hash; all where `most` is 0."""
+    """Return at most so many rows of each source, chosen by a hash; all if `most` is 0."""
     if not most:
         return rows
     order = sorted(range(len(rows)), key=lambda i: unit_interval("memalpha-limit", i, seed))

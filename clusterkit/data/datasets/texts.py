@@ -1,4 +1,4 @@
-"""Texts in Mem-alpha's schema, made of questions with their documents, or of chapters with their keywords."""
+"""Rows in Mem-alpha's schema, from questions with their documents or from chapters with their keywords."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ SUMMARY_QUESTION = "Summarise what was read: who is in it, where it takes place 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """questions: asked of one text. documents: in a text, the questions' own included. chunk_words: most of a chunk."""
+    """The size of a text.
+
+    Args:
+        questions: about one text.
+        documents: of a text, with the questions' own.
+        chunk_words: most words of a chunk.
+
+    """
 
     questions: int = 10
     documents: int = 60
@@ -28,12 +35,12 @@ class Shape:
 def document_text(
     name: str, source: str, questions: Sequence[Question], side: Side, shape: Shape, seed: int
 ) -> dict[str, Any]:
-    """One row: the questions' documents among others of the same side, in an order of the row's own."""
+    """Return one row: the questions' documents among others of the same side, shuffled with the row's own seed."""
     rng = random.Random(derive_seed("memalpha-text", name, seed))
     chosen: dict[str, Document] = {}
     for question in questions:
         chosen.update((document.key, document) for document in question.gold)
-    for question in questions:  # what else is theirs, as far as there is room
+    for question in questions:  # their other documents, while there is room
         for document in question.own:
             if len(chosen) < shape.documents:
                 chosen.setdefault(document.key, document)
@@ -49,7 +56,7 @@ def document_text(
 
 
 def chapter_text(chapter: Chapter, shape: Shape) -> dict[str, Any]:
-    """One row: a chapter in chunks, and one question for a summary, whose keywords are scored."""
+    """Return one row: a chapter in chunks, and one question for a summary, whose keywords are scored."""
     chunks = pack(_paragraphs(chapter.text), shape.chunk_words)
     return row_of(f"booksum-{chapter.id}", "booksum", chunks, [(SUMMARY_QUESTION, (", ".join(chapter.keywords),))])
 
@@ -57,7 +64,7 @@ def chapter_text(chapter: Chapter, shape: Shape) -> dict[str, Any]:
 def row_of(
     name: str, source: str, chunks: Sequence[str], questions: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, Any]:
-    """A row in the schema of YuWangX/Memalpha; lists are JSON within the row, as there."""
+    """Return a row in the schema of YuWangX/Memalpha, with lists as JSON texts."""
     pairs = [
         {"question": text, "answer": answers[0] if len(answers) == 1 else list(answers)} for text, answers in questions
     ]
@@ -72,7 +79,7 @@ def row_of(
 
 
 def pack(passages: Sequence[str], chunk_words: int) -> list[str]:
-    """Passages joined into chunks of at most `chunk_words` words; a longer passage is cut between words."""
+    """Join passages into chunks of at most `chunk_words` words; cut a longer passage between words."""
     chunks: list[list[str]] = []
     size = 0
     for passage in passages:
@@ -89,7 +96,7 @@ def pack(passages: Sequence[str], chunk_words: int) -> list[str]:
 
 
 def question_groups(questions: Sequence[Question], size: int, seed: int) -> list[list[Question]]:
-    """Questions in groups of `size`, in an order that depends on seed and ids alone; the last may be smaller."""
+    """Group questions by `size`, in an order that depends only on seed and ids; the last group may be smaller."""
     ordered = sorted(questions, key=lambda q: unit_interval("memalpha-group", q.id, seed))
     return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 

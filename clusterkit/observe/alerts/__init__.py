@@ -1,1 +1,1 @@
-"""Tell a webhook or a command what happens to a run: failures, stalls and the end, each once."""
+"""Alerts about failures, stalls and the end of a run to a webhook or a command, each once."""

@@ -1,6 +1,6 @@
-"""Bring an alert to its receiver: an HTTP POST, or a command with the JSON on its standard input.
+"""Deliver alerts: by an HTTP POST, or to a command with the JSON on its standard input.
 
-A webhook's address is a secret: it is read from a file or the environment, and stands in no message.
+A webhook's address is a secret: it comes from a file or the environment and is in no message.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WEBHOOK_VARIABLE = "CLUSTERKIT_WEBHOOK"
 TIMEOUT_SECONDS = 15.0
 COMMAND_SECONDS = 60.0
 WAITS = (1.0, 4.0, 16.0)
-"""Seconds between tries; what still fails is tried again at the next look."""
+"""Seconds between attempts; the next look at the run tries again."""
 LONGEST_WAIT = 60.0
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
 class UndeliveredError(Exception):
-    """An alert could not be delivered. wait: seconds that the receiver asked for; final: another try is no use."""
+    """An alert could not be delivered. `wait`: seconds that the receiver asks for; `final`: do not try again."""
 
     def __init__(self, message: str, wait: float | None = None, final: bool = False) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class UndeliveredError(Exception):
 
 
 class Receiver(Protocol):
-    """Somewhere that alerts go. name: tells receivers apart, for the record beside the run; holds no secret."""
+    """A receiver of alerts."""
 
     @property
     def name(self) -> str:
-        """What it is called on disk and in messages."""
+        """Its name on disk and in messages, without a secret."""
         ...
 
     def send(self, body: dict[str, Any]) -> None:
@@ -54,13 +54,13 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Webhook:
-    """An address that takes JSON by POST."""
+    """An address that accepts JSON by POST."""
 
     url: str
 
     @property
     def name(self) -> str:
-        """Its host and a digest, too short to find the address by."""
+        """Its host, and a digest that is too short to find the address."""
         return f"webhook {urlsplit(self.url).hostname} {_digest(self.url)}"
 
     def send(self, body: dict[str, Any]) -> None:
@@ -69,26 +69,26 @@ class Webhook:
         try:
             answer = httpx.post(self.url, json=body, timeout=TIMEOUT_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, OSError, ValueError) as error:
-            # Its text may hold the address.
+            # The error's text may have the address.
             raise UndeliveredError(f"the webhook at {host} cannot be reached: {type(error).__name__}") from None
         if answer.is_success:
             return
         final = answer.status_code not in TRANSIENT
         advice = ": is its address right?" if final else ""
         raise UndeliveredError(
-            f"the webhook at {host} answered {answer.status_code}{advice}", _asked_wait(answer.headers), final
+            f"the webhook at {host} answered {answer.status_code}{advice}", _retry_after(answer.headers), final
         )
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that gets the JSON on its standard input; without a shell."""
+    """A command that gets the JSON on its standard input, run without a shell."""
 
     words: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """Its program and a digest: arguments may hold what is nobody's business."""
+        """Its program and a digest: arguments may have secrets."""
         return f"command {self.words[0]} {_digest(shlex.join(self.words))}"
 
     def send(self, body: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def deliver(
     waits: tuple[float, ...] = WAITS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send, and try again with growing waits. Raises UndeliveredError when the last try failed too."""
+    """Send an alert, with retries after `waits` seconds. Raises UndeliveredError if the last attempt fails."""
     for wait in (*waits, None):
         try:
             receiver.send(body)
@@ -131,10 +131,10 @@ def deliver(
 
 
 def webhook_from(source: str | None) -> Webhook:
-    """The webhook whose address is in `file:PATH` or `env:NAME` (left out: $CLUSTERKIT_WEBHOOK).
+    """Return the webhook whose address is in `file:PATH` or `env:NAME` (None: $CLUSTERKIT_WEBHOOK).
 
     Raises:
-        UserError: the address itself was given, is not there, or is none.
+        UserError: the source is an address itself, or has no valid address.
 
     """
     kind, _, rest = (source or f"env:{WEBHOOK_VARIABLE}").partition(":")
@@ -160,7 +160,7 @@ def webhook_from(source: str | None) -> Webhook:
 
 
 def _is_address(url: str) -> bool:
-    """Whether a POST could be sent there, as far as its form tells."""
+    """Whether the text has the form of an address for a POST."""
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -169,7 +169,7 @@ def _is_address(url: str) -> bool:
 
 
 def command_from(text: str) -> Command:
-    """A command line, split as a shell does. Raises UserError."""
+    """Split a command line like a shell. Raises UserError."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -192,7 +192,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _asked_wait(headers: Any) -> float | None:
+def _retry_after(headers: Any) -> float | None:
     try:
         return float(headers.get("Retry-After", ""))
     except ValueError:

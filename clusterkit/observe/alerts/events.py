@@ -1,4 +1,4 @@
-"""What is worth an alert, told as one JSON object; and which alerts were delivered already."""
+"""The events that are alerts, as JSON objects, and the record of delivered ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterkit.common.text_plot import duration
-from clusterkit.runs.status import Status, iso_time
+from clusterkit.common.text_plot import duration, iso_time
+from clusterkit.runs.status import Status
 from trainer.files import write_atomic
 
 STATES = {
@@ -20,26 +20,26 @@ STATES = {
     "finished": "completed",
     "interrupted": "stopped",
 }
-"""State of a run -> the event that it is."""
+"""Events by the state of a run."""
 KEPT_DELIVERIES = 1000
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One event. identity: the same for what is the same event, however often it is looked at."""
+    """One event. `identity` is equal for the same event, however often the run is observed."""
 
     identity: str
     body: dict[str, Any]
 
 
 def alert_of(status: Status, reasons: Iterable[str]) -> Alert | None:
-    """The event that a run's state is, if it is one. reasons: lines of the diagnosis."""
+    """Return the alert about a run's state, or None. `reasons`: lines of the diagnosis."""
     event = STATES.get(status.state)
     if event is None:
         return None
     run = status.run
     attempt = (run.attempt_numbers() or [0])[-1]
-    # A run can stall, go on and stall again: what it recorded last tells one stall from the next.
+    # A run can stall several times: the time of its last record distinguishes stalls.
     since = f":{status.history.last_time}" if event == "stalled" else ""
     lines = list(reasons)
     message = status.message.splitlines()[0] if status.message else ""
@@ -57,7 +57,7 @@ def alert_of(status: Status, reasons: Iterable[str]) -> Alert | None:
         "run_dir": str(run.logs),
         "observed_at": iso_time(status.observed_at),
         "diagnosis": lines,
-        # The field that chat services show.
+        # Chat services show this field.
         "text": "\n".join([_headline(status, event, message), *lines]),
     }
     return Alert(f"{event}:{attempt}:{status.history.global_step}{since}", body)
@@ -72,10 +72,7 @@ def _headline(status: Status, event: str, message: str) -> str:
 
 
 class Delivered:
-    """Which alerts went to a receiver, kept in a file so that a later watcher does not repeat them.
-
-    receiver: a name that tells receivers apart and holds no secret.
-    """
+    """The alerts that a receiver got, in a file, so that a later watcher does not repeat them."""
 
     def __init__(self, path: Path, receiver: str) -> None:
         self._path = path
@@ -86,7 +83,7 @@ class Delivered:
         return alert.identity in self._ours or alert.identity in self._read().get(self._receiver, [])
 
     def add(self, alert: Alert) -> bool:
-        """Remember a delivery; False where it could not be written down, and is only known while we live."""
+        """Record a delivery; return False if it could not be saved, so only this process knows it."""
         self._ours.add(alert.identity)
         kept = self._read()
         kept[self._receiver] = [*kept.get(self._receiver, []), alert.identity][-KEPT_DELIVERIES:]

@@ -1,1 +1,1 @@
-"""A run as one web page: its numbers drawn, beside another run's where one is compared; also served live."""
+"""A run as one web page with plots, compared with another run on request; also served live."""

@@ -1,4 +1,4 @@
-"""What is drawn of a run, or of two on one another: which numbers share a plot, and what they mean."""
+"""The plots of one run, or of two on one another: which numbers share a plot, and their meaning."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.common.text_plot import size
-from clusterkit.observe.report.series import Series, bucket_width, course
+from clusterkit.observe.report.series import Series, bucket_width, make_series
 from clusterkit.observe.report.source import Run
-from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.log.metrics import Record, mapping, number, whole
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot. colour: number of the palette. run: 0, or 1 for the run that is compared."""
+    """A line of a plot. `colour`: number in the palette; `run`: 0, or 1 for the second run."""
 
     label: str
     colour: int
     run: int
-    course: Series
+    series: Series
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened after a step: a `save`, a `recover` checkpoint or a `restart`."""
+    """An event after a step: a `save`, a `recover` checkpoint or a `restart`."""
 
     kind: str
     step: int
@@ -34,7 +34,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One plot over the steps. from_zero: the axis begins there. stacked: areas on one another."""
+    """One plot over the steps. `from_zero`: the axis begins at 0; `stacked`: areas instead of lines."""
 
     title: str
     unit: str
@@ -46,7 +46,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Spec:
-    """A plot of numbers of `stats`, with their labels."""
+    """A plot of some numbers of `stats`."""
 
     title: str
     unit: str
@@ -97,10 +97,10 @@ LENGTHS = (
          ("zero_variance_groups",), True),
 )  # fmt: skip
 CONSTANTS = {"disable_value", "mask_no_eos_with_zero"}
-"""Flags that AReaL's line has among the numbers."""
+"""Flags among the numbers of AReaL's line."""
 
 MOST_MARKS = 60
-"""Marks of a kind: more would be a hatched area that tells nothing."""
+"""Most marks of a kind: more would look like a hatched area."""
 
 TIMINGS = ("rollout", "train", "publish", "checkpoint", "eval", "other")
 
@@ -108,7 +108,7 @@ Section = tuple[str, list[Chart]]
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """The plots under their headings; a plot without a value in any run is left out."""
+    """Return the plots under their headings, without those that have no value in any run."""
     width = max((bucket_width(_steps(run)) for run in runs), default=1)
 
     def plot(spec: Spec) -> Chart:
@@ -125,16 +125,11 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 
 def _steps(run: Run) -> list[int]:
-    return [int(number(step, "global_step") or 0) for step in run.history.steps]
-
-
-def _mapping(record: Record, key: str) -> dict[str, Any]:
-    value = record.get(key)
-    return value if isinstance(value, dict) else {}
+    return [whole(step, "global_step") for step in run.history.steps]
 
 
 def _stat(name: str) -> Callable[[Record], Any]:
-    return lambda record: _mapping(record, "stats").get(name)
+    return lambda record: mapping(record, "stats").get(name)
 
 
 def _lines(
@@ -143,9 +138,9 @@ def _lines(
     lines = []
     for position, (label, value) in enumerate(values):
         for index, run in enumerate(runs):
-            found = course(getattr(run.history, kind), value, width)
+            found = make_series(getattr(run.history, kind), value, width)
             if found:
-                # Every line has its own colour; those of the second run are dashed as well.
+                # Every line has its own colour; lines of the second run are also dashed.
                 lines.append(Line(label, position * len(runs) + index, index, found))
     return tuple(lines)
 
@@ -173,15 +168,15 @@ def _step_time(runs: Sequence[Run], width: int) -> Chart:
 
 
 def _times(runs: Sequence[Run], width: int) -> list[Chart]:
-    """The parts of a step on one another, a plot for each run."""
+    """Return a plot of the parts of a step for each run."""
     charts = []
     for index, run in enumerate(runs):
-        there = {part for step in run.history.steps for part in _mapping(step, "timings")}
-        parts = [part for part in TIMINGS if part in there] + sorted(there - set(TIMINGS))
+        recorded = {part for step in run.history.steps for part in mapping(step, "timings")}
+        parts = [part for part in TIMINGS if part in recorded] + sorted(recorded - set(TIMINGS))
         lines = []
         for colour, part in enumerate(parts):
-            # A part that a step does not name took no time: areas on one another need a value everywhere.
-            found = course(run.history.steps, _part(part), width)
+            # A part that a step lacks took no time: stacked areas need a value everywhere.
+            found = make_series(run.history.steps, _part(part), width)
             if any(found.high):
                 lines.append(Line(part, colour, index, found))
         title = "Time of a step" if len(runs) == 1 else f"Time of a step, {run.directory.trial}"
@@ -192,29 +187,29 @@ def _times(runs: Sequence[Run], width: int) -> list[Chart]:
 
 def _part(name: str) -> Callable[[Record], Any]:
     def seconds(record: Record) -> float:
-        return number(_mapping(record, "timings"), name) or 0.0
+        return number(mapping(record, "timings"), name) or 0.0
 
     return seconds
 
 
 def _others(runs: Sequence[Run]) -> list[str]:
-    """Numbers that no plot above shows; a trainer that records more is shown without a change here."""
+    """Return the numbers that no plot above shows, such as new ones of a trainer."""
     shown = {name for spec in (REWARD, *LEARNING, *LENGTHS) for name in spec.names} | CONSTANTS
-    names = {name for run in runs for step in run.history.steps for name in _mapping(step, "stats")}
+    names = {name for run in runs for step in run.history.steps for name in mapping(step, "stats")}
     return sorted(names - shown)
 
 
 def marks(runs: Sequence[Run]) -> list[Mark]:
-    """What happened in the runs; of many checkpoints of a kind the latest, and some evenly over the steps before."""
+    """Return the events of the runs; of many checkpoints the latest, and some at even distances before."""
     found = []
     for index, run in enumerate(runs):
-        saves = {int(number(save, "global_step") or 0): save for save in run.history.saves}
-        for kind, said, records in (
+        saves = {whole(save, "global_step"): save for save in run.history.saves}
+        for kind, label, records in (
             ("recover", "recover checkpoint", run.recovers()),
             ("save", "checkpoint kept", saves),
         ):
             some = list(records)[:: -max(-(-len(records) // MOST_MARKS), 1)]
-            found += [Mark(kind, step, index, f"{said}, {size(number(records[step], 'bytes'))}") for step in some]
+            found += [Mark(kind, step, index, f"{label}, {size(number(records[step], 'bytes'))}") for step in some]
         found += [
             Mark(
                 "restart", restart.resume_step, index, f"attempt {restart.attempt} went on from here: {restart.reason}"

@@ -1,6 +1,6 @@
-"""The same page served live to a browser on this machine. It reads; nothing that is asked of it changes anything.
+"""Serve the page live to a browser on this machine. Requests only read.
 
-Other users of a login node reach its loopback, too: every request must carry the token that is in the printed address.
+Other users of a login node also reach its loopback, so every request must have the token of the printed address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from clusterkit.observe.report.page import Plots, content, content_policy, document, plots
@@ -26,36 +26,32 @@ from clusterkit.runs.directory import RunDirectory, runs
 from clusterkit.ui.markup import Html, tag
 from trainer.errors import RunError, UserError
 
+if TYPE_CHECKING:
+    from clusterkit.backends.ray.sync_mirror import Mirror
+
 LIVE_SECONDS = 3.0
-"""How often an open page asks for what is new."""
+"""Seconds between requests of an open page for new content."""
 
 MOST_READERS = 8
-"""Runs whose records are kept in memory."""
+"""Records of so many runs are kept in memory."""
 
 MOST_LISTED = 200
 
 ADDRESS = "127.0.0.1"
 LOCAL_NAMES = {"127.0.0.1", "localhost", "[::1]"}
-"""What a browser on this machine calls us, or one at the other end of an SSH tunnel: the port may be another there."""
-
-
-class RemoteRuns(Protocol):
-    """Where the runs really are, when the folder holds a copy of them."""
-
-    def index(self) -> None:
-        """Have a folder for every run."""
-
-    def fetch(self, run: RunDirectory) -> None:
-        """Bring the copy of a run up to date."""
-
-    def told(self, value: str) -> str:
-        """A text with the real places in it."""
+"""Our names for a browser on this machine or at the other end of an SSH tunnel, where the port may differ."""
 
 
 class Views:
-    """Pages of the runs under a folder; what was read and drawn is kept for the next look. Safe for threads.
+    """Pages of the runs below a folder, with caches of records and plots. Safe for threads.
 
-    elsewhere: brings the copy in the folder up to date before every look.
+    Args:
+        fileroot: the folder.
+        experiment: of the run that is shown first; None: any.
+        trial: of that run; None: the newest.
+        compare: a second run.
+        mirror: of remote runs, whose copy is updated before every look.
+
     """
 
     def __init__(
@@ -64,25 +60,25 @@ class Views:
         experiment: str | None,
         trial: str | None,
         compare: str | None,
-        elsewhere: RemoteRuns | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         self.fileroot = fileroot
-        self._elsewhere = elsewhere
+        self._mirror = mirror
         self._preset = (experiment, trial, compare)
         self._lock = threading.Lock()
         self._readers: dict[RunDirectory, RunReader] = {}
         self._drawn: tuple[list[tuple[Run, int]], Plots] | None = None
 
     def page(self, run: str, compare: str) -> str:
-        """A whole page. run, compare: `EXPERIMENT/TRIAL`, or empty for what the dashboard was started with."""
+        """Return a whole page. `run`, `compare`: `EXPERIMENT/TRIAL`; empty: those of the command."""
         title = " against ".join(name for name in (run, compare) if name) or "clusterkit"
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
     def content(self, run: str, compare: str, known: str = "") -> Html:
-        """What changes on that page, without the plots where their version is `known`.
+        """Return the changing part of that page, without the plots if their version is `known`.
 
         Raises:
-            UserError: a name is none.
+            UserError: a name is not valid.
 
         """
         try:
@@ -93,18 +89,18 @@ class Views:
                 if self._drawn is None or not _same(self._drawn[0], key):
                     self._drawn = (key, plots(found))
                 shown = content(found, time.time(), self._drawn[1], known)
-                return Html(self._elsewhere.told(shown)) if self._elsewhere else shown
-        except RunError as error:  # there is no such run, yet, or it cannot be read now
-            said = self._elsewhere.told(str(error)) if self._elsewhere else str(error)
-            return tag("p", said, cls="empty")
+                return Html(self._mirror.told(shown)) if self._mirror else shown
+        except RunError as error:  # there is no such run yet, or it cannot be read now
+            message = self._mirror.told(str(error)) if self._mirror else str(error)
+            return tag("p", message, cls="empty")
 
     def _up_to_date(self, run: str, compare: str) -> list[RunDirectory]:
-        if self._elsewhere is None:
+        if self._mirror is None:
             return self._choose(run, compare)
-        self._elsewhere.index()
+        self._mirror.index()
         directories = self._choose(run, compare)
         for directory in directories:
-            self._elsewhere.fetch(directory)
+            self._mirror.fetch(directory)
         return directories
 
     def _choose(self, run: str, compare: str) -> list[RunDirectory]:
@@ -115,7 +111,7 @@ class Views:
 
     def _reader(self, directory: RunDirectory) -> RunReader:
         reader = self._readers.pop(directory, None) or RunReader(directory)
-        self._readers[directory] = reader  # the latest asked for is last
+        self._readers[directory] = reader  # the most recently used one is last
         while len(self._readers) > MOST_READERS:
             del self._readers[next(iter(self._readers))]
         return reader
@@ -143,15 +139,15 @@ class Views:
 
 
 def _same(old: list[tuple[Run, int]], new: list[tuple[Run, int]]) -> bool:
-    """Whether the same runs with the same number of records were drawn."""
+    """Whether both are the same runs with the same numbers of records."""
     return len(old) == len(new) and all(a is b and m == n for (a, m), (b, n) in zip(old, new, strict=True))
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The server, which only this machine reaches, and which answers only to those who know `token`.
+    """The server. It listens on loopback and answers only requests with `token`.
 
     Raises:
-        UserError: the port cannot be had.
+        UserError: the port is not available.
 
     """
 
@@ -160,7 +156,7 @@ class Dashboard(ThreadingHTTPServer):
     def __init__(self, port: int, views: Views) -> None:
         self.views = views
         self.token = secrets.token_urlsafe(32)
-        # A browser sends the cookies of 127.0.0.1 to every port: dashboards must not overwrite one another's.
+        # A browser sends the cookies of 127.0.0.1 to every port, so every dashboard needs a name of its own.
         self.cookie = f"clusterkit-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
         try:
             super().__init__((ADDRESS, port), _Handler)
@@ -170,23 +166,23 @@ class Dashboard(ThreadingHTTPServer):
             ) from None
 
     def server_bind(self) -> None:
-        """Bind, without the look-up of our own name that HTTPServer makes, which hangs where DNS does."""
+        """Bind without HTTPServer's look-up of our own name, which hangs if DNS does."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     @property
     def url(self) -> str:
-        """Where a browser finds it, with the token: a secret, as that of Jupyter."""
+        """The address with the token: a secret, like that of Jupyter."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
-        """A browser that goes away in the middle of an answer is no error of ours."""
+        """Ignore a browser that disconnects within an answer."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             traceback.print_exc()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    # HTTP/1.0: a connection for each request, so that none keeps a thread, or the server after its end.
+    # HTTP/1.0 has one connection per request, so none occupies a thread or keeps the server alive.
     server_version, sys_version = "clusterkit", ""
     timeout = 60
     server: Dashboard
@@ -194,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with a page or the changing part of one."""
         if not self._is_local():
-            # A web site may let its name mean 127.0.0.1 (DNS rebinding) to have a browser read us for it.
+            # DNS rebinding: a web site may resolve its name to 127.0.0.1 to read us by the user's browser.
             self._answer(
                 HTTPStatus.FORBIDDEN, "The dashboard answers to 127.0.0.1 and localhost alone.\n", "text/plain"
             )
@@ -210,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "text/plain",
             )
             return
-        if typed and address.path == "/":  # away with the token from the address that a browser shows and remembers
+        if typed and address.path == "/":  # remove the token from the address that the browser shows and remembers
             self._answer(HTTPStatus.SEE_OTHER, "", "text/plain", "/" + (f"?{urlencode(query)}" if query else ""))
             return
         run, compare, known = (query.get(name, "") for name in ("run", "compare", "drawn"))
@@ -231,11 +227,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, text, "text/html")
 
     def do_HEAD(self) -> None:
-        """The same without the text. Other methods are refused by the base class: there is nothing to change here."""
+        """Answer without the text. The base class refuses other methods."""
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of every request."""
+        """Do not log requests."""
 
     def _is_local(self) -> bool:
         hosts = self.headers.get_all("Host") or []
@@ -246,22 +242,22 @@ class _Handler(BaseHTTPRequestHandler):
             name, port = hosts[0].strip().lower(), "0"
         return name in LOCAL_NAMES and port.isascii() and port.isdigit()
 
-    def _is_token(self, said: str) -> bool:
-        return hmac.compare_digest(said.encode(errors="replace"), self.server.token.encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(errors="replace"), self.server.token.encode())
 
     def _cookie(self) -> str:
-        """What the browser was given at its first visit; empty where it sends nothing such."""
+        """Return the token in the browser's cookie; empty if there is none."""
         parts = ";".join(self.headers.get_all("Cookie") or []).split(";")
         pairs = (part.strip().partition("=") for part in parts)
         return next((value for name, _, value in pairs if name == self.server.cookie), "")
 
     def _answer(self, status: HTTPStatus, text: str, kind: str, location: str = "") -> None:
-        """Send an answer. location: go there, with the token in a cookie."""
+        """Send an answer. `location`: redirect there, with the token in a cookie."""
         data = text.encode()
         self.send_response(status)
         if location:
             self.send_header("Location", location)
-            # Lax, not Strict: the first click may be on a link in a web terminal. No script reads it.
+            # Lax, not Strict: the first click may be on a link in a web terminal. No script can read it.
             self.send_header("Set-Cookie", f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Lax; Path=/")
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",

@@ -1,4 +1,4 @@
-"""The tables of a page: key numbers, settings that differ, restarts, checkpoints, warnings, the closing table."""
+"""The tables of a page: key numbers, settings that differ, restarts, checkpoints, warnings, final evaluation."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
-from clusterkit.runs.final_evaluation import closing_rows, read_summary
+from clusterkit.runs.final_evaluation import read_summary, summary_rows
 from clusterkit.runs.log.metrics import Record, number
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.run_status import warmup_text
 
 AVERAGED = 20
-"""Steps that a first and a latest reward are the mean of."""
+"""The first and the latest reward are means of so many steps."""
 
 MOST_ROWS = 30
-"""Rows of a table; older ones are told by their number."""
+"""Most rows of a table; older ones are left out."""
 
 _GLYPHS = {"running": "▶", "finished": "✓", "failed": "✗", "killed": "✗", "stalled": "⏸", "interrupted": "⏹"}
 _NOTHING = "-"
@@ -27,12 +27,12 @@ Fact = Callable[[Run, Status], object]
 
 
 def badge(status: Status) -> Html:
-    """The run's state with a sign beside its colour."""
+    """Return the run's state with a sign and a colour."""
     return tag("span", f"{_GLYPHS.get(status.state, '·')} {status.state}", cls=f"badge {status.state}")
 
 
 def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
-    """One row a fact, one column a run; facts that no run has are left out."""
+    """Return a table with one row per fact and one column per run, without facts that no run has."""
     pairs = list(zip(runs, statuses, strict=True))
     rows: list[list[object]] = []
     for label, fact in FACTS:
@@ -144,7 +144,7 @@ FACTS: tuple[tuple[str, Fact], ...] = (
 
 
 def different_settings(runs: Sequence[Run]) -> Html | None:
-    """The settings in which two runs differ; None for one run."""
+    """Return the settings in which two runs differ; None for one run."""
     if len(runs) < 2:
         return None
     settings = [run.settings() for run in runs]
@@ -162,7 +162,7 @@ def different_settings(runs: Sequence[Run]) -> Html | None:
 
 
 def restarts(runs: Sequence[Run]) -> Html | None:
-    """When attempts after the first began, and why."""
+    """Return when attempts after the first began, and why; None if there are none."""
     rows: list[list[object]] = [
         [
             _named(run, f"attempt {restart.attempt}", runs),
@@ -179,7 +179,7 @@ def restarts(runs: Sequence[Run]) -> Html | None:
 
 
 def checkpoints(runs: Sequence[Run]) -> Html | None:
-    """The newest checkpoints that are kept."""
+    """Return the newest persistent checkpoints; None if there are none."""
     rows: list[list[object]] = [
         [_named(run, f"step {save.get('global_step', '?')}", runs), moment(number(save, "time")), *_written(save)]
         for run in runs
@@ -193,7 +193,7 @@ def _written(save: Record) -> list[object]:
 
 
 def warnings(runs: Sequence[Run]) -> Html | None:
-    """The newest warnings."""
+    """Return the newest warnings; None if there are none."""
     rows: list[list[object]] = [
         [_named(run, moment(number(record, "time")), runs), record.get("message", "")]
         for run in runs
@@ -202,20 +202,20 @@ def warnings(runs: Sequence[Run]) -> Html | None:
     return table(["time", "message"], rows) if rows else None
 
 
-def closing(runs: Sequence[Run]) -> Html | None:
-    """What finished runs could do before and after."""
+def final_evaluation(runs: Sequence[Run]) -> Html | None:
+    """Return the scores of finished runs before and after; None if no run has finished."""
     parts = []
     for run in runs:
         summary = read_summary(run.directory)
         if summary is not None:
             title = tag("p", tag("b", run.name)) if len(runs) > 1 else None
-            heading, *rows = map(list, closing_rows(summary))
+            heading, *rows = map(list, summary_rows(summary))
             parts.append(join(title, table(heading, rows, "closing")))
     return join(*parts) if parts else None
 
 
 def moment(seconds: float | None) -> str:
-    """Unix seconds as a time for people, in UTC."""
+    """Return Unix seconds as a readable time in UTC."""
     return "unknown" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

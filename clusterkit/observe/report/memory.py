@@ -1,4 +1,4 @@
-"""The part of a page that shows how a memory grew in the newest recorded trajectory."""
+"""The section of a page on how a memory grew in the newest recorded trajectory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_TURNS = 40
 
 
 def memory_of(runs: Sequence[Run]) -> Html | None:
-    """A trajectory of each run's newest recorded step, turn by turn; None where no run keeps a structured memory."""
+    """Return a trajectory of each run's newest recorded step, turn by turn; None if no run has a structured memory."""
     parts = []
     for run in runs:
         trace = newest_trace(run)
@@ -27,14 +27,14 @@ def memory_of(runs: Sequence[Run]) -> Html | None:
 
 
 def newest_trace(run: Run) -> Trace | None:
-    """The best trajectory of the first task of the newest recorded step, if it has a structured memory."""
+    """Return the best trajectory of the first task of the newest recorded step, if it has a structured memory."""
     steps = recorded_steps(run.directory)
     if not steps:
         return None
     path = run.directory.logs / "rollouts" / f"step_{steps[-1]}.jsonl.zst"
     try:
         return _best_of(path, path.stat().st_mtime_ns, steps[-1])
-    except (OSError, UserError):  # being replaced, or damaged: a page without it is better than none
+    except (OSError, UserError):  # the file is being replaced, or damaged: the page works without it
         return None
 
 
@@ -57,13 +57,26 @@ def _trace(name: str, trace: Trace) -> Html:
         reward = "" if turn.reward is None else f"{turn.reward:.3f}"
         over = "" if turn.over is None else f"{turn.over:+.3f}"
         rows.append(
-            [f"turn {turn.number}", cut(turn.chunk, False), join(*did), join(*judged), turn.memory_tokens, reward, over]
+            [
+                f"turn {turn.number}",
+                cut(turn.chunk, False),
+                join(*did),
+                join(*judged),
+                turn.memory_tokens,
+                reward,
+                over,
+            ]
         )
     header: list[object] = [
         "", "read", "calls", "worth", "memory, tokens", "reward", "against the group",
     ]  # fmt: skip
     asked: list[list[object]] = [
-        [cut(q.question, False), cut(q.answer, False), " | ".join(q.gold), "" if q.score is None else f"{q.score:.2f}"]
+        [
+            cut(q.question, False),
+            cut(q.answer, False),
+            " | ".join(q.gold),
+            "" if q.score is None else f"{q.score:.2f}",
+        ]
         for q in trace.asked
     ]
     title = f"{name}, step {trace.step}, task {trace.task}, sample {trace.sample}: reward {trace.reward:.3f}"

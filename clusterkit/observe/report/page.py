@@ -1,4 +1,4 @@
-"""The page: one HTML document with its style, script and data inside, which loads nothing from anywhere."""
+"""The page: one HTML document with style, script and data, which loads nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS = (("recover", "recover checkpoint"), ("save", "checkpoint kept"), ("rest
 
 
 def document(title: str, content: Html, above: Html | None = None, live_s: float | None = None) -> str:
-    """A whole page around `content`. live_s: seconds between looks for newer content, for the dashboard."""
+    """Return a whole page around `content`. `live_s`: seconds between requests for new content, for the dashboard."""
     script = _asset("page.js")
     head = tag(
         "head",
@@ -41,7 +41,7 @@ def document(title: str, content: Html, above: Html | None = None, live_s: float
 
 @cache
 def content_policy() -> str:
-    """Nothing but our own script runs, and nothing is loaded or sent: what a run's text says can do no harm."""
+    """Return a policy that allows only our script and no requests, so texts of a run can do no harm."""
     digest = base64.b64encode(hashlib.sha256(_asset("page.js").encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
@@ -51,21 +51,26 @@ def content_policy() -> str:
 
 @dataclass(frozen=True)
 class Plots:
-    """The plots of runs. version: another one where other things are drawn."""
+    """The plots of runs; `version` changes with their content."""
 
     markup: Html
     version: str
 
 
 def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: str = "") -> Html:
-    """Everything about a run, or about two beside one another.
+    """Return the content of the page of one run, or of two.
 
-    drawn: what `plots` made of them already. known: version of the plots that the reader has, which are not sent again.
+    Args:
+        runs: one or two.
+        now: Unix seconds.
+        drawn: their plots, if they were drawn already.
+        known: version of the plots that the reader has, which are then left out.
+
     """
     drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]
     tables = [
-        ("closing", "Before and after", facts.closing(runs), True),
+        ("closing", "Before and after", facts.final_evaluation(runs), True),
         ("memory", "How the memory grew", memory_of(runs), True),
         ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
@@ -93,7 +98,7 @@ def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html
 
 
 def plots(runs: Sequence[Run]) -> Plots:
-    """The plots alone, which change when records do."""
+    """Draw the plots, which change only with the records."""
     found = sections(runs)
     if not found:
         return Plots(tag("p", "No training step has ended yet: plots begin with the first one.", cls="empty"), "none")
@@ -105,21 +110,21 @@ def plots(runs: Sequence[Run]) -> Plots:
             drawn.append(tag("details", tag("summary", title), figures, id="others"))
         else:
             drawn.append(tag("section", tag("h2", title), figures))
-    thinned = any(line.course.thinned for _, charts in found for chart in charts for line in chart.lines)
+    thinned = any(line.series.thinned for _, charts in found for chart in charts for line in chart.lines)
     markup = join(_key(runs, {mark.kind for mark in plotter.marks}, thinned), *drawn, plotter.shared())
     return Plots(markup, hashlib.sha256(markup.encode()).hexdigest()[:16])
 
 
 def _key(runs: Sequence[Run], kinds: set[str], thinned: bool) -> Html:
-    """What line styles and marks mean."""
+    """Return the legend of line styles and marks."""
     items = []
     if len(runs) > 1:
         items += [tag("span", tag("i", cls=f"style r{index}"), run.name) for index, run in enumerate(runs)]
     some = {
         kind
         for run in runs
-        for kind, there in (("recover", run.recovers()), ("save", run.history.saves))
-        if len(there) > MOST_MARKS
+        for kind, written in (("recover", run.recovers()), ("save", run.history.saves))
+        if len(written) > MOST_MARKS
     }
     items += [
         tag("span", tag("i", cls=f"mark {kind}"), text, " (not all drawn)" if kind in some else None)

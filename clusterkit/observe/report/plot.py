@@ -1,8 +1,7 @@
-"""A chart as markup: SVG made here, so that a page needs no plotting library, and is drawn where scripts are off.
+"""Draw a chart as SVG, so that pages need no plotting library and work without scripts.
 
-A library would be hundreds of kilobytes of somebody else's script in every page (plotly: 4 MB) for lines on axes.
-The drawing is stretched to the width of the screen and its labels are HTML beside it, so that text keeps its size on
-a phone; a little script (page.js) shows values under the pointer from the data that goes with each plot.
+A library would add hundreds of kilobytes of script to every page (plotly: 4 MB). The drawing is stretched to the width
+of the screen; its labels are HTML, so text keeps its size on a phone. page.js shows the values under the pointer.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from clusterkit.observe.report.series import Series
 from clusterkit.ui.markup import Html, tag
 
 UNITS = 1000
-"""Width and height of every drawing in its own units."""
+"""Width and height of every drawing."""
 
 FEW_POINTS = 60
-"""Up to here each point of a line gets a dot."""
+"""A line with at most so many points has dots."""
 
 COLOURS = 7
-"""Those of page.css."""
+"""The number of colours in page.css."""
 
 MARK_HEIGHTS = {"recover": 40, "save": 110, "restart": UNITS}
 
 
 class Plotter:
-    """Draws charts over one range of steps, and collects what they share: the grid of steps, and the marks."""
+    """Draws charts over one range of steps, and collects the grids of steps and the marks that they share."""
 
     def __init__(self, sections: Sequence[tuple[str, Sequence[Chart]]], marks: Sequence[Mark], runs: Sequence[str]):
-        courses = [line.course for _, charts in sections for chart in charts for line in chart.lines]
-        steps = [step for course in courses for step in (*course.first[:1], *course.last[-1:], *course.odd)]
+        drawn = [line.series for _, charts in sections for chart in charts for line in chart.lines]
+        steps = [step for series in drawn for step in (*series.first[:1], *series.last[-1:], *series.non_finite)]
         self.x = scale(min(steps, default=0), max(steps, default=1), whole=True, count=6, snug=True)
         self.marks = [mark for mark in marks if self.x.low <= mark.step <= self.x.high]
         self.runs = runs
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
     def shared(self) -> Html:
-        """What all plots refer to; to be put on the page after they were drawn."""
+        """Return the data that all plots share; call this after `figure`."""
         data = {
             "x": [self.x.low, self.x.high],
             "runs": list(self.runs),
@@ -49,10 +48,10 @@ class Plotter:
         return _data(data, id="shared")
 
     def figure(self, chart: Chart) -> Html:
-        """One plot with its title, axes, legend and data."""
+        """Return one plot with its title, axes, legend and data."""
         y = _value_scale(chart)
         lines = _stacked(chart, self.x, y) if chart.stacked else _drawn(chart, self.x, y)
-        # Areas of one run would hide its marks, and have nothing to do with those of the other.
+        # Areas belong to one run, and would hide its marks.
         ticks = self._ticks({line.run for line in chart.lines})
         svg = tag(
             "svg",
@@ -62,7 +61,7 @@ class Plotter:
             viewBox=f"0 0 {UNITS} {UNITS}",
             preserveAspectRatio="none",
             role="img",
-            aria_label=_spoken(chart),
+            aria_label=_description(chart),
         )
         ticks_y = [tag("span", short(tick), style=f"top:{_y(y, tick) / 10}%") for tick in y.ticks]
         ticks_x = [tag("span", short(tick), style=f"left:{self.x.share(tick):.2%}") for tick in self.x.ticks]
@@ -81,7 +80,7 @@ class Plotter:
                 cls="frame",
             ),
             tag("div", *self._legend(chart), cls="legend"),
-            *(tag("p", text, cls="odd") for text in _odd(chart.lines, self.runs)),
+            *(tag("p", text, cls="odd") for text in _non_finite_notes(chart.lines, self.runs)),
             _data([self._line_data(line, chart) for line in chart.lines]),
         )
 
@@ -103,28 +102,28 @@ class Plotter:
         return tag("small", f" {self.runs[line.run]}") if len(self.runs) > 1 and not chart.stacked else None
 
     def _line_data(self, line: Line, chart: Chart) -> dict[str, object]:
-        course = line.course
-        grid = self._grids.setdefault((course.first, course.last), len(self._grids))
+        series = line.series
+        grid = self._grids.setdefault((series.first, series.last), len(self._grids))
         data: dict[str, object] = {
             "label": line.label,
             "style": _style(line, chart),
             "run": line.run,
             "grid": grid,
-            "mean": _brief(course.mean),
+            "mean": _brief(series.mean),
         }
-        return data | ({"low": _brief(course.low), "high": _brief(course.high)} if course.thinned else {})
+        return data | ({"low": _brief(series.low), "high": _brief(series.high)} if series.thinned else {})
 
 
 def _drawn(chart: Chart, x: Scale, y: Scale) -> list[Html]:
-    """Bands from least to greatest below all lines, lines, and dots where there are few points."""
+    """Draw bands from least to greatest value, lines over all bands, and dots if there are few points."""
     bands, paths = [], []
     for line in chart.lines:
-        course, style = line.course, _style(line, chart)
-        middle = _middle(course)
-        points = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, course.mean, strict=True)]
-        if course.thinned:
-            upper = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, course.high, strict=True)]
-            lower = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, course.low, strict=True)]
+        series, style = line.series, _style(line, chart)
+        middle = _middle(series)
+        points = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, series.mean, strict=True)]
+        if series.thinned:
+            upper = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, series.high, strict=True)]
+            lower = [f"{_x(x, step)} {_y(y, value)}" for step, value in zip(middle, series.low, strict=True)]
             bands.append(tag("path", d=f"M{'L'.join([*upper, *reversed(lower)])}Z", cls=f"band {style}"))
         if points:
             paths.append(tag("path", d=f"M{'L'.join(points)}", cls=f"line {style}"))
@@ -134,34 +133,34 @@ def _drawn(chart: Chart, x: Scale, y: Scale) -> list[Html]:
 
 
 def _stacked(chart: Chart, x: Scale, y: Scale) -> list[Html]:
-    """Areas on one another; the lines have the same steps."""
+    """Draw stacked areas; the lines have the same steps."""
     areas: list[Html] = []
     base: tuple[float, ...] = ()
     for line in chart.lines:
-        course = line.course
-        base = base or (0.0,) * len(course.mean)
-        top = tuple(under + value for under, value in zip(base, course.mean, strict=True))
-        steps = [_x(x, step) for step in _middle(course)]
-        if len(steps) == 1:  # an area wants a width
+        series = line.series
+        base = base or (0.0,) * len(series.mean)
+        top = tuple(under + value for under, value in zip(base, series.mean, strict=True))
+        steps = [_x(x, step) for step in _middle(series)]
+        if len(steps) == 1:  # an area needs a width
             steps, top, base = [0.0, float(UNITS)], top * 2, base * 2
         upper = [f"{step} {_y(y, value)}" for step, value in zip(steps, top, strict=True)]
         lower = [f"{step} {_y(y, value)}" for step, value in zip(steps, base, strict=True)]
         areas.append(tag("path", d=f"M{'L'.join([*upper, *reversed(lower)])}Z", cls=f"area {_style(line, chart)}"))
-        base = top[: len(course.mean)]
+        base = top[: len(series.mean)]
     return areas
 
 
 def _style(line: Line, chart: Chart) -> str:
-    """Classes of page.css: the colour, and dashes for the run that is compared; areas need none."""
+    """Return the classes of page.css: the colour, and for lines the run, whose second one is dashed."""
     return f"c{line.colour % COLOURS}" if chart.stacked else f"c{line.colour % COLOURS} r{line.run}"
 
 
 def _value_scale(chart: Chart) -> Scale:
     if chart.stacked:
-        tops = [sum(values) for values in zip(*(line.course.mean for line in chart.lines), strict=True)]
+        tops = [sum(values) for values in zip(*(line.series.mean for line in chart.lines), strict=True)]
         return scale(0.0, max(tops, default=0.0) or 1.0)
-    low = min((min(line.course.low) for line in chart.lines if line.course.low), default=0.0)
-    high = max((max(line.course.high) for line in chart.lines if line.course.high), default=1.0)
+    low = min((min(line.series.low) for line in chart.lines if line.series.low), default=0.0)
+    high = max((max(line.series.high) for line in chart.lines if line.series.high), default=1.0)
     if chart.from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
         if low == high:
@@ -169,8 +168,8 @@ def _value_scale(chart: Chart) -> Scale:
     return scale(low, high)
 
 
-def _middle(course: Series) -> list[float]:
-    return [(first + last) / 2 for first, last in zip(course.first, course.last, strict=True)]
+def _middle(series: Series) -> list[float]:
+    return [(first + last) / 2 for first, last in zip(series.first, series.last, strict=True)]
 
 
 def _x(x: Scale, step: float) -> float:
@@ -185,29 +184,29 @@ def _brief(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.4g}") for value in values]
 
 
-def _odd(lines: Sequence[Line], runs: Sequence[str]) -> list[str]:
-    said = []
+def _non_finite_notes(lines: Sequence[Line], runs: Sequence[str]) -> list[str]:
+    notes = []
     for line in lines:
-        steps = line.course.odd
+        steps = line.series.non_finite
         if steps:
             whose = f"{line.label} ({runs[line.run]})" if len(runs) > 1 else line.label
             where = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, first at step {steps[0]}"
-            said.append(f"{whose} was no finite number at {where}.")
-    return said
+            notes.append(f"{whose} was no finite number at {where}.")
+    return notes
 
 
-def _spoken(chart: Chart) -> str:
-    """The plot in words, for those who do not see it."""
+def _description(chart: Chart) -> str:
+    """Describe the plot for screen readers."""
     parts = []
     for line in chart.lines:
-        values = line.course.mean
+        values = line.series.mean
         if values:
-            parts.append(f"{line.label} from {short(values[0])} at step {line.course.first[0]} to {short(values[-1])} "
-                         f"at step {line.course.last[-1]}")  # fmt: skip
+            parts.append(f"{line.label} from {short(values[0])} at step {line.series.first[0]} to {short(values[-1])} "
+                         f"at step {line.series.last[-1]}")  # fmt: skip
     return f"{chart.title}: {'; '.join(parts)}"
 
 
 def _data(value: object, **attributes: object) -> Html:
-    """JSON for the script; `<` is written so that no text can end the element."""
+    """Return JSON for the script; `<` is escaped, so no text can end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return tag("script", Html(text), type="application/json", **attributes)

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 
 LEAST_SPAN = 1e-3
-"""Part of its values that an axis spans at least: less is rounding, and its ticks would all read the same."""
-
+"""An axis spans at least this share of its values: less is rounding, with equal ticks."""
 
 SMALLEST = 1e-300
-"""What is smaller is nothing: numbers there lose their digits."""
+"""Smaller numbers count as 0: they lose their digits."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,21 @@ class Scale:
     ticks: tuple[float, ...]
 
     def share(self, value: float) -> float:
-        """Where a value lies in the range, 0…1."""
+        """Return the place of a value in the range, 0…1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def scale(low: float, high: float, whole: bool = False, count: int = 5, snug: bool = False) -> Scale:
-    """A range around low…high with about `count` round ticks; whole: no fractions; snug: not one tick more."""
+    """Return a range around low…high with about `count` round ticks.
+
+    Args:
+        low: least value.
+        high: greatest value.
+        whole: ticks are integers.
+        count: of ticks, about.
+        snug: the range does not extend to the next tick.
+
+    """
     size = max(abs(low), abs(high))
     if size < SMALLEST:
         low, high = low - 1.0, high + 1.0
@@ -50,7 +58,7 @@ def _round_up(value: float) -> float:
 
 
 def short(value: float) -> str:
-    """`0.25`, `12.3k`, `1.5e-06`: a number for an axis or a tooltip."""
+    """Return a number for an axis or a tooltip: `0.25`, `12.3k`, `1.5e-06`."""
     size = abs(value)
     if size == 0:
         return "0"

@@ -1,4 +1,4 @@
-"""The course of a number over the steps, thinned so that a run of any length draws at one cost."""
+"""Values of a number over the steps, averaged so that drawing costs the same for a run of any length."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.log.metrics import Record, whole
 
 MOST_POINTS = 300
-"""Points of a line: a plot is some 400 to 1200 pixels wide, and a page of two long runs stays below 2 MB."""
+"""Points of a line: a plot is 400 to 1200 pixels wide, and a page of two long runs stays below 2 MB."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One number over the steps. Each point stands for the steps `first` to `last`: mean, least and greatest value.
+    """One number over the steps. Each point is the mean, least and greatest value of the steps `first` to `last`.
 
-    odd: steps whose value was no finite number.
+    `non_finite`: steps whose value is no finite number.
     """
 
     first: tuple[int, ...] = ()
@@ -24,40 +24,40 @@ class Series:
     mean: tuple[float, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    odd: tuple[int, ...] = ()
+    non_finite: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.first or self.odd)
+        return bool(self.first or self.non_finite)
 
     @property
     def thinned(self) -> bool:
-        """Whether a point stands for several steps."""
+        """Whether a point is the mean of several steps."""
         return self.first != self.last
 
 
 def bucket_width(steps: Iterable[int]) -> int:
-    """How many steps a point stands for, so that there are at most MOST_POINTS of them."""
+    """Return the steps per point with which a line has at most MOST_POINTS."""
     known = list(steps)
     if not known:
         return 1
     return -(-(max(known) - min(known) + 1) // MOST_POINTS)
 
 
-def course(records: Sequence[Record], value: Callable[[Record], Any], width: int) -> Series:
-    """The course of `value` over records with a `global_step`, `width` steps a point.
+def make_series(records: Sequence[Record], value: Callable[[Record], Any], width: int) -> Series:
+    """Collect `value` over records with a `global_step`, `width` steps per point.
 
-    A value that is None is left out; one that is no finite number (JSON has "nan" and "inf" as text) is told in `odd`.
+    None is skipped. Values that are no finite number (JSON has "nan" and "inf" as text) are listed in `non_finite`.
     """
     buckets: dict[int, list[tuple[int, float]]] = {}
-    odd = []
+    non_finite: list[int] = []
     for record in records:
-        step, found = int(number(record, "global_step") or 0), value(record)
+        step, found = whole(record, "global_step"), value(record)
         if found is None or isinstance(found, bool):
             continue
         if not isinstance(found, int | float) or found - found != 0:
-            odd.append(step)
+            non_finite.append(step)
             continue
-        # Buckets begin at multiples of the width, so that those of two runs lie over each other.
+        # Buckets begin at multiples of the width, so those of two runs cover the same steps.
         buckets.setdefault((step - 1) // width, []).append((step, float(found)))
     parts = [buckets[key] for key in sorted(buckets)]
     values = [[value for _, value in part] for part in parts]
@@ -67,5 +67,5 @@ def course(records: Sequence[Record], value: Callable[[Record], Any], width: int
         mean=tuple(sum(part) / len(part) for part in values),
         low=tuple(map(min, values)),
         high=tuple(map(max, values)),
-        odd=tuple(odd),
+        non_finite=tuple(non_finite),
     )

@@ -1,4 +1,4 @@
-"""What a page tells of a run, read from its directory; kept up to date at the cost of what was appended."""
+"""The content of a run's page, from its directory; an update reads only what was appended."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterkit.config.presets import leaves
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.console import failure_message
-from clusterkit.runs.log.metrics import History, MetricsTail, Record, number
+from clusterkit.runs.log.metrics import History, MetricsTail, Record, number, whole
+from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status, observe
 from trainer.errors import RunError
 
 
 @dataclass
 class Restart:
-    """An attempt after the first. reason: how the one before it ended. lost_steps: steps that had to be made again."""
+    """An attempt after the first. `reason`: how the previous one ended; `lost_steps`: steps that were repeated."""
 
     attempt: int
     time: float | None
@@ -29,7 +27,7 @@ class Restart:
 
 @dataclass
 class Run:
-    """A run's records as they count, and what History leaves out: restarts, and when a warning came."""
+    """A run's history, and what that leaves out: restarts, and the times of warnings."""
 
     directory: RunDirectory
     history: History = field(default_factory=History)
@@ -44,25 +42,21 @@ class Run:
         return f"{self.directory.experiment}/{self.directory.trial}"
 
     def status(self, now: float) -> Status:
-        """How the run is doing, by the records that were read."""
+        """Return the status of the run at `now` (Unix seconds), by the records that were read."""
         return observe(self.directory, now, self.history)
 
     def recovers(self) -> dict[int, Record]:
-        """The recover checkpoints by step, those of undone steps left out."""
-        found = {int(number(record, "global_step") or 0): record for record in self.history.recovers}
+        """Return the recover checkpoints by step, without those of dropped steps."""
+        found = {whole(record, "global_step"): record for record in self.history.recovers}
         return {step: found[step] for step in sorted(found) if step <= self.history.global_step}
 
     def settings(self) -> dict[str, Any]:
-        """The resolved configuration by dotted names; empty where it cannot be read."""
-        try:
-            values = yaml.safe_load(self.directory.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            return {}
-        return dict(leaves(values)) if isinstance(values, dict) else {}
+        """Return the run's settings by dotted key; empty if they cannot be read."""
+        return dict(leaves(self.directory.saved_values()))
 
 
 class RunReader:
-    """Reads a run again and again. A file that was replaced or cut short is read from its beginning."""
+    """Reads a run repeatedly. A file that was replaced or truncated is read from its beginning."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -70,10 +64,10 @@ class RunReader:
         self._begin()
 
     def read(self) -> Run:
-        """The run as it is now: the same object as before, grown, unless its file is another.
+        """Return the run as it is now: the same object as before, unless its file was replaced.
 
         Raises:
-            RunError: its records cannot be read.
+            RunError: the records cannot be read.
 
         """
         inode, size = _file(self.directory.metrics)
@@ -97,26 +91,26 @@ class RunReader:
         self._endings: dict[int, Record] = {}
 
     def _add(self, record: Record) -> None:
-        attempt = int(number(record, "attempt") or 0)
+        attempt = whole(record, "attempt")
         if record["kind"] == "finish":
             self._endings[attempt] = record
         elif record["kind"] == "warning":
             self.run.warnings.append(record)
         elif record["kind"] == "attempt" and self.run.history.attempts:
-            resume_step = int(number(record, "resume_step") or 0)
-            before = int(number(self.run.history.attempts[-1], "attempt") or 0)
+            resume_step = whole(record, "resume_step")
+            before = whole(self.run.history.attempts[-1], "attempt")
             lost = max(self.run.history.global_step - resume_step, 0)
             reason = self._reason(before)
             self.run.restarts.append(Restart(attempt, number(record, "time"), resume_step, lost, reason))
         self.run.history.add(record)
 
     def _reason(self, attempt: int) -> str:
-        """How an attempt ended."""
+        """Return how an attempt ended."""
         ending = self._endings.get(attempt)
         if ending is not None:
             return str(ending.get("message") or ending.get("status") or "")
-        said = failure_message(self.directory.console(attempt))
-        return said.removeprefix("error: ") if said else "ended without a word (killed, or the machine went down)"
+        message = failure_message(self.directory.console(attempt))
+        return message.removeprefix("error: ") if message else "ended without a word (killed, or the machine went down)"
 
 
 def _file(path: Path) -> tuple[int, int]:

@@ -1,5 +1,5 @@
-"""Why a run failed or stands still: known signs in its logs and numbers -> cause -> the setting to change.
+"""Why a run failed or stalled: known messages and numbers, their cause, and the setting to change.
 
-signatures/ what messages mean, as data; scan.py finds them and phases.py says in which phase; checks.py judges numbers;
-changes.py turns a rule into a present and a proposed value; applied.py keeps what was applied beside the run.
+signatures/ holds the messages as data, scan.py finds them in logs and phases.py finds the phase of the step. checks.py
+judges numbers. changes.py makes proposals from rules, and applied.py keeps what was applied to a run.
 """

@@ -1,6 +1,6 @@
-"""overrides.yaml beside a run: settings that `diagnose --apply` changed, for the same `train` command to pick up.
+"""overrides.yaml in a run's folder: settings that `diagnose --apply` changed and the next `train` command uses.
 
-Every setting is kept with the value that the command had for it: who types another value than that wins.
+The file keeps the value that the command had for each setting. A command with any other value takes precedence.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import yaml
 from clusterkit.config.overrides import known_field, to_config
 from clusterkit.config.presets import nest
 from clusterkit.runs.diagnose.model import Change
-from clusterkit.runs.directory import RunDirectory, disk_errors
+from clusterkit.runs.directory import FILEROOT, RunDirectory
 from clusterkit.runs.trials import must_stay
 from trainer.config import RunConfig, flatten
+from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
 
@@ -38,15 +39,15 @@ class Applied:
 
 
 def overrides_file(run: RunDirectory) -> Path:
-    """Where a run's applied settings lie."""
+    """Return the path of a run's applied settings."""
     return run.logs / "overrides.yaml"
 
 
 def read_applied(run: RunDirectory) -> list[Applied]:
-    """The settings that were applied to a run; none where there is no file.
+    """Return the settings that were applied to a run; none if there is no file.
 
     Raises:
-        UserError: the file is damaged or names something that does not exist.
+        UserError: the file is damaged, or names an unknown setting or one that must stay.
 
     """
     path = overrides_file(run)
@@ -76,10 +77,10 @@ def read_applied(run: RunDirectory) -> list[Applied]:
 
 
 def apply_changes(run: RunDirectory, changes: Iterable[tuple[Change, str]]) -> list[Applied]:
-    """Write changes, each with its reason, beside what was applied before; returns all that the file then holds.
+    """Add changes, each with its reason, to what was applied before; return all settings of the file.
 
     Raises:
-        UserError: the file cannot be read or written.
+        UserError: a change cannot be applied to a run that goes on, or the file cannot be read or written.
 
     """
     kept = {item.key: item for item in read_applied(run)}
@@ -87,17 +88,17 @@ def apply_changes(run: RunDirectory, changes: Iterable[tuple[Change, str]]) -> l
         if not change.applicable:
             raise UserError(f"{change.key} cannot be applied to a run that goes on")
         before = kept.get(change.key)
-        # The command still has the value from before the first change.
+        # The command keeps the value from before the first change.
         was = before.was if before else change.now
         kept[change.key] = Applied(change.key, was, change.proposed, because)
     values = {item.key: {"was": item.was, "now": item.now, "because": item.because} for item in kept.values()}
-    with disk_errors(run.logs):
+    with file_failures(run.logs, FILEROOT):
         write_atomic(overrides_file(run), _HEAD + yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
     return list(kept.values())
 
 
 def with_applied(config: RunConfig, run: RunDirectory) -> tuple[RunConfig, list[str]]:
-    """A configuration with what was applied to the run, and a sentence for each setting to tell the user.
+    """Return the configuration with the applied settings, and a sentence for the user about each of them.
 
     Raises:
         UserError: the file is damaged, or its values do not fit the configuration.
@@ -108,7 +109,7 @@ def with_applied(config: RunConfig, run: RunDirectory) -> tuple[RunConfig, list[
         return config, []
     values, notes = flatten(config), []
     for item in applied:
-        if item.key not in values:  # of servers, and the command now samples in its own process
+        if item.key not in values:  # a setting of servers, and the command samples in its own process now
             continue
         typed = values[item.key]
         if typed == item.was:

@@ -1,4 +1,4 @@
-"""A rule and the present value -> a proposed change, or none where nothing is left to change."""
+"""Make a proposed change from a rule and the present value."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ from typing import Any
 
 from clusterkit.config.fields import fields
 from clusterkit.config.presets import nest
+from clusterkit.runs.diagnose.logged_settings import LoggedSettings
 from clusterkit.runs.diagnose.model import Change, Rule
-from clusterkit.runs.diagnose.present import Present
 from clusterkit.runs.trials import must_stay
 from trainer.config import RunConfig, flatten
 from trainer.config_agents import ChunksAgentConfig
 
 PROMPT_TOKENS = 512
-"""What a prompt's own words and the chat template may add to the limits of a row."""
+"""Tokens that a prompt's wording and the chat template may add to the limits of a row."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What changes are judged by. config: None where only a log is there. learned: there is progress to keep."""
+    """What proposals depend on.
+
+    Args:
+        config: of the run; None if there is only a log.
+        logged: settings that the logs print.
+        environment: variables of the trainer's processes.
+        learned: whether the run has progress to keep.
+
+    """
 
     config: RunConfig | None = None
-    present: Present | None = None
+    logged: LoggedSettings | None = None
     environment: Mapping[str, str] | None = None
     learned: bool = True
 
 
 def propose(rules: tuple[Rule, ...], context: Context) -> tuple[Change, ...]:
-    """What each rule comes to; those that would change nothing, or break the configuration, are left out."""
+    """Return the change of each rule, without those that change nothing or break the configuration."""
     changes = [_propose(rule, context) for rule in rules]
     return tuple(change for change in changes if change is not None)
 
@@ -45,14 +53,14 @@ def _propose(rule: Rule, context: Context) -> Change | None:
         return None
     if rule.key in fields():
         return _ours(rule, context.config, context.learned)
-    # Without engine servers, a server's option is no advice.
+    # Without engine servers, a server's option does not help.
     return _areal(rule, context) if rule.areal and engine == "server" else None
 
 
 def _ours(rule: Rule, config: RunConfig, learned: bool) -> Change | None:
     values = flatten(config)
     now = values.get(rule.key)
-    if rule.key not in values or (now is None and rule.how != "to"):  # of another task, agent or reward
+    if rule.key not in values or (now is None and rule.how != "to"):  # a setting of another task, agent or reward
         return None
     least = max(rule.least, longest_row(config)) if rule.key == "train.max_tokens_per_mb" else rule.least
     proposed = _next(rule, now, least)
@@ -62,7 +70,7 @@ def _ours(rule: Rule, config: RunConfig, learned: bool) -> Change | None:
 
 
 def _areal(rule: Rule, context: Context) -> Change | None:
-    now = context.present.get(rule.areal) if context.present is not None else None
+    now = context.logged.get(rule.areal) if context.logged is not None else None
     if now is None and rule.how != "to":
         words = {
             "halve": "half of it",
@@ -77,7 +85,7 @@ def _areal(rule: Rule, context: Context) -> Change | None:
 
 
 def _next(rule: Rule, now: Any, least: float) -> Any:
-    """The value that a rule makes of `now`, within its bounds; None where `now` is at the bound already."""
+    """Return the value that a rule makes of `now`, within its bounds; None if `now` is at the bound already."""
     if rule.how == "to":
         return rule.to
     if isinstance(now, bool) or not isinstance(now, int | float):
@@ -91,7 +99,7 @@ def _next(rule: Rule, now: Any, least: float) -> Any:
 
 
 def longest_row(config: RunConfig) -> int:
-    """About the most tokens that one conversation has: a micro-batch holds at least one."""
+    """Estimate the most tokens of one conversation; a micro-batch must hold at least one."""
     a = config.agent
     chunk, memory = (a.chunk_tokens, a.max_memory_tokens) if isinstance(a, ChunksAgentConfig) else (0, 0)
     update = chunk + 2 * memory + a.question_limit("update")

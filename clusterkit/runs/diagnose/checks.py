@@ -1,7 +1,6 @@
-"""Judge a run's numbers: what is learned, what is kept, whether it moves.
+"""Checks of a run's numbers: whether it learns, saves checkpoints and makes steps.
 
-Every check takes the history and gives a finding or None. Thresholds are those that the field uses; docs/diagnose.md
-has them with their reasons.
+Every check takes the history and returns a finding or None. docs/diagnose.md has the thresholds with their reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from clusterkit.runs.log.metrics import History, number
 SOURCE = "metrics.jsonl"
 RECENT = 5
 LOWEST_STEPS = 3
-"""Steps in a row with the lowest reward there is."""
+"""Steps in a row with the lowest reward."""
 FLAT_STEPS = 40
 """Fewer steps say nothing about a trend."""
 SOLVED = 0.9
@@ -47,8 +46,7 @@ AHEAD = {
     2: "one batch is scored while the next is sampled and the last is learned from",
     4: "with more under way sampling keeps ahead: of a batch that comes late the scores are waited for, too",
 }
-"""Values of rollout.max_staleness that bear on a judge, and why."""
-"""Steps ahead at which sampling, scoring and training each have a batch of their own."""
+"""Values of rollout.max_staleness that let a judge work beside sampling and training, and why."""
 
 LOWER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=0.3, why="smaller steps")
 HIGHER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=3.0, why="larger steps")
@@ -58,19 +56,19 @@ Check = Callable[[History, Context], Cause | None]
 
 
 def check_numbers(history: History, context: Context) -> list[Cause]:
-    """Every check that has something to say, the worst first."""
+    """Return the findings of all checks, the worst first."""
     findings = (check(history, context) for check in CHECKS)
     return [finding for finding in findings if finding is not None]
 
 
 def check_speed(history: History, context: Context) -> list[Cause]:
-    """What makes a run slower than it need be; no reason why one ended."""
+    """Return what makes a run slower than necessary; this never explains why a run ended."""
     findings = (judge_wait(history, context), read_again(history, context))
     return [finding for finding in findings if finding is not None]
 
 
 def nan_loss(history: History, context: Context) -> Cause | None:
-    """Loss, gradient or reward is not a number, or optimizer steps were skipped for it."""
+    """Find a loss, gradient or reward that is not a number, or optimizer steps that were skipped for that."""
     for step in history.steps[-RECENT:]:
         stats = step.get("stats") or {}
         rewards, losses = ([key for key in keys if _not_finite(stats.get(key))] for keys in (REWARDS, LOSSES))
@@ -108,8 +106,8 @@ def nan_loss(history: History, context: Context) -> Cause | None:
 
 
 def reward_lowest(history: History, context: Context) -> Cause | None:
-    """Every answer is wrong: the reward stays at its lowest value."""
-    rewards = _course(history, "task_reward")[-LOWEST_STEPS:]
+    """Find a reward that stays at its lowest value: every answer is wrong."""
+    rewards = _finite(history, "task_reward")[-LOWEST_STEPS:]
     if len(rewards) < LOWEST_STEPS or len(set(rewards)) > 1 or rewards[0] > 0:
         return None
     last = history.steps[-1].get("stats") or {}
@@ -136,14 +134,14 @@ def reward_lowest(history: History, context: Context) -> Cause | None:
 
 
 def reward_flat(history: History, context: Context) -> Cause | None:
-    """The reward does not rise over many steps, though it could."""
-    rewards = _course(history, "task_reward")
+    """Find a reward that does not rise over many steps, though it could."""
+    rewards = _finite(history, "task_reward")
     if len(rewards) < FLAT_STEPS:
         return None
     third = len(rewards) // 3
     first, last = rewards[:third], rewards[-third:]
     if fmean(last) >= SOLVED or len(set(rewards[-LOWEST_STEPS:])) == 1:
-        return None  # learned; or a finding of its own
+        return None  # the task is learned, or reward_lowest reports it
     error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / third)
     rise = fmean(last) - fmean(first)
     if rise > 2 * error:
@@ -182,15 +180,15 @@ def reward_flat(history: History, context: Context) -> Cause | None:
 
 
 def entropy_collapse(history: History, context: Context) -> Cause | None:
-    """The policy says the same whatever it is asked, before it has learned the task."""
-    entropies, rewards = _course(history, "entropy"), _course(history, "task_reward")
+    """Find a policy that always answers the same before it has learned the task."""
+    entropies, rewards = _finite(history, "entropy"), _finite(history, "task_reward")
     if len(entropies) < 3 * RECENT or len(rewards) < 3 * RECENT:
         return None
     first, last = fmean(entropies[:RECENT]), fmean(entropies[-RECENT:])
     if last > COLLAPSED_SHARE * first or fmean(rewards[-RECENT:]) >= SOLVED:
         return None
     if fmean(rewards[-RECENT:]) > fmean(rewards[-3 * RECENT : -2 * RECENT]) + STILL_RISING:
-        return None  # it grows sure because it grows right
+        return None  # it becomes certain because it becomes right
     rules = (
         Rule("to", key="algorithm.clip_high", areal="ppo.eps_clip", to=0.28, why="lets unlikely tokens grow"),
         LOWER_RATE,
@@ -210,9 +208,9 @@ def entropy_collapse(history: History, context: Context) -> Cause | None:
 
 
 def ratio_drift(history: History, context: Context) -> Cause | None:
-    """Policy and behaviour policy are too far from one another."""
-    clipped = _course(history, "actor_clip_ratio")[-RECENT:]
-    ratios = _course(history, "importance_weight")[-RECENT:]
+    """Find a policy that is too far from the one that sampled."""
+    clipped = _finite(history, "actor_clip_ratio")[-RECENT:]
+    ratios = _finite(history, "importance_weight")[-RECENT:]
     low, high = RATIO_RANGE
     bad_ratio = bool(ratios) and not low <= fmean(ratios) <= high
     if not bad_ratio and not (clipped and fmean(clipped) > MOST_CLIPPED):
@@ -232,8 +230,8 @@ def ratio_drift(history: History, context: Context) -> Cause | None:
 
 
 def mismatch(history: History, context: Context) -> Cause | None:
-    """The engine's log-probs are not the trainer's."""
-    values = _course(history, "mismatch_kl")[-RECENT:]
+    """Find log-probs of the engine that differ from the trainer's."""
+    values = _finite(history, "mismatch_kl")[-RECENT:]
     if not values or fmean(values) <= MOST_MISMATCH_KL:
         return None
     rules = (
@@ -256,8 +254,8 @@ def mismatch(history: History, context: Context) -> Cause | None:
 
 
 def failed_trajectories(history: History, context: Context) -> Cause | None:
-    """Many trajectories end in an error."""
-    failed = _course(history, "failed_trajectories")[-RECENT:]
+    """Find many trajectories that end in an error."""
+    failed = _finite(history, "failed_trajectories")[-RECENT:]
     total = context.config.rollout.batch_size * context.config.rollout.group_size if context.config else 0
     if not failed or not total or fmean(failed) / total <= MOST_FAILED:
         return None
@@ -271,7 +269,7 @@ def failed_trajectories(history: History, context: Context) -> Cause | None:
 
 
 def stale_recover(history: History, context: Context) -> Cause | None:
-    """Steps go on, but recover checkpoints do not."""
+    """Find recover checkpoints that are not written while steps go on."""
     last_step = number(history.steps[-1], "time") if history.steps else None
     if last_step is None or len(history.steps) < 3:
         return None
@@ -301,7 +299,7 @@ def stale_recover(history: History, context: Context) -> Cause | None:
 
 
 def restart_loop(history: History, context: Context) -> Cause | None:  # noqa: ARG001
-    """Attempt after attempt dies before a step is done."""
+    """Find attempts that die one after another before their first step ends."""
     attempts = history.attempts[-LOOPING_ATTEMPTS:]
     if len(attempts) < LOOPING_ATTEMPTS or len({number(attempt, "resume_step") for attempt in attempts}) > 1:
         return None
@@ -318,8 +316,8 @@ def restart_loop(history: History, context: Context) -> Cause | None:  # noqa: A
 
 
 def judge_wait(history: History, context: Context) -> Cause | None:
-    """The trainer waits for nothing but scores."""
-    shares = _course(history, "judge_share")[-RECENT:]
+    """Find a trainer that waits for nothing but the judge."""
+    shares = _finite(history, "judge_share")[-RECENT:]
     if len(shares) < RECENT or fmean(shares) <= MOST_JUDGE_SHARE:
         return None
     rules = [Rule("double", key="judge.concurrency", most=512, why="servers answer many requests at a time")]
@@ -395,8 +393,8 @@ def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _course(history: History, name: str) -> list[float]:
-    """The course of a number, without what is none: NaN and infinity are told of by `nan_loss`."""
+def _finite(history: History, name: str) -> list[float]:
+    """Return the finite values of a number over the steps; `nan_loss` reports the others."""
     return [value for value in history.stat(name) if math.isfinite(value)]
 
 
@@ -405,8 +403,8 @@ def _values(stats: dict[str, Any], keys: list[str]) -> str:
 
 
 def _idle_groups(history: History, context: Context) -> float | None:
-    """Share of groups without any difference in reward, over the recent steps."""
-    counts = _course(history, "zero_variance_groups")[-RECENT:]
+    """Return the share of groups whose rewards are all equal, over the recent steps."""
+    counts = _finite(history, "zero_variance_groups")[-RECENT:]
     batch = context.config.rollout.batch_size if context.config else 0
     return fmean(counts) / batch if counts and batch else None
 

@@ -1,4 +1,4 @@
-"""What PyTorch's message about GPU memory tells beside that it ran out."""
+"""What messages about full GPU memory and full disks say in detail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clusterkit.runs.diagnose.model import Cause
 
 _GIB = {"bytes": 2.0**-30, "KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0, "TiB": 1024.0}
 _AMOUNT = r"([\d.]+) (bytes|[KMGT]iB)"
-_WANTED = re.compile(rf"Tried to allocate {_AMOUNT}")
+_REQUESTED = re.compile(rf"Tried to allocate {_AMOUNT}")
 _TOTAL = re.compile(rf"total capacity of {_AMOUNT}|{_AMOUNT} total capacity")
 _FREE = re.compile(rf"of which {_AMOUNT} is free|{_AMOUNT} free")
 _OURS = re.compile(rf"this process has {_AMOUNT} memory in use")
@@ -19,11 +19,11 @@ OTHERS_SHARE, IDLE_SHARE = 0.05, 0.1
 
 
 def memory_details(finding: Cause, text: str) -> Cause:
-    """Add to the finding of a GPU out of memory what its message says of other processes and of fragments."""
-    wanted, total, free = _amount(_WANTED, text), _amount(_TOTAL, text), _amount(_FREE, text)
-    if wanted is None or total is None:
+    """Return the finding of a full GPU with what PyTorch's message says about other processes and fragmentation."""
+    requested, total, free = _amount(_REQUESTED, text), _amount(_TOTAL, text), _amount(_FREE, text)
+    if requested is None or total is None:
         return finding
-    cause = f"{finding.cause} {wanted:.2f} GiB were wanted"
+    cause = f"{finding.cause} {requested:.2f} GiB were wanted"
     cause += f", {free:.2f} of {total:.2f} GiB were free." if free is not None else f" of {total:.2f} GiB."
     finding = replace(finding, cause=cause)
     ours, idle = _amount(_OURS, text), _amount(_IDLE, text)
@@ -35,22 +35,18 @@ def memory_details(finding: Cause, text: str) -> Cause:
             cause=f"{finding.cause} Other processes hold {others:.2f} GiB of this GPU.",
             advice=(advice, *(line for line in finding.advice if "nvidia-smi" not in line)),
         )
-    if idle is not None and idle < IDLE_SHARE * total:
-        changes = tuple(change for change in finding.changes if change.key != "PYTORCH_CUDA_ALLOC_CONF")
-        return replace(finding, changes=changes)
-    if idle is not None:
-        first = [change for change in finding.changes if change.key == "PYTORCH_CUDA_ALLOC_CONF"]
-        rest = [change for change in finding.changes if change.key != "PYTORCH_CUDA_ALLOC_CONF"]
-        finding = replace(
-            finding,
-            cause=f"{finding.cause} {idle:.2f} GiB are reserved in pieces that are too small.",
-            changes=(*first, *rest),
-        )
-    return finding
+    if idle is None:
+        return finding
+    other_changes = tuple(change for change in finding.changes if change.key != "PYTORCH_CUDA_ALLOC_CONF")
+    if idle < IDLE_SHARE * total:
+        return replace(finding, changes=other_changes)
+    cause = f"{finding.cause} {idle:.2f} GiB are reserved in pieces that are too small."
+    first = tuple(change for change in finding.changes if change not in other_changes)
+    return replace(finding, cause=cause, changes=first + other_changes)
 
 
 def disk_details(finding: Cause, text: str) -> Cause:
-    """Only where a message names trajectories, no longer writing them is proposed: what filled a disk is not told."""
+    """Return the finding without its changes unless a message names trajectories: what filled the disk is unknown."""
     kept = tuple(change for change in finding.changes if _TRAJECTORIES.search(text))
     return replace(finding, changes=kept)
 

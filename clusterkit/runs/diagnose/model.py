@@ -1,19 +1,12 @@
-"""What the diagnosis is made of: signatures (data), and findings (what they came to for one run)."""
+"""The parts of a diagnosis: signatures (data), and causes (what signatures and checks find in one run)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-START, WARMUP, GENERATE, REFERENCE, TRAIN, WEIGHTS, CHECKPOINT = (
-    "start",
-    "warm-up",
-    "generate",
-    "reference",
-    "train",
-    "weights",
-    "checkpoint",
-)
+START, WARMUP, GENERATE, REFERENCE = "start", "warm-up", "generate", "reference"
+TRAIN, WEIGHTS, CHECKPOINT = "train", "weights", "checkpoint"
 PHASE_NAMES = {
     "": "in an unknown phase",
     START: "at the start, before the first rollout",
@@ -26,16 +19,25 @@ PHASE_NAMES = {
 }
 
 BAD = ("failed", "killed", "stalled")
-"""States of a run in which there is something to explain."""
+"""States of a run that need an explanation."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one setting is changed.
+    """How to change one setting.
 
-    how: halve, double, times, less, more (the last three by `by`) or to (`to`). key: our setting, by its dotted key;
-    areal: AReaL's option for the same; environment: a variable of the processes. least, most: bounds of the
-    proposal. why: in half a sentence. engine: of runs with that engine only, server or embedded.
+    Args:
+        how: halve, double, times, less, more (the last three by `by`) or to (`to`).
+        key: our setting, by its dotted key.
+        areal: AReaL's option for the same.
+        environment: a variable of the processes.
+        to: the new value, with how="to".
+        by: the factor or the difference.
+        least: lower bound of the proposal.
+        most: upper bound of the proposal.
+        why: the reason, in half a sentence.
+        engine: server or embedded: only for runs with that engine.
+
     """
 
     how: str
@@ -52,55 +54,72 @@ class Rule:
 
 @dataclass(frozen=True)
 class Case:
-    """What a signature means in some phases (none named: in all others). together: all rules at once, or none."""
+    """What a signature means in some phases."""
 
+    phases: tuple[str, ...]
     cause: str
-    rules: tuple[Rule, ...] = ()
     advice: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ()
-    together: bool = False
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A message that is known.
+    """A known message and what it means.
 
-    patterns: regular expressions for one line of a log. origin: what prints it. follows: as a rule the consequence of
-    something else, so that another finding comes first. unless: not told where one of these was found.
+    Args:
+        id: its name in JSON and in docs/diagnose.md.
+        title: what happened.
+        patterns: regular expressions; each matches within one line of a log.
+        cause: why it happened.
+        advice: what to do beside changing settings.
+        rules: settings to change, the best one first.
+        in_phases: other causes in some phases of a step.
+        origin: the program that prints the message.
+        follows: it is usually the consequence of something else, so other causes are shown first.
+        unless: ids of signatures beside which it says nothing new.
+        together: all rules are needed, not one of them.
+
     """
 
     id: str
     title: str
     patterns: tuple[str, ...]
-    cases: tuple[Case, ...]
-    origin: str
+    cause: str
+    advice: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    in_phases: tuple[Case, ...] = ()
+    origin: str = ""
     follows: bool = False
     unless: tuple[str, ...] = ()
+    together: bool = False
 
     def case(self, phase: str) -> Case:
-        """What it means in that phase."""
-        return next((case for case in self.cases if phase in case.phases), self.cases[-1])
+        """Return what the message means in that phase."""
+        usual = Case((), self.cause, self.advice, self.rules)
+        return next((case for case in self.in_phases if phase in case.phases), usual)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where something was seen. line: 1 for the first; 0: no line of a file, or too far on to be counted."""
+    """Where something was seen. `line` counts from 1; 0 is no line of a file, or one too far on to be counted."""
 
     source: str
     line: int
     text: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {"source": self.source, "line": self.line, "text": self.text}
-
 
 @dataclass(frozen=True)
 class Change:
-    """One proposed change. now: None where unknown, and `proposed` is then words such as `half of it`.
+    """One proposed change.
 
-    kind: setting (ours), areal (AReaL's option, no setting of ours) or environment. new_trial: the run cannot go on
-    with it, because checkpoints demand the old value.
+    Args:
+        key: the setting, AReaL's option or the environment variable.
+        kind: setting (ours), areal (AReaL's option without a setting of ours) or environment.
+        now: the present value; None where it is unknown.
+        proposed: the new value; words such as `half of it` where the present one is unknown.
+        why: the reason, in half a sentence.
+        new_trial: the run cannot go on with it, because its checkpoints demand the old value.
+
     """
 
     key: str
@@ -115,24 +134,23 @@ class Change:
         """Whether the run can go on with it."""
         return self.kind == "setting" and not self.new_trial
 
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "key": self.key,
-            "kind": self.kind,
-            "now": self.now,
-            "proposed": self.proposed,
-            "why": self.why,
-            "new_trial": self.new_trial,
-        }
-
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that was recognised.
+    """Something that the diagnosis recognised.
 
-    changes: the first one is meant, the others are for when it is not enough; together: all of them at once.
-    count: how often it was seen; evidence: the first and the last time.
+    Args:
+        id: of the signature or check.
+        title: what happened.
+        cause: why it happened.
+        phase: the phase of the step in which it happened.
+        evidence: the first and the last place where it was seen.
+        count: how often it was seen.
+        changes: the first one is the proposal, the others are for when it does not suffice.
+        advice: what to do beside changing settings.
+        follows: it is the consequence of something else.
+        together: all changes are needed.
+
     """
 
     id: str
@@ -152,26 +170,19 @@ class Cause:
         return None if self.follows else next((change for change in self.changes if change.applicable), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "id": self.id,
-            "title": self.title,
-            "phase": self.phase or None,
-            "cause": self.cause,
-            "follows_from_another": self.follows,
-            "count": self.count,
-            "evidence": [item.as_dict() for item in self.evidence],
-            "changes": [change.as_dict() for change in self.changes],
-            "advice": list(self.advice),
-        }
+        """Return the shape of --json."""
+        values = asdict(self)
+        values |= {"phase": self.phase or None, "follows_from_another": values.pop("follows")}
+        del values["together"]
+        return values
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that a signature knows. text: the whole line. traced: the phase is that of a traceback's frames."""
+    """A line that matches a signature. `from_traceback`: its phase is that of a traceback's frames."""
 
     signature: Signature
     evidence: Evidence
     phase: str
     text: str
-    traced: bool = False
+    from_traceback: bool = False

@@ -1,4 +1,4 @@
-"""In which phase of a training step a line of a log was written."""
+"""Find the phase of a training step in which a line of a log was written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from clusterkit.runs.diagnose.model import CHECKPOINT, GENERATE, REFERENCE, START, TRAIN, WARMUP, WEIGHTS
 
 FRAMES = (
-    # A traceback passes through the loop and several modules: the first of these that occurs in it decides.
+    # A traceback passes through the loop and several modules: the first expression that matches decides.
     (re.compile(r"self\.reference\b|compute_ref|ref_inf"), REFERENCE),
     (re.compile(r"/trainer/weights/|update_weights|weight_update|/weight_sync"), WEIGHTS),
     (re.compile(r"/trainer/checkpoint/|save_checkpoint|load_checkpoint"), CHECKPOINT),
@@ -35,7 +35,7 @@ MARK_WORDS = (
     "finishes",
     "Train step",
 )
-"""Every line that tells of a phase holds one of these."""
+"""Every line that marks a phase contains one of these."""
 
 _REQUESTED = re.compile(r"[Mm]odel rpc (\w+) requested")
 _FINISHED = re.compile(r"[Mm]odel rpc (\w+) finished")
@@ -56,8 +56,8 @@ class PhaseTracker:
         self.phase = ""
         self._open: list[str] = []
 
-    def see(self, line: str) -> None:
-        """Take one line in."""
+    def read_line(self, line: str) -> None:
+        """Update the phase from one line."""
         requested = _REQUESTED.search(line)
         if requested:
             self._open.append(requested[1])
@@ -76,7 +76,7 @@ class PhaseTracker:
 
 
 def phase_of_traceback(lines: Sequence[str]) -> str:
-    """The phase that the frames of a traceback tell, empty where they do not."""
+    """Return the phase that the frames of a traceback belong to; empty if unknown."""
     text = "\n".join(line for line in lines if line.lstrip().startswith("File ") or line.startswith("    "))
     return next((phase for pattern, phase in FRAMES if pattern.search(text)), "")
 

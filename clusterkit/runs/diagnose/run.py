@@ -9,34 +9,40 @@ import shlex
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterkit.common.text_plot import size
-from clusterkit.config.fields import fields
+from clusterkit.config.fields import fields, setting_text
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.diagnose.applied import read_applied
 from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.checks import check_numbers, check_speed
 from clusterkit.runs.diagnose.details import disk_details, memory_details
+from clusterkit.runs.diagnose.logged_settings import LoggedSettings
 from clusterkit.runs.diagnose.model import BAD, Cause, Change, Evidence, Hit
-from clusterkit.runs.diagnose.present import Present
-from clusterkit.runs.diagnose.scan import SHOWN_CHARACTERS, Scan, known, moved, scan_bytes, scan_file
+from clusterkit.runs.diagnose.scan import (
+    SHOWN_CHARACTERS,
+    Scan,
+    matching_signatures,
+    scan_bytes,
+    scan_file,
+    shift_lines,
+)
 from clusterkit.runs.diagnose.signatures import SIGNATURES
-from clusterkit.runs.diagnose.stall import stall
+from clusterkit.runs.diagnose.stall import stall_cause
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.metrics import History, number
 from clusterkit.runs.log.reader import cache_folder, log_reader
-from clusterkit.runs.log.stream import StreamReader, StreamText
+from clusterkit.runs.log.stream import StreamReader
 from clusterkit.runs.status import Status, observe
+from clusterkit.runs.trials import saved_config
 from trainer.config import RunConfig, flatten
 from trainer.errors import RunError, UserError
 
 LOG_BYTES, STREAM_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
-"""Of the end of a log that is asked about by itself; the latter of one that has to be kept in memory."""
+"""Size of the end of a log that `diagnose --log` reads; the latter if that end has to be kept in memory."""
 
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Warning|Exit|Interrupt)\b")
 _KILLED = next(signature for signature in SIGNATURES if signature.id == "killed")
@@ -47,9 +53,15 @@ FULL_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, the causes first. state: the run's; empty for a log by itself. looked_at: what was read.
+    """The result, causes before consequences.
 
-    Of a log by itself: notes on reading it, kind (who wrote it, "" where that is not known), and whether it is empty.
+    Args:
+        state: of the run; empty for a log without a run.
+        looked_at: the files that were read.
+        notes: on reading a log without a run.
+        kind: the program that wrote that log; empty if unknown.
+        empty: whether that log is empty.
+
     """
 
     findings: tuple[Cause, ...]
@@ -57,19 +69,19 @@ class Diagnosis:
     message: str = ""
     run: RunDirectory | None = None
     config: RunConfig | None = None
-    looked_at: tuple[str, ...] = field(default=())
+    looked_at: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     kind: str = ""
     empty: bool = False
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it is of a log by itself that is of no known kind, so that nothing can be said of it."""
+        """Whether it is of a log without a run whose kind is unknown, so that nothing can be said about it."""
         return self.run is None and not (self.findings or self.kind or self.empty)
 
     @property
     def applicable(self) -> list[tuple[Change, str]]:
-        """The changes that `--apply` writes, one for each cause, with the reason for each."""
+        """The changes that `--apply` writes: one for each cause, with its reason."""
         chosen: dict[str, tuple[Change, str]] = {}
         for finding in self.findings:
             change = finding.applicable
@@ -79,7 +91,7 @@ class Diagnosis:
 
     @property
     def is_applied(self) -> bool:
-        """Whether all of them are applied, and wait for the next attempt."""
+        """Whether all of these are applied already, and wait for the next attempt."""
         if self.run is None:
             return False
         try:
@@ -99,14 +111,14 @@ class Diagnosis:
         return list(chosen.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the shape of --json."""
         return {
             "experiment": self.run.experiment if self.run else None,
             "trial": self.run.trial if self.run else None,
             "state": self.state or None,
             "message": self.message or None,
             "findings": [finding.as_dict() for finding in self.findings],
-            "applicable": [change.as_dict() for change, _ in self.applicable],
+            "applicable": [asdict(change) for change, _ in self.applicable],
             "looked_at": list(self.looked_at),
             "kind": self.kind or None,
             "notes": list(self.notes),
@@ -114,19 +126,24 @@ class Diagnosis:
 
 
 def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool = False) -> Diagnosis:
-    """Read a run's latest attempt and judge it.
+    """Diagnose a run's latest attempt.
 
-    observed: its state, where it is known already. killed: the trainer was ended by SIGKILL, which no log can say.
+    Args:
+        run: the run.
+        observed: its status, if it is known already.
+        killed: SIGKILL ended the trainer, which no log can say.
+
     """
     status = observed or observe(run, time.time())
-    history, config = status.history, read_config(run)
+    history, config = status.history, saved_config(run)
     learned = bool(history.steps) or run.has_recover_checkpoint
     scans = _scan_attempt(run, history)
-    context = Context(config, _present(scans), os.environ, learned)
+    context = Context(config, _logged_settings(scans), os.environ, learned)
     ended = status.message if status.state in ("failed", "killed") else ""
     hits = [hit for scan in scans for hit in scan.hits]
     hits += _hits_of(ended, {hit.signature.id for hit in hits})
-    own_disks = config is None or Path(config.fileroot).absolute() == run.fileroot  # this is no copy of another's run
+    # Not so for the copy of a run on other machines.
+    own_disks = config is None or Path(config.fileroot).absolute() == run.fileroot
     if status.state in BAD and own_disks and not any(hit.signature.id == _FULL.id for hit in hits):
         hits += _full_disks(run)
     findings = _findings(hits, context)
@@ -139,9 +156,9 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
     if status.state == "stalled":
         last = next((scan for scan in scans if scan.source.endswith("main.log")), None)
         phase, line = (last.last_phase, last.last_line) if last else ("", None)
-        findings.append(stall(status.holder, status.silence, history.step_time(), phase, line))
+        findings.append(stall_cause(status.holder, status.silence, history.step_time(), phase, line))
     if status.state in BAD and all(finding.follows for finding in findings):
-        findings += _unknown_error(scans) or _own_message(Evidence("the run's last words", 0, ended))
+        findings += _unknown_error(scans) or _own_message(Evidence("the run's last message", 0, ended))
     findings += check_numbers(history, context)
     if not killed and status.state not in BAD:
         findings += check_speed(history, context)
@@ -150,21 +167,25 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
 
 
 def diagnose_log(path: Path) -> Diagnosis:
-    """Find what is known in any log: of AReaL, of an engine server, of Ray, or of nvidia-smi; judge its steps, if any.
+    """Diagnose a log without a run: of AReaL, an engine server, Ray or nvidia-smi.
 
     Raises:
-        UserError: it is missing, is no file, or may not be read. RunError: the disk fails.
+        UserError: the log is missing, is no file, or may not be read.
+        RunError: the disk fails.
 
     """
     reader = log_reader(path, cache_folder(), keep=STREAM_BYTES)
     view = reader.refresh()
     try:
-        scan = (
-            _scan_stream(reader.text, view.name) if isinstance(reader, StreamReader) else scan_file(path, "", LOG_BYTES)
-        )
+        if isinstance(reader, StreamReader):
+            text = reader.text
+            scan = scan_bytes(bytes(text.kept), view.name, skipped=text.skipped_bytes)
+            scan = shift_lines(scan, text.skipped_lines)
+        else:
+            scan = scan_file(path, "", LOG_BYTES)
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from None
-    context = Context(None, scan.present)
+    context = Context(None, scan.logged)
     numbers = [
         replace(finding, evidence=tuple(replace(item, source=scan.source) for item in finding.evidence))
         for finding in check_numbers(view.history, context)
@@ -177,23 +198,23 @@ def diagnose_log(path: Path) -> Diagnosis:
     return Diagnosis(found, looked_at=(read,), notes=view.notes, kind=view.kind, empty=not view.size)
 
 
-def read_config(run: RunDirectory) -> RunConfig | None:
-    """The configuration that the run was last started with; None where it cannot be read any more."""
-    try:
-        return RunConfig.model_validate(yaml.safe_load(run.config.read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-
-
 def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Change], trial: str = "") -> str:
-    """The `clusterkit train` command of a run, rebuilt from its configuration, with changed settings.
+    """Rebuild the `clusterkit train` command of a run from its configuration, with changed settings.
 
-    trial: another name, for a run that begins anew; what was applied to the old one is then typed out.
+    Args:
+        run: the run.
+        config: its configuration.
+        changes: the settings to change.
+        trial: name of a new trial; its command also has the settings that were applied to this run.
+
+    Returns:
+        The command; empty if it cannot be rebuilt.
+
     """
     if config is None or not config.preset:
         return ""
     try:
-        # Fields of an agent or reward that the preset does not take have their defaults in it.
+        # Fields of an agent or reward that the preset does not use have their defaults there.
         defaults = {key: field.default for key, field in fields().items()}
         plain = defaults | flatten(resolve(config.preset, config.task.name).config)
         applied = {} if trial else {item.key: item.was for item in read_applied(run)}
@@ -201,9 +222,14 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
         return ""
     values = {**flatten(config), **applied, "trial_name": trial or run.trial}
     values.update((change.key, change.proposed) for change in changes)
-    chosen = ("mode", "cache_dir") if config.mode == "ray" else ()  # by dispatch
-    own = ("preset", "task.name", "fileroot", "experiment_name", *chosen)
-    typed = [f"{key}={_text(value)}" for key, value in values.items() if key not in own and plain[key] != value]
+    # Submission to a cluster sets the latter two.
+    set_otherwise = {"preset", "task.name", "fileroot", "experiment_name"}
+    set_otherwise |= {"mode", "cache_dir"} if config.mode == "ray" else set()
+    typed = [
+        f"{key}={setting_text(value)}"
+        for key, value in values.items()
+        if key not in set_otherwise and plain[key] != value
+    ]
     if run.experiment != plain["experiment_name"]:
         typed.append(f"experiment_name={run.experiment}")
     words = ["clusterkit", "train", "--preset", config.preset, "--task", config.task.name]
@@ -211,19 +237,19 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
 
 
 def diagnose_command(run: RunDirectory, *options: str) -> str:
-    """The command that diagnoses this run."""
+    """Return the command that diagnoses this run."""
     words = ["clusterkit", "diagnose", "--experiment", run.experiment, "--trial", run.trial]
     return shlex.join([*words, "--fileroot", str(run.fileroot), *options])
 
 
 def _scan_attempt(run: RunDirectory, history: History) -> list[Scan]:
-    """The logs of the latest attempt. main.log holds all attempts: only what was written since its start counts."""
+    """Scan the logs of the latest attempt; of main.log, which has all attempts, what was written since its start."""
     numbers = run.attempt_numbers()
     folder = run.logs / f"attempt_{numbers[-1]}" if numbers else None
     scans = []
     if folder is not None:
         scans += [_scan(path) for path in sorted(folder.rglob("*.log"))]
-    since = _began(history, folder)
+    since = _attempt_start(history, folder)
     stamp = time.strftime("%Y%m%d-%H:%M:%S", time.localtime(since)) if since else ""
     scans += [_scan(path, stamp) for path in sorted(run.logs.glob("*.log"))]
     return [scan for scan in scans if scan is not None]
@@ -236,8 +262,8 @@ def _scan(path: Path, since: str = "") -> Scan | None:
         return None
 
 
-def _began(history: History, folder: Path | None) -> float | None:
-    """When the latest attempt began: its folder is made first, its first record comes after the warm-up."""
+def _attempt_start(history: History, folder: Path | None) -> float | None:
+    """Return when the latest attempt began: its folder is made first, its first record comes after the warm-up."""
     if folder is None:
         return None
     try:
@@ -248,16 +274,16 @@ def _began(history: History, folder: Path | None) -> float | None:
         number(record, "time") for record in history.attempts[-1:] if f"attempt_{record.get('attempt')}" == folder.name
     ]
     marked = None
-    with suppress(OSError, ValueError, AttributeError):  # a dispatched attempt: its folder was written to at its end
+    with suppress(OSError, ValueError, AttributeError):  # an attempt of a cluster writes to its folder at its end
         marked = number(json.loads((folder / "exit.json").read_text(encoding="utf-8")), "began")
     return min(moment for moment in (made, marked, *own) if moment is not None)
 
 
-def _present(scans: list[Scan]) -> Present:
-    present = Present()
+def _logged_settings(scans: list[Scan]) -> LoggedSettings:
+    logged = LoggedSettings()
     for scan in scans:
-        present.values.update(scan.present.values)
-    return present
+        logged.values.update(scan.logged.values)
+    return logged
 
 
 def _findings(hits: list[Hit], context: Context) -> list[Cause]:
@@ -269,8 +295,8 @@ def _findings(hits: list[Hit], context: Context) -> list[Cause]:
 
 def _finding(hits: list[Hit], context: Context) -> Cause:
     signature = hits[0].signature
-    # What the frames of a traceback say is surer than what was logged before it.
-    phases = [hit.phase for hit in hits if hit.traced] or [hit.phase for hit in hits if hit.phase]
+    # The frames of a traceback are surer than what was logged before it.
+    phases = [hit.phase for hit in hits if hit.from_traceback] or [hit.phase for hit in hits if hit.phase]
     phase = phases[-1] if phases else ""
     case = signature.case(phase)
     ends = hits[:1] if hits[0].evidence.text == hits[-1].evidence.text else [hits[0], hits[-1]]
@@ -284,29 +310,25 @@ def _finding(hits: list[Hit], context: Context) -> Cause:
         propose(case.rules, context),
         case.advice,
         signature.follows,
-        case.together,
+        signature.together,
     )
     if signature.id == "disk-full":
         return disk_details(finding, "\n".join(hit.text for hit in hits))
     return memory_details(finding, hits[-1].text) if signature.id == "gpu-memory" else finding
 
 
-def _scan_stream(text: StreamText, source: str) -> Scan:
-    return moved(scan_bytes(bytes(text.kept), source, skipped=text.skipped_bytes), text.skipped_lines)
-
-
 def _hits_of(message: str, seen: set[str]) -> list[Hit]:
-    """What signatures know of the message that a run ended with; its logs may lie on the very disk that is full."""
-    lines = [(line, signature) for line in message.splitlines() for signature in known(line)]
+    """Match the message that a run ended with; its logs may be on the very disk that is full."""
+    lines = [(line, signature) for line in message.splitlines() for signature in matching_signatures(line)]
     return [
-        Hit(signature, Evidence("the run's last words", 0, line.strip()[:SHOWN_CHARACTERS]), "", line)
+        Hit(signature, Evidence("the run's last message", 0, line.strip()[:SHOWN_CHARACTERS]), "", line)
         for line, signature in lines
         if signature.id not in seen
     ]
 
 
 def _full_disks(run: RunDirectory) -> list[Hit]:
-    """Disks of a run on which there is no room now: a trainer cannot always write there that there is none."""
+    """Return a hit for every disk of the run that is full now: a trainer cannot always log that."""
     hits = []
     for folder in (run.logs, run.checkpoints, run.recover):
         with suppress(OSError):
@@ -317,23 +339,27 @@ def _full_disks(run: RunDirectory) -> list[Hit]:
     return hits
 
 
-def _own_message(said: Evidence | None) -> list[Cause]:
-    """The message with which a run, or a command, ended: ours say what is wrong and what to do."""
-    if said is None or not said.text.strip() or any(next(known(line), None) for line in said.text.splitlines()):
+def _is_known(text: str) -> bool:
+    return any(next(matching_signatures(line), None) for line in text.splitlines())
+
+
+def _own_message(last: Evidence | None) -> list[Cause]:
+    """Return the message that a run or a command ended with as a cause: ours say what is wrong and what to do."""
+    if last is None or not last.text.strip() or _is_known(last.text):
         return []
-    first, *rest = said.text.strip().splitlines()
+    first, *rest = last.text.strip().splitlines()
     if _EXCEPTION.match(first):
         title, cause = "An error that is not known here ended it", f"{first}. Its traceback, if any, is in main.log."
-        return [Cause("unknown-error", title, cause, evidence=(said,), advice=("main.log of the run's folder",))]
+        return [Cause("unknown-error", title, cause, evidence=(last,), advice=("main.log of the run's folder",))]
     cause = "\n           ".join([first, *rest])
-    return [Cause("own-message", "It ended with a message that says why", cause, evidence=(replace(said, text=""),))]
+    return [Cause("own-message", "It ended with a message that says why", cause, evidence=(replace(last, text=""),))]
 
 
 def _unknown_error(scans: list[Scan]) -> list[Cause]:
-    """The traceback with which a log ends, else the last one in it, where nothing else explains the end of a run."""
+    """Return the traceback that ends a log, else the last one in it, as a cause, unless a signature explains it."""
     with_error = sorted((scan for scan in scans if scan.error), key=lambda scan: not scan.fatal)
     scan = with_error[0] if with_error else None
-    if scan is None or scan.error is None or any(next(known(line), None) for line in scan.error.text.splitlines()):
+    if scan is None or scan.error is None or _is_known(scan.error.text):
         return []
     return [
         Cause(
@@ -347,14 +373,8 @@ def _unknown_error(scans: list[Scan]) -> list[Cause]:
 
 
 def _in_order(findings: list[Cause]) -> tuple[Cause, ...]:
-    """Causes before consequences. What usually follows from something else stands by itself where it is alone."""
+    """Sort causes before consequences. What usually follows from something else is a cause if it is alone."""
     order = {signature.id: place for place, signature in enumerate(SIGNATURES)}
     causes = [finding for finding in findings if not finding.follows]
     follows = [finding if causes else replace(finding, follows=False) for finding in findings if finding.follows]
     return tuple(sorted([*causes, *follows], key=lambda item: (item.follows, order.get(item.id, len(order)))))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

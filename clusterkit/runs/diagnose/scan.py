@@ -1,6 +1,6 @@
-"""Find signatures in logs: only their ends are read, colour and Ray's prefixes are taken off, long lines are cut.
+"""Find signatures in the end of a log, in lines without colours and Ray's prefixes, cut where they are long.
 
-Regular expressions are slow on megabytes: first the lines are found that hold a word without which no expression fits.
+Regular expressions are slow on megabytes. So a search for plain words chooses the lines that they are tried on.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterkit.runs.diagnose.logged_settings import SETTING_WORDS, LoggedSettings
 from clusterkit.runs.diagnose.model import Evidence, Hit, Signature
 from clusterkit.runs.diagnose.phases import MARK_WORDS, PhaseTracker, phase_of_traceback
-from clusterkit.runs.diagnose.present import PRESENT_WORDS, Present
 from clusterkit.runs.diagnose.signatures import SIGNATURES
-from clusterkit.runs.log.kinds import last_message, last_traceback
+from clusterkit.runs.log.kinds import last_message, last_traceback, ray_prefix
+from clusterkit.runs.log.lines import plain as without_colours
 
 READ_BYTES = 8 * 1024 * 1024
-"""What went wrong stands at the end of a log; half a second."""
+"""Errors stand at the end of a log; so much takes half a second."""
 COUNTED_BYTES = 256 * 1024 * 1024
-"""Lines of what comes before are counted up to here, so that a place has its number; a sixth of a second."""
+"""Lines before that are counted up to here, so that evidence has line numbers; a sixth of a second."""
 LINE_CHARACTERS = 4000
 SHOWN_CHARACTERS = 300
 TRACEBACK_LINES = 200
 REPLAYED_MARKS = 50
-"""Requests and answers of a step or two, which can overlap."""
+"""Requests and answers of a step or two; they can overlap."""
 
 WORDS = tuple(
     word.strip()
@@ -47,25 +48,30 @@ WORDS = tuple(
     reach rank 0 | not ready after
     """.split("|")
 )
-"""Every message that a signature knows holds one of these; a test makes messages of the expressions and looks."""
+"""Every message that matches a signature contains one of these; a test generates messages and checks it."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_PREFIX = re.compile(r"^\((?:[^()]{1,120} )?pid=\d+[^)]{0,80}\) ?")
-_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _STAMP = re.compile(rb"\d{8}-\d\d:\d\d:\d\d")
 _TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What was found in one file. skipped_bytes: how much of its beginning was not read. error: the last traceback,
-    its last lines in one text; fatal: whether the file ends with it. message: what the master or a command of ours
-    ended with, where it ends with that.
+    """What was found in one file.
+
+    Args:
+        logged: settings that the log prints.
+        last_phase: phase of the step at the end of the log.
+        last_line: the last line that is not empty.
+        skipped_bytes: size of the beginning that was not read.
+        error: the last lines of the last traceback.
+        fatal: whether the file ends with that traceback.
+        message: the error of AReaL's master or of a command of ours that ends the log.
+
     """
 
     source: str
     hits: list[Hit]
-    present: Present
+    logged: LoggedSettings
     last_phase: str
     last_line: Evidence | None
     skipped_bytes: int
@@ -75,10 +81,15 @@ class Scan:
 
 
 def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan:
-    """Read a log's end. since: lines that begin with an earlier time stamp (`20250222-11:11:56`) are passed over.
+    """Scan a log's end.
+
+    Args:
+        path: of the log.
+        since: a time stamp (`20250222-11:11:56`); lines that begin with an earlier one are skipped.
+        read_bytes: size of the end that is read.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the log cannot be read.
 
     """
     with path.open("rb") as file:
@@ -87,9 +98,9 @@ def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan
         scan = scan_bytes(file.read(read_bytes), str(path), since, skipped=skipped)
         if not skipped:
             return scan
-        # Where nothing is to be pointed at, and in a very long log, what comes before its end is not even counted.
+        # Lines are not counted if there is no evidence to number, or the log is very long.
         counted = bool(scan.hits or scan.error or scan.message) and skipped <= COUNTED_BYTES
-        return moved(scan, _newlines(file, skipped) if counted else None)
+        return shift_lines(scan, _newlines(file, skipped) if counted else None)
 
 
 def _newlines(file: BinaryIO, end: int) -> int:
@@ -97,8 +108,8 @@ def _newlines(file: BinaryIO, end: int) -> int:
     return sum(file.read(min(1 << 20, end - start)).count(b"\n") for start in range(0, end, 1 << 20))
 
 
-def moved(scan: Scan, lines: int | None) -> Scan:
-    """A scan of a log's end with its places counted from the log's first line; None: how many lines is not known."""
+def shift_lines(scan: Scan, lines: int | None) -> Scan:
+    """Return the scan with line numbers counted from `lines` lines further up; None: that number is unknown."""
 
     def move(item: Evidence) -> Evidence:
         return replace(item, line=0 if lines is None else item.line + lines)
@@ -108,58 +119,56 @@ def moved(scan: Scan, lines: int | None) -> Scan:
     return replace(scan, hits=hits, last_line=last_line, error=error, message=message)
 
 
-def scan_bytes(data: bytes, source: str, since: str = "", first: int = 1, skipped: int = 0) -> Scan:
-    """Find signatures in a piece of a log that begins with line `first`."""
+def scan_bytes(data: bytes, source: str, since: str = "", skipped: int = 0) -> Scan:
+    """Scan a piece of a log; `skipped`: bytes before it. Line numbers count from its beginning."""
     lines = data.split(b"\n")
     begin = _first_since(lines, since.encode()) if since else 0
     ends = list(accumulate(len(line) + 1 for line in lines))
-    marks, present = _holding(MARK_WORDS, data, ends), Present()
-    for index in _holding(PRESENT_WORDS, data, ends):
-        present.see(plain(lines[index]))
+    marks, logged = _containing(MARK_WORDS, data, ends), LoggedSettings()
+    for index in _containing(SETTING_WORDS, data, ends):
+        logged.read_line(plain(lines[index]))
     hits: list[Hit] = []
-    for index in _holding(WORDS, data, ends):
+    for index in _containing(WORDS, data, ends):
         text = plain(lines[index])
-        signatures = tuple(known(text)) if index >= begin else ()
+        signatures = tuple(matching_signatures(text)) if index >= begin else ()
         if not signatures:
             continue
-        traced = phase_of_traceback(_traceback(lines, max(index - TRACEBACK_LINES, begin), index))
-        phase = traced or _phase(lines, marks, begin, index)
-        evidence = Evidence(source, first + index, text.strip()[:SHOWN_CHARACTERS])
-        hits += [Hit(signature, evidence, phase, text, bool(traced)) for signature in signatures]
+        traceback_phase = phase_of_traceback(_traceback(lines, max(index - TRACEBACK_LINES, begin), index))
+        phase = traceback_phase or _phase(lines, marks, begin, index)
+        evidence = Evidence(source, 1 + index, text.strip()[:SHOWN_CHARACTERS])
+        hits += [Hit(signature, evidence, phase, text, bool(traceback_phase)) for signature in signatures]
     last = next((i for i in range(len(lines) - 1, begin - 1, -1) if lines[i].strip()), None)
     last_line = None
     if last is not None:
-        last_line = Evidence(source, first + last, plain(lines[last]).strip()[:SHOWN_CHARACTERS])
+        last_line = Evidence(source, 1 + last, plain(lines[last]).strip()[:SHOWN_CHARACTERS])
     own = data[ends[begin - 1] :] if begin else data
     error, message = last_traceback(own), last_message(own)
     return Scan(
         source,
         hits,
-        present,
+        logged,
         _phase(lines, marks, begin, len(lines)),
         last_line,
         skipped,
-        None if error is None else Evidence(source, first + begin + error.line, "\n".join(error.lines)),
+        None if error is None else Evidence(source, 1 + begin + error.line, "\n".join(error.lines)),
         error is not None and error.ends,
-        None if message is None else Evidence(source, first + begin + message[0], message[1]),
+        None if message is None else Evidence(source, 1 + begin + message[0], message[1]),
     )
 
 
-def known(text: str) -> Iterator[Signature]:
-    """Signatures that know a line."""
+def matching_signatures(text: str) -> Iterator[Signature]:
+    """Yield the signatures that match a line."""
     yield from (signature for signature, pattern in _compiled() if pattern.search(text))
 
 
 def plain(line: bytes) -> str:
-    """A line without colour, Ray's prefix and its note of repetitions."""
-    text = line[: 4 * LINE_CHARACTERS].decode("utf-8", errors="replace")[:LINE_CHARACTERS].rstrip("\r")
-    text = _ANSI.sub("", text) if "\x1b" in text else text
-    text = _PREFIX.sub("", text) if text.startswith("(") else text
-    return _REPEATED.sub("", text) if "repeated" in text else text
+    """Return a line without colours, Ray's prefix and its note about repetitions, cut to LINE_CHARACTERS."""
+    text = without_colours(line[: 4 * LINE_CHARACTERS])[:LINE_CHARACTERS]
+    return text[len(ray_prefix(text)) :] if text.startswith("(") else text
 
 
-def _holding(words: Sequence[str], data: bytes, ends: Sequence[int]) -> list[int]:
-    """Indexes of the lines that hold one of some words, in order. ends: where each line ends."""
+def _containing(words: Sequence[str], data: bytes, ends: Sequence[int]) -> list[int]:
+    """Return the indexes of the lines that contain one of some words, in order. `ends`: where each line ends."""
     found: set[int] = set()
     for word in words:
         wanted = word.encode()
@@ -172,31 +181,31 @@ def _holding(words: Sequence[str], data: bytes, ends: Sequence[int]) -> list[int
 
 
 def _phase(lines: Sequence[bytes], marks: Sequence[int], begin: int, index: int) -> str:
-    """The phase at a line, of the marks before it."""
+    """Return the phase at a line, by the marks before it."""
     tracker = PhaseTracker()
     place = bisect_right(marks, index)
     for mark in marks[max(place - REPLAYED_MARKS, 0) : place]:
         if mark >= begin:
-            tracker.see(plain(lines[mark]))
+            tracker.read_line(plain(lines[mark]))
     return tracker.phase
 
 
 def _traceback(lines: Sequence[bytes], begin: int, index: int) -> list[str]:
-    """The lines of the traceback that ends at a line, empty where none does."""
+    """Return the lines of the traceback that ends at a line; none if there is no traceback."""
     texts: list[str] = []
     for line in reversed(lines[begin:index]):
         text = plain(line)
         if _TRACEBACK in text:
             return texts
         if text and not text[0].isspace():
-            # Only indented lines lie between a traceback's head and its error.
+            # A traceback has only indented lines between its head and its error.
             return []
         texts.append(text)
     return []
 
 
 def _first_since(lines: Sequence[bytes], since: bytes) -> int:
-    """Index of the first line with a time stamp of `since` or later."""
+    """Return the index of the first line with a time stamp of `since` or later."""
     for index, line in enumerate(lines):
         if _STAMP.match(line) and line[: len(since)] >= since:
             return index

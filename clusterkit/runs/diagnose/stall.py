@@ -1,4 +1,4 @@
-"""A run that is alive and says nothing: what it was doing, and what the operating system knows of its process."""
+"""A run that is alive but records nothing: its phase, and the state of its process in the operating system."""
 
 from __future__ import annotations
 
@@ -12,31 +12,40 @@ _PID = re.compile(r"process (\d+)")
 _STATES = {
     "T": ("it was stopped (Ctrl-Z, kill -STOP), and waits to be continued", "kill -CONT {pid}"),
     "D": ("it waits for a disk or network storage that does not answer", "look at the storage: df -h, dmesg -T"),
-    "Z": ("it is dead, and whoever started it has not noticed", "end its parent, then start the same command again"),
+    "Z": ("it is dead, and its parent has not noticed", "end its parent, then start the same command again"),
 }
 
 
-def stall(
-    holder: str | None, silence: float | None, usual: float | None, phase: str, last_line: Evidence | None
+def stall_cause(
+    holder: str | None, silence: float | None, step_time: float | None, phase: str, last_line: Evidence | None
 ) -> Cause:
-    """Tell of a stall. usual: seconds of a step."""
-    pid = _PID.search(holder or "")
-    known = _STATES.get(process_state(int(pid[1]))) if pid else None
+    """Explain a stall.
+
+    Args:
+        holder: the process that works on the run, such as "process 123".
+        silence: seconds since the last record.
+        step_time: usual seconds of a step.
+        phase: of the step, at the log's last line.
+        last_line: of the log.
+
+    """
+    match = _PID.search(holder or "")
+    pid = match[1] if match else "PID"
+    known = _STATES.get(process_state(int(pid))) if match else None
     if known:
         cause = f"The process is there, but {known[0]}."
-        advice: tuple[str, ...] = (known[1].format(pid=pid[1] if pid else ""),)
+        advice: tuple[str, ...] = (known[1].format(pid=pid),)
     else:
         cause = (
             "A rank or an engine that others wait for hangs or is gone, generation does not end, or storage is slow. "
-            f"The log's last words were written {PHASE_NAMES[phase]}."
+            f"The log's last line was written {PHASE_NAMES[phase]}."
         )
-        stack = f"where it hangs: py-spy dump --pid {pid[1]}" if pid else "where it hangs: py-spy dump --pid PID"
         advice = (
-            stack,
+            f"where it hangs: py-spy dump --pid {pid}",
             "are all hosts and GPUs there: clusterkit ray-status, nvidia-smi",
             "a stop keeps the last recover checkpoint; the same command then goes on",
         )
-    normal = f", a step takes {duration(usual)}" if usual is not None else ""
+    normal = f", a step takes {duration(step_time)}" if step_time is not None else ""
     return Cause(
         "stall",
         f"Nothing was recorded for {duration(silence)}{normal}",
@@ -48,7 +57,7 @@ def stall(
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process's state; empty where it cannot be known (another machine, another system)."""
+    """Return the kernel's letter for a process's state; empty if unknown (another machine, another system)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

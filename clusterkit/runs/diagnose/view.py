@@ -1,20 +1,21 @@
-"""A diagnosis as text for people, and the short form that other commands append to a failure."""
+"""A diagnosis as text, and the short form that other commands print below a failure."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.model import BAD, PHASE_NAMES, Cause, Change, Evidence
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.console import failure_message
+from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status
 
 _TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
-    """Everything that was found, and what to type next."""
+    """Return all that was found, and what to type next."""
     lines = []
     run = diagnosis.run
     if run is not None:
@@ -31,39 +32,44 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
-    """A few lines about why a run that has just failed did so; none where that is not known.
+    """Return a few lines about why a run has just failed; none if unknown.
 
-    killed: the trainer was ended by SIGKILL. Never raises: it is told beside a failure that must be told.
+    Never raises: the failure itself must be shown.
+
+    Args:
+        run: the run.
+        killed: SIGKILL ended the trainer.
+
     """
     try:
         diagnosis = diagnose_run(run, killed=killed)
     except Exception:
         return []
     number = next(iter(reversed(run.attempt_numbers())), 0)
-    told = (failure_message(run.console(number)) or diagnosis.message).removeprefix("error: ").strip().splitlines()[:1]
+    shown = (failure_message(run.console(number)) or diagnosis.message).removeprefix("error: ").strip().splitlines()[:1]
 
     def repeats(finding: Cause) -> bool:
-        """Whether it knows no more than the message that is told already, which says what to do itself."""
-        return not finding.changes and bool(told) and all(told[0] in item.text for item in finding.evidence)
+        """Whether a finding says no more than the message that is shown anyway, which says what to do itself."""
+        return not finding.changes and bool(shown) and all(shown[0] in item.text for item in finding.evidence)
 
     findings = [finding for finding in diagnosis.findings if finding.changes or finding.advice]
     return _short_lines(diagnosis, [finding for finding in findings if not repeats(finding)])
 
 
 def explain_status(status: Status) -> list[str]:
-    """The short form for a run that failed, was killed or is stalled; none for one that is well. Never raises."""
+    """Return the short form for a run that failed, was killed or is stalled; else nothing. Never raises."""
     if status.state not in BAD:
         return []
     try:
         diagnosis = diagnose_run(status.run, status)
     except Exception:
         return []
-    # Its own message is told as the run's state.
+    # Its own message is shown with the run's state.
     return _short_lines(diagnosis, [finding for finding in diagnosis.findings if finding.id != "own-message"])
 
 
 def findings_of(status: Status) -> list[dict[str, Any]]:
-    """For --json: what `clusterkit diagnose` finds in a run that failed, was killed or is stalled. Never raises."""
+    """Return the findings of a run that failed, was killed or is stalled, for --json. Never raises."""
     if status.state not in BAD:
         return []
     try:
@@ -73,9 +79,9 @@ def findings_of(status: Status) -> list[dict[str, Any]]:
 
 
 def change_text(change: Change) -> str:
-    """`train.max_tokens_per_mb: 16384 → 8192`, with what kind of setting it is where it is not ours."""
-    proposed = _plain(change.proposed)
-    value = f"{_plain(change.now)} → {proposed}" if change.now is not None else proposed
+    """Return `train.max_tokens_per_mb: 16384 → 8192`, with the kind of the setting if it is not ours."""
+    proposed = setting_text(change.proposed)
+    value = f"{setting_text(change.now)} → {proposed}" if change.now is not None else proposed
     text = f"{change.key}: {value}"
     tags = [_TAGS[change.kind]] if change.kind in _TAGS else []
     if change.new_trial:
@@ -108,7 +114,7 @@ def _next_lines(diagnosis: Diagnosis) -> list[str]:
         return []
     lines = []
     if diagnosis.applicable:
-        changes = ", ".join(f"{change.key}={_plain(change.proposed)}" for change, _ in diagnosis.applicable)
+        changes = ", ".join(f"{change.key}={setting_text(change.proposed)}" for change, _ in diagnosis.applicable)
         if diagnosis.is_applied:
             command = train_command(run, config, []) or "the same `clusterkit train` command as before"
             lines.append(f"{changes} is applied already. Go on with: {command}")
@@ -139,7 +145,3 @@ def _short_lines(diagnosis: Diagnosis, findings: list[Cause]) -> list[str]:
 
 def _place(item: Evidence) -> str:
     return f"{item.source}:{item.line}" if item.line else item.source
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

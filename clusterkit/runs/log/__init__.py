@@ -1,1 +1,1 @@
-"""Reads what a run leaves behind, as one history: records of every number, or the lines of a log (reader.read_log)."""
+"""The history of a run, from metrics.jsonl (metrics.read_history) or from a log (reader.read_log)."""

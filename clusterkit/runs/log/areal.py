@@ -1,7 +1,7 @@
-"""What AReaL's logs say, as records in the manner of metrics.jsonl. Pure, and linear in the length of a message.
+"""Parse messages of AReaL's logs into records like those of metrics.jsonl, in time linear in their length.
 
-Three dialects: v0.2 (a dict of statistics, then the step's line), v0.3 (tables of statistics, one a minibatch, then the
-step's line) and Lite/1.x (the step's line, then its tables). Our trainer writes v0.2's lines; ours.py has its others.
+Three dialects: v0.2 (a dict of statistics, then the step's line), v0.3 (tables of statistics, one per minibatch, then
+the step's line) and Lite/1.x (the step's line, then its tables). Our trainer writes v0.2's lines; ours.py has others.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from clusterkit.runs.log.lines import Message
 from clusterkit.runs.log.metrics import Record
 
 _NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,25})?(?:[eE][-+]?\d{1,4})?|inf|nan)"
-_EPOCH = re.compile(
-    r"Epoch (\d{1,9})/(\d{1,9}) step (\d{1,9})/(\d{1,9}) \(global step (\d{1,12})\) finishes\.",
-)
+_EPOCH = re.compile(r"Epoch (\d{1,9})/(\d{1,9}) step (\d{1,9})/(\d{1,9}) \(global step (\d{1,12})\) finishes\.")
 _EPOCH_LITE = re.compile(r"Epoch (\d{1,9})/(\d{1,9}) Step (\d{1,9})/(\d{1,9}) Train step (\d{1,12})/(\d{1,12}) done\.")
 _SECONDS = re.compile(rf"execution time: \*?({_NUMBER})\*?s")
 _PARTS = {
@@ -44,17 +42,17 @@ _NAMES = {
     "prompt_len": "avg_prompt_len",
     "seq_len": "avg_seq_len",
 }
-"""v0.3 and Lite say the same numbers under other names."""
+"""Names of v0.3 and Lite for numbers of v0.2."""
 _ACTOR_NAMES = {**_NAMES, "loss": "actor_loss"}
-"""A loss without an actor's scope is another's, such as that of supervised training."""
+"""A loss outside an actor's scope is another loss, such as that of supervised training."""
 _ACTOR = re.compile(r"(?:[^/]{0,80}_)?actor/")
-"""The scope that the training script chose: v0.3 and 1.x write `ppo_actor/`, Lite's examples mostly `grpo_actor/`."""
+"""The scope, chosen by the training script: v0.3 and 1.x use `ppo_actor/`, Lite's examples mostly `grpo_actor/`."""
 
 SHOWN_MESSAGE = 500
 
 
 def parse(message: Message) -> Record | None:
-    """The record that a message tells, or None. Its `kind` is one of metrics.jsonl's or of progress.py's."""
+    """Return the record of a message, or None. Its `kind` is one of metrics.jsonl's or progress.py's."""
     text = message.text
     for begin, fields in _PLAIN.items():
         if text.startswith(begin):
@@ -67,7 +65,7 @@ def parse(message: Message) -> Record | None:
 
 
 def table_values(row: str) -> dict[str, float]:
-    """Names and numbers of one row of a table: `│ name │ 1.2e-01 │ name │ …`. A row that lost its end gives less."""
+    """Return names and numbers of one table row: `│ name │ 1.2e-01 │ name │ …`. A torn row has fewer."""
     cells = [cell.strip() for cell in row.split("│")[1:-1]]
     values = {}
     for name, value in zip(cells[::2], cells[1::2], strict=False):
@@ -77,15 +75,15 @@ def table_values(row: str) -> dict[str, float]:
 
 
 def number(text: str) -> float | None:
-    """A number as Python prints it, or None."""
+    """Parse a number as Python prints it, or return None."""
     return float(text) if len(text) <= 50 and re.fullmatch(_NUMBER, text) else None
 
 
 def canonical(values: dict[str, float]) -> dict[str, float]:
-    """Statistics under v0.2's names: `ppo_actor/task_reward/avg` is `task_reward`. Minima and maxima keep their end.
+    """Rename statistics to v0.2's names: `ppo_actor/task_reward/avg` to `task_reward`; `/min` and `/max` stay.
 
-    A number that v0.2 does not have keeps its own name, such as `rollout/reward`: the mean over what was sampled
-    meanwhile, not over the batch. So do the numbers of several actors, of which none is the run's.
+    A number that v0.2 lacks keeps its name, such as `rollout/reward` (the mean over what was sampled meanwhile, not
+    over the batch). So do the numbers of several actors.
     """
     scopes = {match[0] for name in values if (match := _ACTOR.match(name))}
     scope = scopes.pop() if len(scopes) == 1 else ""
@@ -115,19 +113,12 @@ def _step(message: Message) -> dict[str, Any] | None:
 
 
 def _position(epoch: int, epochs: int, step: int, steps: int, overall: int, total: int) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "epoch": epoch,
-        "epochs": epochs,
-        "epoch_step": step,
-        "steps_per_epoch": steps,
-        "global_step": overall,
-        "total_steps": total,
-    }
+    position = {"kind": "step", "epoch": epoch, "epochs": epochs, "epoch_step": step, "steps_per_epoch": steps}
+    return {**position, "global_step": overall, "total_steps": total}
 
 
 def _returned(message: Message) -> dict[str, Any] | None:
-    """Statistics in the message itself, or the head of a table that follows."""
+    """Parse statistics in the message itself, or the head of a table that follows."""
     match = _RETURNS.match(message.text)
     if match is None or "train" not in match[1].lower() or match[1].startswith("critic"):
         return None
@@ -147,7 +138,7 @@ def _stats_head(message: Message) -> dict[str, Any] | None:
 
 
 def _recover_point(message: Message) -> dict[str, Any] | None:
-    """What a restart would go on from (AReaL, after each dump) or does go on from (our trainer)."""
+    """Parse the step that a restart would resume from (AReaL, after each dump) or does resume from (our trainer)."""
     match = _POINT.match(message.text)
     return match and {"kind": "recover_point", "global_step": int(match[1])}
 
@@ -168,14 +159,8 @@ def _saved(message: Message) -> dict[str, Any] | None:
     if match is None:
         return None
     step = _SAVED_STEP.search(match[2])
-    seconds = float(match[3]) if match[3] else None
-    return {
-        "kind": "save",
-        "model": match[1],
-        "path": match[2],
-        "seconds": seconds,
-        "global_step": int(step[1]) if step else None,
-    }
+    seconds, global_step = float(match[3]) if match[3] else None, int(step[1]) if step else None
+    return {"kind": "save", "model": match[1], "path": match[2], "seconds": seconds, "global_step": global_step}
 
 
 def _rpc_time(message: Message) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Opening a log, and the errors of that."""
+"""Open a log, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import BinaryIO
 from trainer.errors import RunError, UserError
 
 BLOCK_BYTES = 1 << 18
-"""Fits into a processor's second-level cache, through which each block goes several times."""
+"""A block fits into a processor's second-level cache, because it is searched several times."""
 
 
 class MissingLogError(UserError):
-    """There is no such log, or not at this moment."""
+    """The log does not exist, or not at this moment."""
 
 
 def open_log(path: Path, *, pipe: bool = False) -> BinaryIO:
-    """Open a log. pipe: named pipes, too. Raises as LogReader.refresh."""
+    """Open a log, with `pipe` also a named pipe. Raises the errors of LogReader.refresh."""
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
@@ -33,5 +33,5 @@ def open_log(path: Path, *, pipe: bool = False) -> BinaryIO:
 
 
 def unreadable(path: Path, error: OSError) -> RunError:
-    """The error of a disk that fails."""
+    """Return the error of a log on a disk that fails."""
     return RunError(f"cannot read {path}: {error.strerror or error}. Check the disk or mount that it is on")

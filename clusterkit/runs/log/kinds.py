@@ -1,4 +1,4 @@
-"""What a log is, by its lines, and the error that ends it."""
+"""The program that wrote a log, and the error that ends it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from clusterkit.runs.log.lines import INFO, WARNING, plain
 
 TRACEBACK = b"Traceback (most recent call last"
 MOST_LINES, MOST_BYTES = 400, 1 << 20
-"""Of a traceback, which are followed to its error."""
+"""Limits of a traceback."""
 SHOWN_LINES = 8
 FOLLOWING_LINES = 50
-"""What other processes may say after the error that ended a run."""
+"""Lines that other processes may write after the error that ended a run."""
 ERROR_CHARACTERS = 500
 
 _PREFIX = re.compile(r"^(?:\((?:[^()]{1,120} )?pid=\d+[^)]{0,80}\) ?|\[(?:rank|default)\d+\]: ?)+")
@@ -43,8 +43,14 @@ OURS = KINDS[0][0]
 
 @dataclass(frozen=True)
 class Traceback:
-    """An error as Python prints it. message: its last line. lines: the last ones, with it. line: index of that line
-    in the text. ends: whether the log ends with it: few lines follow, and nothing that a run says while it goes on.
+    """An error as Python prints it.
+
+    Args:
+        message: its last line.
+        lines: its last lines, with the message.
+        line: index of the message's line in the text.
+        ends: whether it ends the log: few lines follow, and none that a living run writes.
+
     """
 
     message: str
@@ -54,18 +60,18 @@ class Traceback:
 
 
 def kind_of(text: bytes) -> str:
-    """Who wrote a log, of some of its lines; "" where that is not known."""
+    """Return the program that wrote a log, by some of its lines; empty if unknown."""
     return next((name for name, pattern in KINDS if pattern.search(text)), "")
 
 
 def last_traceback(text: bytes) -> Traceback | None:
-    """The last traceback in a log's text, where it is one; its lines may have those of other processes between them."""
+    """Return the last traceback of a log's text, or None; lines of other processes may stand between its own."""
     head = text.rfind(TRACEBACK)
     if head < 0:
         return None
     begin = text.rfind(b"\n", 0, head) + 1
     lines = text[begin : begin + MOST_BYTES].split(b"\n", MOST_LINES)[:MOST_LINES]
-    prefix = _prefix(plain(lines[0]))
+    prefix = ray_prefix(plain(lines[0]))
     found: list[tuple[int, str]] = []
     for index, line in enumerate(lines):
         shown = plain(line[:4000])
@@ -74,7 +80,7 @@ def last_traceback(text: bytes) -> Traceback | None:
         shown = shown[len(prefix) :]
         found.append((index, shown.rstrip()))
         if index and shown[:1].strip() and shown[0] != "|":
-            break  # the error itself: only indented lines come before it
+            break  # the error itself: all lines before it are indented
     while len(found) > 1 and not found[-1][1]:
         found.pop()
     last, message = found[-1]
@@ -89,7 +95,7 @@ def last_traceback(text: bytes) -> Traceback | None:
 
 
 def last_message(text: bytes) -> tuple[int, str] | None:
-    """The message that a log of our trainer, AReaL's master or a command of ours ends with: index of its line, text."""
+    """Return line index and text of the error of our trainer, AReaL's master or a command of ours that ends a log."""
     found = None
     for found in _MESSAGE.finditer(text):  # noqa: B007 (the last one counts)
         pass
@@ -100,6 +106,7 @@ def last_message(text: bytes) -> tuple[int, str] | None:
     return text.count(b"\n", 0, found.start()), "\n".join(lines[: min(count, SHOWN_LINES)])
 
 
-def _prefix(line: str) -> str:
+def ray_prefix(line: str) -> str:
+    """Return what Ray or torchrun wrote before a line of one process; empty if nothing."""
     match = _PREFIX.match(line)
     return match[0] if match else ""

@@ -1,8 +1,8 @@
-"""One line of a log: which lines are worth a look, and what is wrapped around their messages.
+"""Choose the lines of a log that are worth parsing, and unwrap their messages.
 
-Logs of several GB are mostly the chatter of engines, so lines are chosen by a search in the raw bytes. Both expressions
-begin with fixed text on purpose: `re` then skips through a block with memchr, several times faster than one search a
-keyword. benchmarks/runlog.py compares the choice with `grep -c` of KEYWORDS.
+Logs of several GB are mostly lines of engines, so a search in the raw bytes chooses lines. Both expressions begin with
+fixed text on purpose: `re` then uses memchr, several times faster than one search per keyword. benchmarks/runlog.py
+compares this with `grep -c` of KEYWORDS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYWORDS = (
 """The same choice as plain words, for grep."""
 
 MAX_MESSAGES = 4
-"""Messages of one line: one, or a few where a writer was killed in the middle and the next one went on behind it."""
+"""A line has one message, or a few if a writer was killed within the line and the next one continued it."""
 
 _MESSAGE = re.compile(r"(INFO|WARNING|ERROR): ")
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,40}[A-Za-z]")
@@ -41,7 +41,7 @@ _BEFORE_MESSAGE = 160
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one logger said. time: Unix seconds, the stamp taken as this machine's local time; None without a stamp."""
+    """One message of a logger. `time`: Unix seconds, by the local time of this machine; None without a time stamp."""
 
     level: str
     text: str
@@ -50,12 +50,12 @@ class Message:
 
     @property
     def by_master(self) -> bool:
-        """Whether the master worker said it: it leads AReaL v0.2 and v0.3, and our trainer signs as it does."""
+        """Whether the master worker wrote it, which leads AReaL v0.2 and v0.3; our trainer writes its name, too."""
         return self.before.endswith("master worker ")
 
 
 def interesting(block: bytes, end: int) -> list[int]:
-    """Positions within `block[:end]` that lie in lines worth parsing, in order."""
+    """Return sorted positions within `block[:end]`, each in a line worth parsing."""
     found = [match.start() for match in INFO.finditer(block, 0, end)]
     found += [match.start() for match in WARNING.finditer(block, 0, end)]
     position = block.find(ERROR, 0, end)
@@ -67,7 +67,7 @@ def interesting(block: bytes, end: int) -> list[int]:
 
 
 def plain(line: bytes) -> str:
-    """A line as text without colours and without Ray's note on folded repetitions."""
+    """Return a line as text, without colours and Ray's note about repetitions."""
     text = line.decode("utf-8", errors="replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -75,7 +75,7 @@ def plain(line: bytes) -> str:
 
 
 def messages(text: str) -> Iterator[Message]:
-    """The messages of one plain line, usually one. Whatever Ray or a launcher wrote before them is passed over."""
+    """Yield the messages of one plain line, usually one, without the prefixes of Ray and launchers."""
     starts = [(match.start(), match.end(), match[1]) for match in _MESSAGE.finditer(text)][-MAX_MESSAGES:]
     for index, (start, begin, level) in enumerate(starts):
         end = starts[index + 1][0] if index + 1 < len(starts) else len(text)
@@ -84,7 +84,7 @@ def messages(text: str) -> Iterator[Message]:
 
 
 def stamp(text: str) -> float | None:
-    """The last time stamp in a text (`20250222-11:11:56.997`), or None."""
+    """Return the last time stamp in a text (`20250222-11:11:56.997`) as Unix seconds, or None."""
     found = None
     for found in _STAMP.finditer(text):  # noqa: B007 (the last one counts)
         pass

@@ -1,6 +1,6 @@
-"""metrics.jsonl: an incremental reader that bears torn lines, and the run's history without repetitions.
+"""metrics.jsonl: an incremental reader that tolerates torn lines, and the history of a run across attempts.
 
-The file's contract is docs/run-directory.md.
+docs/run-directory.md defines the file.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from clusterkit.common.text_plot import iso_time
+
 Record = dict[str, Any]
 
 _MAPPINGS = ("stats", "timings", "metrics", "versions")
 _LATEST_TIME = 1e11
-"""Unix seconds, some thousand years from now: a time beyond it was never one."""
+"""Unix seconds, some thousand years from now: a larger value is no time."""
 
 RECENT_STEPS = 20
 """Step times older than this say little about the steps to come."""
+STALLED_AFTER_SECONDS = 60.0
+STALLED_AFTER_STEPS = 5.0
+STALLED_BEFORE_FIRST_STEP_SECONDS = 600.0
+"""Loading a model, the first evaluation and the first step are silent, and their time is unknown."""
 
 
 class MetricsTail:
-    """Reads records that were appended since the last call; a line without its end waits for the rest of it."""
+    """Reads the records that were appended since the last call; an incomplete line waits for its end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +37,7 @@ class MetricsTail:
         self._partial = b""
 
     def read(self) -> list[Record]:
-        """New complete records, oldest first; none where the file does not exist yet."""
+        """Return new complete records, oldest first; none if the file does not exist yet."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -48,7 +54,7 @@ class MetricsTail:
         record = _record(text)
         if record is None:
             self.damaged += 1
-            # A killed writer leaves half a line and the next attempt's record follows on it: save the latter.
+            # A killed writer leaves half a line, which the next attempt continues with its own record: keep that.
             record = _last_record_within(text)
         return record
 
@@ -62,9 +68,9 @@ def _record(text: str) -> Record | None:
 
 
 def _plain(record: Record) -> Record:
-    """A record without what no trainer writes: fields that are no finite number, or no mapping, where one belongs.
+    """Return a record without fields that no trainer writes: numbers that are not finite, mappings that are none.
 
-    Numbers within `stats` may be NaN: that is what a reader must be told.
+    Numbers within `stats` may be NaN: users must see that.
     """
     wrong = [
         key
@@ -78,7 +84,7 @@ def _plain(record: Record) -> Record:
 
 
 def _is_huge(value: Any) -> bool:
-    """A whole number of hundreds of digits, which no float holds."""
+    """Whether a value is an integer of hundreds of digits, too large for a float."""
     return isinstance(value, int) and abs(value) >= 1 << 63
 
 
@@ -93,9 +99,9 @@ def _last_record_within(text: str) -> Record | None:
 
 
 class History:
-    """The run as it stands: what was undone by going back to a recover checkpoint is forgotten.
+    """The records of a run that count: steps after the recover checkpoint of a later attempt are dropped.
 
-    warmup: the latest record of a warm-up that is going on, else None. finish: how the latest attempt ended, else None.
+    `warmup` is the latest record of a warm-up in progress, `finish` says how the latest attempt ended; else None.
     """
 
     def __init__(self) -> None:
@@ -110,11 +116,11 @@ class History:
         self.last_time: float | None = None
 
     def add(self, record: Record) -> None:
-        """Take one record in; kinds that this version does not know are passed over."""
+        """Add one record; unknown kinds are ignored."""
         kind = record["kind"]
         self.last_time = number(record, "time") or self.last_time
         if self.finish is not None and whole(record, "attempt") > whole(self.finish, "attempt"):
-            self.finish = None  # the run lives again; its warm-up is told before its `attempt` record
+            self.finish = None  # a new attempt has begun; its warm-up is recorded before its `attempt`
         if kind == "warmup":
             self.warmup = record
         elif kind in ("attempt", "step", "eval"):
@@ -136,29 +142,35 @@ class History:
 
     @property
     def held_out(self) -> list[Record]:
-        """Evaluations of the run's own measure: other lengths of document and blanked memories are the table's."""
+        """Evaluations during the run; those at other lengths or with a blanked memory belong to the final table."""
         return [record for record in self.evals if not record.get("chunks") and not record.get("blank_memory")]
 
     @property
     def learns(self) -> bool:
-        """Whether the run changes weights; not with trainer.type=null."""
+        """Whether the run trains; not so with trainer.type=null."""
         return not self.attempts or self.attempts[-1].get("type") != "null"
 
     @property
     def global_step(self) -> int:
-        """Training steps that count, 0 before the first."""
+        """The last training step that counts, 0 before the first."""
         return whole(self.steps[-1], "global_step") if self.steps else 0
 
     @property
     def total_steps(self) -> int:
-        """Steps that the latest attempt means to make, 0 when unknown."""
+        """Planned steps of the latest attempt, 0 if unknown."""
         for record in [*self.attempts[-1:], *self.steps[-1:]]:
             if total := whole(record, "total_steps"):
                 return total
         return 0
 
     def progress(self, total_steps: int, eta: float | None) -> dict[str, Any]:
-        """The `progress` of every status as JSON. total_steps: 0 when unknown. eta: seconds."""
+        """Return the `progress` of a status as JSON.
+
+        Args:
+            total_steps: 0 if unknown.
+            eta: seconds; None if unknown.
+
+        """
         last = self.steps[-1] if self.steps else {}
         return {
             "epoch": last.get("epoch"),
@@ -172,58 +184,86 @@ class History:
         }
 
     def step_time(self) -> float | None:
-        """Median seconds of the recent steps, over attempts."""
+        """Return the median seconds of the recent steps, over attempts."""
         times = [number(step, "step_time_s") for step in self.steps[-RECENT_STEPS:]]
         known = [time for time in times if time is not None and math.isfinite(time)]
         return median(known) if known else None
 
     def eta(self) -> float | None:
-        """Seconds until the last step ends, from recent steps; None before the first one."""
+        """Return the seconds of all steps to come, by the recent ones; None before the first step."""
         step_time = self.step_time()
         if step_time is None or not self.total_steps:
             return None
         return max(self.total_steps - self.global_step, 0) * step_time
 
+    def remaining(self, now: float) -> float | None:
+        """Return the seconds from `now` (Unix seconds) to the end of the last step; None before the first step."""
+        eta = self.eta()
+        if eta is None or not self.steps:
+            return eta
+        passed = now - (number(self.steps[-1], "time") or now)
+        return eta - min(max(passed, 0.0), self.step_time() or 0.0, eta)
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence that are normal."""
+        step_time = self.step_time()
+        if step_time is None:
+            return STALLED_BEFORE_FIRST_STEP_SECONDS
+        return max(STALLED_AFTER_SECONDS, STALLED_AFTER_STEPS * step_time)
+
     def stat(self, name: str) -> list[float]:
-        """The course of one number of `stats` over the steps."""
-        values = [number(_mapping(step, "stats"), name) for step in self.steps]
+        """Return the values of one number of `stats` over the steps."""
+        values = [number(mapping(step, "stats"), name) for step in self.steps]
         return [value for value in values if value is not None]
 
     def time_split(self) -> dict[str, float]:
-        """Seconds spent on each part of the steps."""
+        """Return the seconds spent on each part of the steps."""
         split: dict[str, float] = {}
         for step in self.steps:
-            for part, seconds in _mapping(step, "timings").items():
+            for part, seconds in mapping(step, "timings").items():
                 if isinstance(seconds, int | float) and abs(seconds) < _LATEST_TIME:
                     split[part] = split.get(part, 0.0) + seconds
         return split
 
 
 def read_history(path: Path) -> History:
-    """The whole history of one metrics.jsonl; empty where there is none."""
+    """Return the whole history of one metrics.jsonl; empty if there is none."""
     history = History()
     for record in MetricsTail(path).read():
         history.add(record)
     return history
 
 
+def latest_checkpoint(records: list[Record], now: float) -> dict[str, Any]:
+    """Return when the last checkpoint was written, its age at `now` and its step, as a status has them in JSON."""
+    last = records[-1] if records else {}
+    written = number(last, "time")
+    return {
+        "last_dump": None if written is None else iso_time(written),
+        "age_s": None if written is None else max(now - written, 0.0),
+        "global_step": last.get("global_step"),
+    }
+
+
 def whole(record: Record, key: str) -> int:
-    """A count, or 0 where it is missing or something else."""
+    """Return an integer field, or 0 if it is missing or no number."""
     value = number(record, key)
     return int(value) if value is not None and math.isfinite(value) else 0
 
 
-def _mapping(record: Record, key: str) -> Record:
+def mapping(record: Record, key: str) -> Record:
+    """Return a mapping field, or an empty one if it is missing or no mapping."""
     value = record.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def number(record: Record, key: str) -> float | None:
-    """A numeric field, or None where it is missing or something else."""
+    """Return a numeric field, or None if it is missing or no number."""
     value = record.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         return float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer of hundreds of digits
         return None

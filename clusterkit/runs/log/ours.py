@@ -1,4 +1,4 @@
-"""What only our own trainer writes into main.log, beside AReaL v0.2's lines."""
+"""Parse the lines that only our trainer writes into main.log, beside AReaL v0.2's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTERRUPTED = re.compile(r"interrupted after step (\d{1,12})")
 
 
 def parse(message: Message) -> Record | None:
-    """The record that a message tells, or None."""
+    """Return the record of a message, or None."""
     text = message.text
     if match := _EVALUATION.match(text):
         fields = {"kind": "eval", "name": match[1], "what": match[2], "accuracy": float(match[3])}
@@ -30,14 +30,14 @@ def parse(message: Message) -> Record | None:
 
 
 def is_ours(step: Record) -> bool:
-    """Whether our trainer wrote this step: AReaL has no such number."""
+    """Whether our trainer wrote this step, by a number that AReaL lacks."""
     return "zero_variance_groups" in step.get("stats", ())
 
 
 def planned_steps(steps: list[Record]) -> int | None:
-    """How many steps the run means to make, where it stops before its epochs do.
+    """Return the planned steps of a run that ends before its epochs do, or None.
 
-    The line gives no total, but its estimate is the number of steps to come times the mean of the recent ones.
+    The step's line has no total, but its estimate is the number of steps to come times the mean of the recent ones.
     """
     last = steps[-1]
     remaining = number(last, "remaining_s")

@@ -1,8 +1,8 @@
-"""What a log told so far: the same history as that of metrics.jsonl, put together from lines that say less.
+"""The history of a run from its log, whose lines say less than metrics.jsonl.
 
 Beside the kinds of docs/run-directory.md there are records of kind `stats` (numbers of a step, before or after its own
-line), `recover_point` (where a restart would go on), `resume` and `restart` (a new attempt), `rpc` (seconds of one part
-of a step), `error` and `failure`.
+line), `recover_point` (where a restart would resume), `resume` and `restart` (a new attempt), `rpc` (seconds of one
+part of a step), `error` and `failure`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from clusterkit.runs.log.ours import is_ours, planned_steps
 KEPT_STEPS = 50_000
 KEPT_RECORDS = 200
 KEPT_NUMBERS = 1000
-"""Limits for logs that are not what they seem; no run of weeks comes near the first."""
+"""Limits for hostile logs; a run of weeks has far fewer steps."""
 
 DUMP_AND_POINT_SECONDS = 2.0
-"""AReaL names the restart point right after a dump; an attempt of ours that names it takes longer to get there."""
+"""AReaL logs the restart point right after a dump; an attempt of ours logs it later."""
 
 EVENTS = {"save", "eval", "resume", "restart", "attempt", "finish", "failure", "error", "warning"}
 
 
 class LogHistory(History):
-    """History, told by log lines.
+    """The history of a run by its log.
 
-    restarts: why a launcher began again, oldest first. failure: the master's error that nothing followed, else None.
-    rpc_times: seconds by part of the steps. They, recover_count and save_count are of the whole log.
+    `restarts` says why a launcher started again, the oldest first; `failure` is the master's last error unless more
+    followed. `rpc_times` (seconds by part of a step), `recover_count` and `save_count` cover the whole log.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class LogHistory(History):
         self._early: dict[str, float] | None = None  # statistics that wait for the line of their step
 
     def take(self, record: Record) -> None:
-        """Take in what one line said."""
+        """Add the record of one line."""
         kind, time = record["kind"], number(record, "time")
         self.last_time = time if time is not None else self.last_time
         self.dialect = record.get("dialect") or self.dialect
@@ -78,25 +78,25 @@ class LogHistory(History):
 
     @property
     def attempt(self) -> int:
-        """Number of the latest attempt, 1 where the log tells of none."""
+        """Number of the latest attempt, 1 if the log has none."""
         return len(self.attempts) or 1
 
     @property
     def total_steps(self) -> int:
-        """Steps that the run means to make, 0 when unknown."""
+        """Planned steps, 0 if unknown."""
         if self.steps and is_ours(self.steps[-1]):
             return planned_steps(self.steps) or 0
         return super().total_steps
 
     def eta(self) -> float | None:
-        """Seconds from the last step's end to the run's, over attempts; None before the first step."""
+        """Return the seconds of all steps to come; None before the first step."""
         estimate = super().eta()
         if estimate is None and self.steps:
             return number(self.steps[-1], "remaining_s")
         return estimate
 
     def time_split(self) -> dict[str, float]:
-        """Seconds of the parts of the steps, where the log tells them."""
+        """Return the seconds of the parts of the steps, if the log has them."""
         if self.rpc_times:
             return self.rpc_times
         split: dict[str, float] = {}
@@ -127,10 +127,10 @@ class LogHistory(History):
         if len(self.steps) > KEPT_STEPS:
             del self.steps[: KEPT_STEPS // 10]
         if self.recovers and self.recovers[-1].get("global_step") is None and record.get("dialect") == "lite":
-            self._amend_dump(global_step=step)  # Lite dumps before it says that the step is done
+            self._amend_dump(global_step=step)  # Lite dumps before it logs the step
 
     def _seen(self, record: Record) -> bool:
-        """Whether the same line was there before, as in logs that were concatenated twice."""
+        """Whether the same line came before, as in logs that were concatenated twice."""
         if record["time"] is None or not self.steps or record["global_step"] > self.global_step:
             return False
         index = bisect_left(self.steps, record["global_step"], key=lambda step: step["global_step"])
@@ -145,7 +145,7 @@ class LogHistory(History):
                 self._sums[name] = [total + value, count + 1]
                 self._means[name] = (total + value) / (count + 1)
         means = self._means
-        target = self._told_step(record)
+        target = self._step_of_stats(record)
         if target is None:
             self._early = means
             return
@@ -154,11 +154,11 @@ class LogHistory(History):
             parts = [seconds for name, seconds in means.items() if name.startswith("timeperf/")]
             target["step_time_s"] = sum(parts) if parts and sum(parts) > 0 else None
 
-    def _told_step(self, record: Record) -> Record | None:
-        """The step that statistics are of, or None where its line is still to come.
+    def _step_of_stats(self, record: Record) -> Record | None:
+        """Return the step of some statistics, or None if its line is still to come.
 
-        v0.2 and v0.3 print them just before the step's line, Lite after it. In a log that was gathered by grep they may
-        come after the lines of all steps; there, time tells.
+        v0.2 and v0.3 print them just before the step's line, Lite after it. In the output of grep they may come after
+        the lines of all steps; then their time decides.
         """
         if not self.steps or self._fresh:
             return None
@@ -191,7 +191,7 @@ class LogHistory(History):
         self._keep(self.events, record)
 
     def _dumped_step(self, time: float | None) -> int | None:
-        """The step after which a dump was made; None where the step's own line seems to be missing."""
+        """Return the step after which a dump was made; None if its line seems to be missing."""
         if not self.steps:
             return None
         last = self.steps[-1]
@@ -214,13 +214,13 @@ class LogHistory(History):
         self._new_attempt({**record, "kind": "resume", "resume_step": record["global_step"]})
 
     def _amend_dump(self, **fields: Any) -> None:
-        """More is known of the last dump. Its event is another dict once they were remembered between invocations."""
+        """Add fields to the last dump, and to its event, which is another dict once they were saved and loaded."""
         event = next((event for event in reversed(self.events) if event["kind"] == "recover"), {})
         for record in (self.recovers[-1], event):
             record.update(fields)
 
     def _new_attempt(self, record: Record) -> None:
-        """A launcher says that it begins again, or an attempt says where it goes on; both may speak of the same one."""
+        """Begin an attempt: a launcher restarts, or an attempt resumes; both lines may be about the same one."""
         if record["kind"] == "restart":
             self._keep(self.restarts, record)
         resume = record.get("resume_step")
@@ -237,7 +237,7 @@ class LogHistory(History):
             self._go_back(attempt["resume_step"])
 
     def _go_back(self, step: int) -> None:
-        """The latest attempt goes on from the end of a step: what came after it does not count."""
+        """Resume after a step: drop the records of later ones."""
         self.attempts[-1]["resume_step"] = step
         for records in (self.steps, self.evals, self.saves):
             keep = len(records)
@@ -253,15 +253,15 @@ class LogHistory(History):
     # -- between invocations ----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return the whole state for JSON."""
         return dict(vars(self))
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> LogHistory:
-        """The history that `state` was taken of.
+        """Restore a history from its state.
 
         Raises:
-            ValueError, KeyError, TypeError: it is damaged or of another version.
+            ValueError, KeyError, TypeError: the state is damaged or of another version.
 
         """
         history = cls()
@@ -272,7 +272,7 @@ class LogHistory(History):
 
 
 def _between(before: Record, after: Record) -> float | None:
-    """Seconds between two steps of one attempt, by their stamps; None where a clock was set back."""
+    """Return the seconds between two steps of one attempt, by their time stamps; None if a clock was set back."""
     start, end = number(before, "time"), number(after, "time")
     if start is None or end is None or end <= start or after["global_step"] != before["global_step"] + 1:
         return None

@@ -1,16 +1,16 @@
-"""Reads logs of several GB again and again: only what was appended, also between invocations.
+"""Read logs of several GB repeatedly: only what was appended, also between invocations.
 
-A log is known again by its inode and its first bytes, so one that was rotated away (`main.log.1`) is read to its end
-before its successor, and one that was replaced by another is read anew.
+Inode and first bytes identify a log. So one that was rotated (`main.log.1`) is read to its end before its successor,
+and one that was replaced is read anew.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -25,15 +25,16 @@ from clusterkit.runs.log.stream import STDIN, StreamReader
 from clusterkit.runs.log.unpack import SNIFFED_BYTES, Unpacker, packing_of
 from clusterkit.runs.log.view import LogView, Sample
 from trainer.errors import UserError
+from trainer.files import write_atomic
 
 __all__ = ["LogReader", "MissingLogError", "cache_folder", "log_reader", "read_log"]
 
 SAVED_AFTER_BYTES = 1 << 18
-"""With less news than this, reading it once more is cheaper than writing down what was read."""
+"""Reading fewer new bytes once more is cheaper than saving the state."""
 
 KEPT_LOGS = 50
 VERSION = 2
-"""Of what is remembered between invocations. Count it up when the parsers find more than they did."""
+"""Version of the saved state. Increase it when the parsers find more than before."""
 
 _HEAD_BYTES = 1024
 _PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
@@ -41,7 +42,7 @@ _PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 
 @dataclass
 class _Known:
-    """How far one file was read. head: digest of its first `head_bytes`, by which a copy is known again."""
+    """How far one file was read. `head`: digest of its first `head_bytes`, which identifies a copy."""
 
     inode: int
     head: str
@@ -49,16 +50,19 @@ class _Known:
     offset: int
 
     def fits(self, file: BinaryIO, inode: int | None) -> bool:
-        """Whether this file was read so far; any inode will do where it is None."""
+        """Whether this is the file that was read; `inode` None allows any."""
         if inode not in (None, self.inode) or os.fstat(file.fileno()).st_size < self.offset:
             return False
         return (inode is not None or self.head_bytes > 0) and _head(file, self.head_bytes) == self.head
 
 
 class LogReader:
-    """One log that is plain text, followed over time.
+    """Follows one log that is plain text.
 
-    folder: where to remember how far it was read, for the next invocation; None keeps it in memory alone.
+    Args:
+        path: of the log.
+        folder: where to save the state for the next invocation; None: nowhere.
+
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -76,7 +80,7 @@ class LogReader:
 
         Raises:
             MissingLogError: there is no such file.
-            UserError: it is no file, or may not be read.
+            UserError: the path is no file, or may not be read.
             RunError: the disk fails.
 
         """
@@ -96,19 +100,19 @@ class LogReader:
         return LogView(self.path, history, info.st_size, info.st_mtime, news, time.time(), sample, notes)
 
     def _read_all(self, files: list[BinaryIO]) -> int:
-        """Read the news of a log and of its predecessors, oldest first; returns how many bytes that was."""
+        """Read what is new in a log and its predecessors, oldest first; return its size in bytes."""
         found = [self._find(file) for file in files]
-        begun = next((index for index, known in enumerate(found) if known is not None), None)
-        if begun is None:
-            self._scanner, begun = LogScanner(), 0  # another log than before, or the first look at it
+        first = next((index for index, known in enumerate(found) if known is not None), None)
+        if first is None:
+            self._scanner, first = LogScanner(), 0  # a new log
             self._notes.clear()
         known_files, news = [], 0
-        for file, known in zip(files[begun:], found[begun:], strict=True):
+        for file, known in zip(files[first:], found[first:], strict=True):
             start = known.offset if known is not None else 0
             end = self._read(file, start)
             news += end - start
             if file is files[-1]:
-                end -= self._scanner.forget_waiting()  # half a line is read again with its end
+                end -= self._scanner.forget_waiting()  # an incomplete line is read again
             else:
                 self._scanner.feed(b"\n")
             size = min(end, _HEAD_BYTES)
@@ -123,10 +127,10 @@ class LogReader:
         return next(same, None) or next(copied, None)
 
     def _read(self, file: BinaryIO, start: int) -> int:
-        """Read up to what is the end now: a log that grows faster than it is read has one too."""
+        """Read to the present end, even if the log grows meanwhile; return the position."""
         position, end = start, os.fstat(file.fileno()).st_size
         file.seek(position)
-        if not start and packing_of(file.read(SNIFFED_BYTES)):  # a predecessor that was compressed
+        if not start and packing_of(file.read(SNIFFED_BYTES)):  # a compressed predecessor
             return self._read_packed(file)
         file.seek(position)
         while position < end and (block := file.read(min(BLOCK_BYTES, end - position))):
@@ -151,7 +155,7 @@ class LogReader:
     def _load(self) -> None:
         if self._cache is None:
             return
-        # A cache that is missing, damaged or of another version costs one full read, nothing else.
+        # If the state is missing, damaged or of another version, the log is read in full.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             state = json.loads(self._cache.read_bytes())
             if state["version"] == VERSION and state["path"] == str(self.path):
@@ -163,20 +167,20 @@ class LogReader:
             return
         files = [asdict(known) for known in self._known]
         state = {"version": VERSION, "path": str(self.path), "files": files, "scanner": self._scanner.state()}
-        with suppress(OSError):  # a full or read-only disk must not keep anybody from seeing the log
+        with suppress(OSError):  # the disk may be full or read-only
             self._cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_atomic(self._cache, json.dumps(state).encode())
+            write_atomic(self._cache, json.dumps(state))
             _remove_oldest(self._cache.parent)
             self._unsaved = 0
 
 
 def log_reader(path: Path, folder: Path | None = None, keep: int = 0) -> LogReader | StreamReader:
-    """The reader for a log of any kind, by its content.
+    """Return the reader for a log, by its content.
 
     Args:
         path: a file, a named pipe, or `-` for standard input.
-        folder: where to remember how far a plain log was read; None keeps it in memory alone.
-        keep: as of StreamReader.
+        folder: where to save the state of a plain log; None: nowhere.
+        keep: as for StreamReader.
 
     """
     if str(path) == STDIN:
@@ -188,51 +192,36 @@ def log_reader(path: Path, folder: Path | None = None, keep: int = 0) -> LogRead
         with open_log(path) as file:
             begin = file.read(SNIFFED_BYTES)
     except (OSError, UserError):
-        return LogReader(path, folder)  # its first look says what is wrong
+        return LogReader(path, folder)  # its refresh raises the error
     return StreamReader(path, keep) if packing_of(begin) else LogReader(path, folder)
 
 
 def read_log(path: Path, folder: Path | None = None) -> LogView:
-    """What a log says, read from where the last call with the same `folder` stopped. Raises as LogReader.refresh."""
+    """Read a log from where the last call with the same `folder` stopped. Raises the errors of LogReader.refresh."""
     return log_reader(path, folder).refresh()
 
 
 def cache_folder() -> Path:
-    """Where invocations remember how far they read: runlog/ in the state folder."""
+    """Return the folder of saved states: runlog/ in the state folder."""
     return state_folder() / "runlog"
 
 
 def _rotated(path: Path) -> Iterator[BinaryIO]:
-    """The log's predecessors (`main.log.2.gz`, `main.log.1`), oldest first."""
+    """Open the log's predecessors (`main.log.2.gz`, `main.log.1`), oldest first."""
     numbered: dict[int, Path] = {}
-    for other in sorted(path.parent.glob(f"{_escaped(path.name)}.*"), reverse=True):
+    for other in sorted(path.parent.glob(f"{glob.escape(path.name)}.*"), reverse=True):
         name = other.name.removeprefix(f"{path.name}.")
         number = name.removesuffix(next((suffix for suffix in _PACKED_SUFFIXES if name.endswith(suffix)), ""))
         if number.isascii() and number.isdigit() and len(number) < 4 and other.is_file():
-            numbered[int(number)] = other  # the plain one, where it is being compressed just now
+            numbered[int(number)] = other  # the plain one, if it is being compressed just now
     for _, other in sorted(numbered.items(), reverse=True):
         with suppress(OSError):
             yield other.open("rb", buffering=0)
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
 def _head(file: BinaryIO, size: int) -> str:
     file.seek(0)
     return hashlib.sha256(file.read(size)).hexdigest()
-
-
-def _write_atomic(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _remove_oldest(folder: Path) -> None:

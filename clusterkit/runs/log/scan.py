@@ -1,4 +1,4 @@
-"""From bytes to history: finds the lines that matter in blocks of a log, wherever the blocks begin and end."""
+"""Parse blocks of a log into its history; blocks may begin and end anywhere."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from clusterkit.runs.log.metrics import Record
 from clusterkit.runs.log.progress import LogHistory
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line that are looked at; no message is that long."""
+"""Only so many bytes of a line are parsed; no message is longer."""
 
 TABLE_LINES = 1000
-"""Lines after a table's head within which its rows are looked for; other processes may print in between."""
+"""A table's rows come within so many lines after its head; other processes may print in between."""
 
 _ROW, _END = "│".encode(), "╘".encode()
 
 
 class LogScanner:
-    """Takes a log in as blocks of bytes and keeps its history. A line without an end waits for the next block."""
+    """Reads a log as blocks of bytes and keeps its history. An incomplete line waits for the next block."""
 
     def __init__(self, history: LogHistory | None = None) -> None:
         self.history = history or LogHistory()
@@ -28,12 +28,12 @@ class LogScanner:
         self._table: dict[str, Any] | None = None  # whose rows are being gathered
 
     def forget_waiting(self) -> int:
-        """Drop the last line if it has no end yet; returns how many bytes are to be fed again, with its end."""
+        """Drop the last line if it is incomplete; return how many bytes must be fed again."""
         waiting, self._line = len(self._line), b""
         return waiting
 
     def feed(self, block: bytes) -> None:
-        """Take in what follows the last block."""
+        """Read the next block."""
         if self._skipping:
             start = block.find(b"\n") + 1
             if not start:
@@ -58,7 +58,7 @@ class LogScanner:
             position = self._rows(data, stop + 1, end)
 
     def _rows(self, data: bytes, position: int, end: int) -> int:
-        """Follow the table whose head was seen, if any; returns where it stopped."""
+        """Read rows of the table whose head was seen, if any; return the position behind them."""
         while self._table is not None and position < end:
             stop = data.find(b"\n", position)
             line = data[position:stop]
@@ -93,15 +93,15 @@ class LogScanner:
     # -- between invocations ----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """For JSON: everything but the bytes that are waiting, which are to be read again."""
+        """Return the state for JSON, without the incomplete line, which must be fed again."""
         return {"skipping": self._skipping, "table": self._table, "history": self.history.state()}
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> LogScanner:
-        """A scanner that goes on where `state` was taken.
+        """Restore a scanner from its state.
 
         Raises:
-            ValueError, KeyError, TypeError: the state is of another version.
+            ValueError, KeyError, TypeError: the state is damaged or of another version.
 
         """
         scanner = cls(LogHistory.restored(state["history"]))

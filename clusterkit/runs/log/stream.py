@@ -1,4 +1,4 @@
-"""Logs that cannot be read from where the last look stopped: compressed ones, those in other encodings, and pipes."""
+"""Read logs that have no position to resume from: compressed ones, other encodings, and pipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STDIN = "-"
 
 
 class StreamText:
-    """What a log's text says so far. keep: bytes of its end that are kept; skipped: bytes and lines before them."""
+    """The text of a log so far: its history, its beginning, and the last `keep` bytes."""
 
     def __init__(self, keep: int) -> None:
         self.scanner = LogScanner()
@@ -33,16 +33,16 @@ class StreamText:
         self._keep = max(keep, SAMPLE_BYTES)
 
     def take(self, raw: bytes) -> None:
-        """Take in the next bytes, as they are in the file."""
+        """Read the next bytes of the file."""
         self.raw_bytes += len(raw)
         for text in self.unpacker.feed(raw):
             self._take(text)
 
     def end(self) -> None:
-        """No bytes follow."""
+        """Finish: no bytes follow."""
         for text in self.unpacker.end():
             self._take(text)
-        self.scanner.feed(b"\n")  # no more of the last line will come
+        self.scanner.feed(b"\n")  # the last line is complete
 
     def _take(self, text: bytes) -> None:
         self.scanner.feed(text)
@@ -53,7 +53,7 @@ class StreamText:
             self._forget()
 
     def _forget(self) -> None:
-        # From the beginning of a line on, unless that line is longer than all that is kept.
+        # Keep whole lines, unless one line is longer than all that is kept.
         newline = self.kept.find(b"\n", len(self.kept) - self._keep)
         cut = newline + 1 or len(self.kept) - self._keep
         self.skipped_bytes += cut
@@ -61,14 +61,17 @@ class StreamText:
         del self.kept[:cut]
 
     def sample(self) -> Sample:
-        """The text's beginning and end."""
+        """Return the text's beginning and end."""
         return Sample(self.begin, bytes(self.kept[-SAMPLE_BYTES:]))
 
 
 class StreamReader:
-    """One log, read from its beginning: a compressed file, a pipe, or standard input (`-`).
+    """Reads one log from its beginning: a compressed file, a pipe, or standard input (`-`).
 
-    keep: bytes of the text's end that are wanted afterwards, as `text`.
+    Args:
+        path: of the log.
+        keep: size of the text's end to keep, as `text`.
+
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:
@@ -82,7 +85,7 @@ class StreamReader:
         self._known: tuple[int, int, float] | None = None
 
     def refresh(self, seconds: float | None = None) -> LogView:
-        """Read what there is: of a pipe all until its end, or for so many seconds. Raises as LogReader.refresh."""
+        """Read a file, or a pipe to its end or for some seconds. Raises the errors of LogReader.refresh."""
         self._news = 0
         try:
             if self._pipe is None:
@@ -108,7 +111,7 @@ class StreamReader:
         )
 
     def _open(self) -> None:
-        """Open a pipe; read a file as far as it is another than before."""
+        """Open a pipe; read a file if it has changed."""
         if str(self.path) == STDIN:
             self._pipe = _standard_input()
             return

@@ -1,22 +1,28 @@
-"""The last lines of a file, read from its end, however long the file or its lines are."""
+"""The last lines of a file of any size, read from its end."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 FIRST_BYTES = 128 * 1024
 GROWTH = 8
 MOST_BYTES = 16 << 20
-"""Of lines that are longer than this together, the end is given: nobody reads 16 MB on a screen."""
+"""If the lines are longer than this together, only their end is returned: nobody reads 16 MB on a screen."""
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
 class Tail:
-    """Says which part of a file to read next, until its last lines are known.
+    """Decides which part of a file to read next, until its last lines are known.
 
-    size: bytes of the file. count: lines that are wanted. cut: whether they are longer than MOST_BYTES, and lack their
-    beginning.
+    Args:
+        size: bytes of the file.
+        count: number of lines to find.
+
+    Attributes:
+        cut: whether the lines are longer than MOST_BYTES and lack their beginning.
+
     """
 
     def __init__(self, size: int, count: int) -> None:
@@ -29,29 +35,29 @@ class Tail:
         self._known = 0
         self._next = FIRST_BYTES
 
-    def wanted(self) -> tuple[int, int] | None:
-        """Offset and length of the piece that is missing, or None."""
+    def next_piece(self) -> tuple[int, int] | None:
+        """Return offset and length of the next piece to read, or None."""
         if self._lines >= self._count or self._begin == 0 or self._known >= self._most:
             return None
         length = min(self._next, self._begin, self._most - self._known)
         return self._begin - length, length
 
     def add(self, piece: bytes) -> None:
-        """Take in the piece that was wanted last. A shorter one says that the file was truncated meanwhile."""
-        wanted = self.wanted()
-        assert wanted is not None
-        begin, length = wanted
+        """Add the piece that `next_piece` returned. A shorter one means that the file was truncated meanwhile."""
+        expected = self.next_piece()
+        assert expected is not None
+        begin, length = expected
         if len(piece) < length:
             self._pieces.clear()
             self._lines = 0
         if not self._pieces and piece.endswith(b"\n"):
-            self._lines -= 1  # it ends the last line, and begins none
+            self._lines -= 1  # it ends the last line
         self._pieces.append(piece)
         self._lines += piece.count(b"\n")
         self._begin, self._known, self._next = begin, self._known + length, self._next * GROWTH
 
     def text(self) -> bytes:
-        """The lines. Their first one lacks its beginning where they are cut."""
+        """Return the lines; the first one lacks its beginning if they are cut."""
         data = b"".join(reversed(self._pieces))
         end = len(data) - 1 if data.endswith(b"\n") else len(data)
         for _ in range(self._count):
@@ -59,23 +65,40 @@ class Tail:
             if end < 0:
                 break
         self.cut = end < 0 and self._begin > 0
-        # A letter of several bytes that begins before the end is left out as a whole.
+        # A character whose first bytes are cut off is dropped.
         return data[end + 1 :].lstrip(_CONTINUATION) if self.cut else data[end + 1 :]
 
 
 def read_tail(file: int, count: int) -> tuple[Tail, int]:
-    """The last `count` lines of an open file, and the offset of their end.
+    """Return the last `count` lines of an open file, and the offset of their end.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
 
     """
     size = os.fstat(file).st_size
     tail = Tail(size, count)
-    while (wanted := tail.wanted()) is not None:
-        offset, length = wanted
+    while (piece := tail.next_piece()) is not None:
+        offset, length = piece
         tail.add(_pread(file, length, offset))
     return tail, size
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a text file, without trailing blank ones; none if it does not exist."""
+    try:
+        with path.open("rb") as file:
+            text = read_tail(file.fileno(), count)[0].text()
+    except OSError:
+        return []
+    return text.decode("utf-8", errors="replace").rstrip().splitlines()
+
+
+def failure_message(console: Path) -> str | None:
+    """Return the message for the user (`error: …`) at the end of a trainer's output, or None."""
+    lines = last_lines(console, 200)
+    starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    return "\n".join(lines[starts[-1] :]) if starts else None
 
 
 def _pread(file: int, length: int, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A log's view as text for people, in the manner of `clusterkit status`."""
+"""The view of a log as text, like `clusterkit status`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBERS = (("importance_weight", ".6f"), ("actor_clip_ratio", ".2e"), ("ppo_app
 
 
 def log_lines(view: LogView) -> list[str]:
-    """One line per fact, a label in front of each."""
+    """Return one line per fact, with a label."""
     history = view.history
     wrote = f", {view.dialect}" if view.dialect else ""
     rows = [("log", f"{view.name} ({size(view.size)}{wrote})"), ("state", _state(view)), ("step", _step(view))]
@@ -51,7 +51,7 @@ def _state(view: LogView) -> str:
 def _step(view: LogView) -> str:
     history = view.history
     if not history.steps:
-        return "none finished so far, as far as this log tells"
+        return "no step has ended, by this log"
     last = history.steps[-1]
     text = f"{history.global_step}/{history.total_steps or '?'}"
     text += f"  (epoch {last['epoch']}/{last['epochs']}, step {last['epoch_step']}/{last['steps_per_epoch']})"
@@ -72,8 +72,8 @@ def _tokens(view: LogView) -> str:
 
 def _checkpoint(facts: dict[str, object]) -> str:
     if not facts["count"]:
-        return "none, as far as this log tells"
-    step = f"after step {facts['global_step']}" if facts["global_step"] is not None else "after a step not told here"
+        return "none, by this log"
+    step = f"after step {facts['global_step']}" if facts["global_step"] is not None else "after an unknown step"
     age = facts["age_s"]
     when = f"{duration(age)} ago" if isinstance(age, float) else "at an unknown time"
     return f"{step}, {when}, {facts['count']} in all"

@@ -1,4 +1,4 @@
-"""Logs as plain text: compressed ones and those in UTF-16 are known by their content, whatever they are called."""
+"""Decompress logs and decode UTF-16 and UTF-32, by their content, not by their name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import zstandard
 
 SNIFFED_BYTES = 512
-"""From so many bytes it is told what a file is; the end of a shorter one does as well."""
+"""The first bytes, which show how a file is packed; a shorter file is complete."""
 
 MOST_BYTES = 1 << 20
-"""Of text at a time, however much a few compressed bytes hold."""
+"""Largest piece of text, however much a few compressed bytes hold."""
 
 MOST_LAYERS = 3
 _ZSTD_BYTES = 4096
-"""zstd's decompressor has no limit of its own for what it gives at a time."""
+"""Compressed bytes at a time for zstd, whose decompressor cannot limit its output."""
 
 _Expanding = Generator[bytes, None, bytes]
 
@@ -29,7 +29,7 @@ class _Damaged(Exception):  # noqa: N818 (never leaves this module)
 
 
 def packing_of(begin: bytes) -> str:
-    """How a file that begins so is packed: gzip, zstd, xz, bzip2, utf-16-le and so on; "" for plain text."""
+    """Return how a file is packed, by its first bytes: gzip, zstd, xz, bzip2, utf-16-le …; "" for plain text."""
     for name, marks in _MARKS:
         if begin.startswith(marks):
             return name
@@ -43,21 +43,21 @@ def packing_of(begin: bytes) -> str:
 
 
 class Unpacker:
-    """Takes a log's bytes in, and gives its text as UTF-8.
+    """Turns the bytes of a log into text in UTF-8.
 
-    packings: what it is packed in, outermost first. problem: why not all of it could be read, or "".
+    `packings` lists the formats, the outermost first; `problem` says why not all could be read, or is empty.
     """
 
     def __init__(self, layer: int = 0) -> None:
         self.packings: tuple[str, ...] = ()
         self.problem = ""
         self._layer = layer
-        self._held: bytes | None = b""  # until it is known what they are
+        self._held: bytes | None = b""  # until the format is known
         self._codec: _Compressed | _Encoded | None = None
         self._inner: Unpacker | None = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The text in the next bytes."""
+        """Yield the text of the next bytes."""
         if self._held is not None:
             self._held += data
             if len(self._held) >= SNIFFED_BYTES:
@@ -66,7 +66,7 @@ class Unpacker:
             yield from self._text(data)
 
     def end(self) -> Iterator[bytes]:
-        """The rest, where no bytes follow."""
+        """Yield the rest: no bytes follow."""
         yield from self._begin()
         if isinstance(self._codec, _Encoded):
             yield self._codec.end()
@@ -141,7 +141,7 @@ class _Compressed:
 
 
 class _Encoded:
-    """Text in another encoding than UTF-8."""
+    """Text in UTF-16 or UTF-32."""
 
     def __init__(self, encoding: str) -> None:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")

@@ -1,1 +1,1 @@
-"""What Slurm's queue says of runs."""
+"""The state of runs in Slurm's queue."""

@@ -1,4 +1,4 @@
-"""Slurm's own commands: run here, with its own words where it refuses."""
+"""Run Slurm's commands; errors have its own message."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COMMAND_SECONDS = 120.0
 
 
 class SlurmError(RunError):
-    """Slurm refused, or does not answer. said: its words."""
+    """Slurm refused, or does not answer. `output`: its message."""
 
-    def __init__(self, message: str, said: str) -> None:
+    def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
-        self.said = said
+        self.output = output
 
 
 def has_slurm() -> bool:
@@ -26,10 +26,10 @@ def has_slurm() -> bool:
 
 
 def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Output of one of Slurm's commands. environment: instead of ours.
+    """Run one of Slurm's commands, with `environment` in place of ours, and return its output.
 
     Raises:
-        SlurmError: it is not here, failed, or took more than two minutes.
+        SlurmError: the command is missing, failed, or took more than two minutes.
 
     """
     try:
@@ -40,7 +40,7 @@ def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) 
             timeout=COMMAND_SECONDS,
             check=False,
             stdin=subprocess.DEVNULL,
-            # Its dates and messages are read.
+            # We parse its dates and messages.
             env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
         )
     except FileNotFoundError:
@@ -51,6 +51,6 @@ def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) 
             "no answer",
         ) from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise SlurmError(f"{command[0]} failed: {said}", said)
+        output = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise SlurmError(f"{command[0]} failed: {output}", output)
     return done.stdout

@@ -1,4 +1,4 @@
-"""Our jobs in Slurm's queue. A job's name carries what the run is, its working directory where the run lies."""
+"""Our jobs in Slurm's queue. A job's name identifies the run, its working directory is the run's folder."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from clusterkit.runs.slurm.commands import SlurmError, has_slurm, slurm
 
 PREFIX = "clusterkit"
 FOLDER = "slurm"
-"""In a run's folder: the script, the token of its Ray, what its jobs printed."""
+"""Folder in a run's folder with the script, the token of its Ray, and the logs of its jobs."""
 FRESH_SECONDS = 1.0
-"""A queue that was read so short a time ago is not asked for again: controllers of big clusters have much to do."""
+"""A queue is not read twice within this time: controllers of big clusters are busy."""
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-_ENDED: tuple[str, ...] = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
+_ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
 )
-_ENDED += ("REVOKED", "TIMEOUT")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job of ours. state: Slurm's word, such as PENDING. reason: why it is in that state, in Slurm's words.
+    """A job of ours.
 
-    run_dir: log folder of its run. code: exit code of its script, where it has ended.
+    Args:
+        state: in Slurm's terms, such as PENDING.
+        reason: of that state, in Slurm's terms.
+        run_dir: log folder of its run.
+        code: exit code of its script, once it has ended.
+
     """
 
     number: str
@@ -54,12 +52,12 @@ class SlurmJob:
 
     @property
     def trial(self) -> str:
-        """Trial of its run."""
+        """The trial of its run."""
         return Path(self.run_dir).name
 
 
 def job_name(run: RunDirectory, fingerprint: str) -> str:
-    """Name that a run's job is submitted under."""
+    """Return the name of a run's job."""
     return f"{PREFIX}:{run.experiment}:{run.trial}:{fingerprint}"
 
 
@@ -67,7 +65,7 @@ _seen: tuple[float, list[SlurmJob]] = (0.0, [])
 
 
 def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
-    """Living jobs that this user has submitted with clusterkit. fresh: not those seen a moment ago.
+    """Return this user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -76,9 +74,9 @@ def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
     global _seen  # noqa: PLW0603
     if not fresh and time.monotonic() - _seen[0] < FRESH_SECONDS:
         return _seen[1]
-    said = slurm(["squeue", "--noheader", f"--user={user_name()}", "--format=%i|%T|%r|%j|%Z"])
+    queue = slurm(["squeue", "--noheader", f"--user={user_name()}", "--format=%i|%T|%r|%j|%Z"])
     jobs = []
-    for line in said.splitlines():
+    for line in queue.splitlines():
         number, state, reason, name, folder = line.split("|", 4)
         parts = name.split(":")
         if parts[0] == PREFIX and len(parts) == 4:
@@ -89,7 +87,7 @@ def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
 
 
 def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
-    """The living job that works on a run, or is to.
+    """Return the job of a run that waits or runs, or None.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -98,14 +96,14 @@ def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
     return next((job for job in our_jobs(fresh=fresh) if job.run_dir == str(run.logs)), None)
 
 
-def is_slurms(run: RunDirectory) -> bool:
-    """Whether the run has ever been submitted to Slurm."""
+def was_submitted(run: RunDirectory) -> bool:
+    """Whether the run was ever submitted to Slurm."""
     return (run.logs / FOLDER).is_dir()
 
 
 def holder_of(run: RunDirectory) -> str | None:
-    """Which Slurm job keeps a run busy; None where none does. Locks do not tell: the job may be on another machine."""
-    if not is_slurms(run):
+    """Return the Slurm job that works on a run, or None. Locks cannot tell: the job may be on another machine."""
+    if not was_submitted(run):
         return None
     try:
         job = job_of(run, fresh=False) if has_slurm() else None
@@ -116,20 +114,20 @@ def holder_of(run: RunDirectory) -> str | None:
     return "a Slurm job (there is no squeue here to ask about it)" if not has_slurm() and not _has_ended(run) else None
 
 
-def look(number: str) -> SlurmJob | None:
-    """A job by its number, for some minutes after its end as well; None where Slurm has forgotten it.
+def find_job(number: str) -> SlurmJob | None:
+    """Return a job by its number, also for some minutes after its end; None if Slurm has forgotten it.
 
     Raises:
         SlurmError: Slurm does not answer.
 
     """
     try:
-        said = slurm(["scontrol", "--oneliner", "show", "job", number])
+        shown = slurm(["scontrol", "--oneliner", "show", "job", number])
     except SlurmError as error:
-        if "Invalid job id" in error.said:
+        if "Invalid job id" in error.output:
             return None
         raise
-    fields = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
     name = fields.get("JobName", "").split(":")
     code, _, number_of_signal = fields.get("ExitCode", "0:0").partition(":")
     return SlurmJob(
@@ -143,6 +141,6 @@ def look(number: str) -> SlurmJob | None:
 
 
 def _has_ended(run: RunDirectory) -> bool:
-    """Whether the last attempt has left its mark, or there was none."""
+    """Whether the last attempt has ended, or there was none."""
     numbers = run.attempt_numbers()
     return not numbers or (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()

@@ -1,1 +1,1 @@
-"""How a memory grew in one recorded trajectory: what every turn wrote, and what that was worth."""
+"""How a memory grew in one recorded trajectory: what every turn wrote, and its reward."""

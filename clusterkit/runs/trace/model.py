@@ -1,8 +1,8 @@
-"""A recorded trajectory as turns: what was read, what was done, how large the memory then was, what it was worth."""
+"""A recorded trajectory as turns: what was read and done, the size of the memory, and the reward."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.runs.trace.source import Record
@@ -10,8 +10,13 @@ from clusterkit.runs.trace.source import Record
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call. did: its answer. valid: the judge's verdict; None where there was none. answers: questions whose
-    gold answer the written text holds.
+    """One tool call.
+
+    Args:
+        did: the tool's answer.
+        valid: the judge's verdict, if any.
+        answers: questions whose gold answer occurs in the written text.
+
     """
 
     tool: str
@@ -25,8 +30,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """One turn. memory_tokens: after it. reward: its own, and over: that less the mean over all turns of the group;
-    None where turns have no rewards of their own. response: the text, where the memory is that.
+    """One turn.
+
+    Args:
+        response: what the model wrote.
+        memory_tokens: size of the memory after it.
+        reward: of this turn; None if turns have no rewards.
+        over: `reward` less the mean over all turns of the group.
+
     """
 
     number: int
@@ -42,8 +53,8 @@ class TurnView:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question with its answer from the memory; score: None where nobody could answer."""
+class AnsweredQuestion:
+    """A question with its answer from the memory. `score`: None if nobody could answer."""
 
     question: str
     gold: tuple[str, ...]
@@ -53,7 +64,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One trajectory of a task. others: rewards of all trajectories of its group, this one's among them."""
+    """One trajectory of a task. `others`: rewards of all trajectories of its group, with its own."""
 
     step: int
     task: str
@@ -62,32 +73,29 @@ class Trace:
     others: tuple[float, ...]
     metrics: dict[str, float]
     turns: tuple[TurnView, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[AnsweredQuestion, ...]
     memory: dict[str, Any]
     error: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
-
 
 def trace_of(step: int, group: list[Record], sample: int) -> Trace:
-    """One trajectory of a group; raises IndexError for a sample that it has not."""
+    """Return one trajectory of a group; raise IndexError if there is no such sample."""
     record = group[sample]
     details = record.get("details") or {}
     asked = tuple(
-        Asked(q["question"], tuple(q["answers"]), q["answer"], q["score"]) for q in details.get("questions", [])
+        AnsweredQuestion(q["question"], tuple(q["answers"]), q["answer"], q["score"])
+        for q in details.get("questions", [])
     )
     if not asked:  # one question, answered by the agent itself
         right = float(record["reward"])
-        asked = (Asked(record["question"], tuple(record["answers"]), record["answer"], right),)
+        asked = (AnsweredQuestion(record["question"], tuple(record["answers"]), record["answer"], right),)
     rewards = [value for one in group for value in one.get("turn_rewards") or []]
     mean = sum(rewards) / len(rewards) if rewards else None
     own = record.get("turn_rewards") or []
-    told = details.get("turns") or []
+    detailed = details.get("turns") or []
     turns = []
     for number, turn in enumerate(record["turns"]):
-        more = told[number] if number < len(told) else {}
+        more = detailed[number] if number < len(detailed) else {}
         reward = own[number] if number < len(own) else None
         turns.append(
             TurnView(
@@ -117,7 +125,7 @@ def trace_of(step: int, group: list[Record], sample: int) -> Trace:
     )
 
 
-def _call(call: dict[str, Any], asked: tuple[Asked, ...]) -> Call:
+def _call(call: dict[str, Any], asked: tuple[AnsweredQuestion, ...]) -> Call:
     content = str(call.get("content", ""))
     words = content.lower()
     held = tuple(q.question for q in asked if any(gold.lower() in words for gold in q.gold if gold)) if content else ()

@@ -1,4 +1,4 @@
-"""Recorded trajectories of a run: which step, which task, which sample."""
+"""Find recorded trajectories of a run by step and task."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ Record = dict[str, Any]
 
 
 def recorded_steps(run: RunDirectory) -> list[int]:
-    """Steps whose trajectories are on disk, in order."""
+    """Return the steps whose trajectories are on disk, in order."""
     names = (_STEP.match(path.name) for path in (run.logs / "rollouts").glob("step_*.jsonl.zst"))
     return sorted(int(match.group(1)) for match in names if match)
 
 
 def find_group(run: RunDirectory, step: int | None, task: str) -> tuple[int, list[Record]]:
-    """The step and the recorded trajectories of one task; `task` is an id, or the number of a task within its step.
+    """Return the step and the recorded trajectories of one task.
 
-    Without a step, the newest one that has the task.
+    Args:
+        run: the run.
+        step: None for the newest one that has the task.
+        task: its id, or its number within the step.
 
     Raises:
         UserError: nothing is recorded, or not that step or task.
@@ -59,7 +62,7 @@ def find_group(run: RunDirectory, step: int | None, task: str) -> tuple[int, lis
 
 
 def read_groups(path: Path) -> dict[str, list[Record]]:
-    """Trajectories of a step by task, in the order of the file. Raises RunError."""
+    """Return the trajectories of a step by task, in the order of the file. Raises RunError."""
     groups: dict[str, list[Record]] = {}
     for record in _read(path):
         groups.setdefault(str(record["task_id"]), []).append(record)

@@ -1,15 +1,15 @@
-"""A trace for the terminal."""
+"""A trace as text for the terminal."""
 
 from __future__ import annotations
 
-from clusterkit.runs.trace.model import Asked, Call, Trace, TurnView
+from clusterkit.runs.trace.model import AnsweredQuestion, Call, Trace, TurnView
 
 EXCERPT = 160
 BAR = 24
 
 
 def lines_of(trace: Trace, full: bool = False) -> list[str]:
-    """The trace, a few lines a turn. full: texts are not cut."""
+    """Return the trace, a few lines per turn; with `full`, texts are not cut."""
     rewards = ", ".join(f"{value:.2f}" for value in trace.others)
     lines = [
         f"step {trace.step}, task {trace.task}, sample {trace.sample} of {len(trace.others)}",
@@ -30,8 +30,8 @@ def lines_of(trace: Trace, full: bool = False) -> list[str]:
     return lines
 
 
-def worth(turn: TurnView) -> str:
-    """What a turn earned, and whether that was more than the group's turns did."""
+def reward_text(turn: TurnView) -> str:
+    """Return the reward of a turn, and its difference from the mean of the group's turns."""
     if turn.reward is None:
         return ""
     over = "" if turn.over is None else f", {turn.over:+.3f} against the group's turns"
@@ -40,7 +40,7 @@ def worth(turn: TurnView) -> str:
 
 
 def verdict(call: Call) -> str:
-    """What a call was worth, in words."""
+    """Return the judge's verdict on a call, and how many answers it wrote."""
     found = []
     if call.valid is not None and call.ok:
         found.append("valid" if call.valid else "not worth keeping")
@@ -50,7 +50,7 @@ def verdict(call: Call) -> str:
 
 
 def cut(text: str, full: bool) -> str:
-    """A text on one line, cut to an excerpt unless all of it is wanted; what could steer a terminal is left out."""
+    """Return a text on one line, without control characters, cut unless `full`."""
     flat = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
     return flat if full or len(flat) <= EXCERPT else f"{flat[: EXCERPT - 1]}…"
 
@@ -58,16 +58,16 @@ def cut(text: str, full: bool) -> str:
 def _turn(turn: TurnView, largest: int, full: bool) -> list[str]:
     filled = round(BAR * turn.memory_tokens / largest)
     bar = "█" * filled + "░" * (BAR - filled)
-    earned = worth(turn)
+    earned = reward_text(turn)
     shown = "  less of the memory was shown" * turn.shrunk
     lines = [f"turn {turn.number:<3} {bar} {turn.memory_tokens} tokens  {earned}{shown}".rstrip()]
     if turn.chunk:
         lines.append(f"  read   {cut(turn.chunk, full)}")
     for call in turn.calls:
         sign = "+" if call.ok else "x"
-        told = verdict(call)
+        judged = verdict(call)
         text = f" {cut(call.content, full)!r}" if call.content else ""
-        lines.append(f"  {sign} {call.tool or 'call'}: {call.did}{text}{f'  [{told}]' if told else ''}")
+        lines.append(f"  {sign} {call.tool or 'call'}: {call.did}{text}{f'  [{judged}]' if judged else ''}")
     if not turn.calls:
         lines.append(f"  {'wrote' if not turn.chunk else 'no call:'}  {cut(turn.response, full) or '(nothing)'}")
     return lines
@@ -82,7 +82,7 @@ def _memory(trace: Trace, full: bool) -> list[str]:
     return lines
 
 
-def _question(one: Asked, full: bool) -> str:
+def _question(one: AnsweredQuestion, full: bool) -> str:
     score = "not scored" if one.score is None else f"{one.score:.2f}"
     gold = " | ".join(one.gold)
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterkit.runs.diagnose.model import Case, Rule, Signature
+from clusterkit.runs.diagnose.model import Rule, Signature
 
 CLUSTER = (
     Signature(
@@ -16,20 +16,15 @@ CLUSTER = (
             r"resource request cannot be scheduled right now",
             r"No available node types can fulfill resource request",
         ),
+        "The run wants more GPUs (or more on one host) than Ray has free: hosts are missing, another job holds "
+        "them, or the allocation adds up to more than there is.",
         (
-            Case(
-                "The run wants more GPUs (or more on one host) than Ray has free: hosts are missing, another job holds "
-                "them, or the allocation adds up to more than there is.",
-                (),
-                (
-                    "n_nodes, n_gpus_per_node and the sum of allocation_mode must be what the cluster has free",
-                    "what Ray has: clusterkit ray-status",
-                    "hosts that are missing: clusterkit setup brings them back",
-                    "jobs that hold GPUs: clusterkit jobs",
-                ),
-            ),
+            "n_nodes, n_gpus_per_node and the sum of allocation_mode must be what the cluster has free",
+            "what Ray has: clusterkit ray-status",
+            "hosts that are missing: clusterkit setup brings them back",
+            "jobs that hold GPUs: clusterkit jobs",
         ),
-        "Ray",
+        origin="Ray",
     ),
     Signature(
         "ray-node-dead",
@@ -40,43 +35,25 @@ CLUSTER = (
             r"node was terminated (un)?expectedly",
             r"raylet.*(died|terminated unexpectedly)|Raylet is terminated",
         ),
-        (
-            Case(
-                "The host went down, was cut off, or its memory was so full that Ray lost touch with it.",
-                (),
-                ("look at the hosts: clusterkit check; bring it back: clusterkit setup; then go on with the run",),
-            ),
-        ),
-        "Ray",
+        "The host went down, was cut off, or its memory was so full that Ray lost touch with it.",
+        ("look at the hosts: clusterkit check; bring it back: clusterkit setup; then go on with the run",),
+        origin="Ray",
     ),
     Signature(
         "ray-version",
         "Hosts run different versions of Ray or Python",
         (r"Version mismatch: The cluster was started with",),
-        (
-            Case(
-                "A host has another image than the head.",
-                (),
-                ("take the same image everywhere: clusterkit setup; clusterkit ray-status shows the versions",),
-            ),
-        ),
-        "Ray",
+        "A host has another image than the head.",
+        ("take the same image everywhere: clusterkit setup; clusterkit ray-status shows the versions",),
+        origin="Ray",
     ),
     Signature(
         "ray-head",
         "Ray's head cannot be reached",
-        (
-            r"[Ff]ailed to connect to GCS",
-            r"Could not find any running Ray instance",
-        ),
-        (
-            Case(
-                "The head's container is down or was rebooted, or port 6379 is closed.",
-                (),
-                ("clusterkit ray-status; clusterkit setup starts it again",),
-            ),
-        ),
-        "Ray",
+        (r"[Ff]ailed to connect to GCS", r"Could not find any running Ray instance"),
+        "The head's container is down or was rebooted, or port 6379 is closed.",
+        ("clusterkit ray-status; clusterkit setup starts it again",),
+        origin="Ray",
     ),
     Signature(
         "actor-died",
@@ -86,15 +63,10 @@ CLUSTER = (
             r"Worker unexpectedly exits with a connection error code 2",
             r"ActorDiedError|WorkerCrashedError",
         ),
-        (
-            Case(
-                "Ray only sees that the process is gone. Its own log has the reason; without one, the kernel ended it "
-                "for want of memory.",
-                (),
-                ("what the kernel ended: dmesg -T | grep -i 'killed process', on the worker's host",),
-            ),
-        ),
-        "Ray",
+        "Ray only sees that the process is gone. Its own log has the reason; without one, the kernel ended it "
+        "for want of memory.",
+        ("what the kernel ended: dmesg -T | grep -i 'killed process', on the worker's host",),
+        origin="Ray",
         follows=True,
     ),
     Signature(
@@ -108,14 +80,9 @@ CLUSTER = (
             r"Scheduler hit an exception",
             r"was not ready after [\d.]+ s \(",
         ),
-        (
-            Case(
-                "The reason is in the server's own log, above this line: memory, a missing file, a port.",
-                (),
-                ("read the server's log, and give it to: clusterkit diagnose --log FILE",),
-            ),
-        ),
-        "AReaL, SGLang, vLLM",
+        "The reason is in the server's own log, above this line: memory, a missing file, a port.",
+        ("read the server's log, and give it to: clusterkit diagnose --log FILE",),
+        origin="AReaL, SGLang, vLLM",
         follows=True,
     ),
     Signature(
@@ -126,16 +93,12 @@ CLUSTER = (
             r"longer than the model's context length",
             r"maximum context length is \d+ tokens",
         ),
-        (
-            Case(
-                "Problem, memory, section and answer together do not fit into the engine's context window.",
-                (
-                    Rule("double", areal="sglang.context_length", most=131072, why="it costs KV cache"),
-                    Rule("halve", key="agent.chunk_tokens", why="shorter sections", least=64),
-                ),
-            ),
+        "Problem, memory, section and answer together do not fit into the engine's context window.",
+        rules=(
+            Rule("double", areal="sglang.context_length", most=131072, why="it costs KV cache"),
+            Rule("halve", key="agent.chunk_tokens", why="shorter sections", least=64),
         ),
-        "SGLang, vLLM",
+        origin="SGLang, vLLM",
     ),
     Signature(
         "recover-differs",
@@ -145,43 +108,29 @@ CLUSTER = (
             r"is whole but does not fit this model",
             r"was written with other settings",
         ),
-        (
-            Case(
-                "Settings that shape what is learned were changed since the checkpoint was written.",
-                (),
-                ("go on: the old values; begin anew with the new ones: trial_name=NEW",),
-            ),
-        ),
-        "clusterkit",
+        "Settings that shape what is learned were changed since the checkpoint was written.",
+        ("go on: the old values; begin anew with the new ones: trial_name=NEW",),
+        origin="clusterkit",
     ),
     Signature(
         "recover-invalid",
         "The recover checkpoint could not be used, and the run began anew",
         (r"Invalid recover checkpoint when", r"Guessed checkpoint path .*does not exist"),
-        (
-            Case(
-                "The last save was cut short (crash or full disk while writing), or experiment, trial, batch size, "
-                "group size or the number of hosts differ from the run's.",
-                (Rule("to", areal="recover_mode", to="resume", why="refuses instead of starting from nothing"),),
-                ("stop it if the lost steps matter: a persistent checkpoint can be the new start (actor.path)",),
-            ),
-        ),
-        "AReaL",
+        "The last save was cut short (crash or full disk while writing), or experiment, trial, batch size, "
+        "group size or the number of hosts differ from the run's.",
+        ("stop it if the lost steps matter: a persistent checkpoint can be the new start (actor.path)",),
+        rules=(Rule("to", areal="recover_mode", to="resume", why="refuses instead of starting from nothing"),),
+        origin="AReaL",
     ),
     Signature(
         "recover-damaged",
         "The recover checkpoint is damaged",
         (r"there is no whole recover checkpoint",),
+        "Both slots lack files or hold other bytes than were written: a disk error, or someone changed them.",
         (
-            Case(
-                "Both slots lack files or hold other bytes than were written: a disk error, or someone changed them.",
-                (),
-                (
-                    "a persistent checkpoint can be the new start: model.path=CHECKPOINT trial_name=NEW",
-                    "with nothing to lose: recover_mode=disabled",
-                ),
-            ),
+            "a persistent checkpoint can be the new start: model.path=CHECKPOINT trial_name=NEW",
+            "with nothing to lose: recover_mode=disabled",
         ),
-        "clusterkit",
+        origin="clusterkit",
     ),
 )

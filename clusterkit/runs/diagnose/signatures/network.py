@@ -21,19 +21,15 @@ NETWORK = (
         "nccl-invalid-argument",
         "NCCL: Cuda failure 'invalid argument'",
         (r"Cuda failure (\d+ )?'invalid argument'",),
-        (
-            Case(
-                "The two sides of the weight update allocate differently: SGLang turns NCCL's cuMem and NVLS off for "
-                "itself, the trainer's side has them on. The engine's weights are half updated.",
-                (
-                    Rule("to", environment="NCCL_CUMEM_ENABLE", to="0", why="on both sides"),
-                    Rule("to", environment="NCCL_NVLS_ENABLE", to="0", why="on both sides"),
-                ),
-                ("start the engine servers again: their weights are of two versions",),
-                together=True,
-            ),
+        "The two sides of the weight update allocate differently: SGLang turns NCCL's cuMem and NVLS off for "
+        "itself, the trainer's side has them on. The engine's weights are half updated.",
+        ("start the engine servers again: their weights are of two versions",),
+        rules=(
+            Rule("to", environment="NCCL_CUMEM_ENABLE", to="0", why="on both sides"),
+            Rule("to", environment="NCCL_NVLS_ENABLE", to="0", why="on both sides"),
         ),
-        "NCCL",
+        origin="NCCL",
+        together=True,
     ),
     Signature(
         "nccl-timeout",
@@ -44,35 +40,29 @@ NETWORK = (
             r"watchdog got stuck for \d+ seconds",
             r"Some NCCL operations have failed or timed out",
         ),
-        (
+        "One rank did not come to a collective that the others wait in: it died or hangs (look for its own "
+        "error before this one), or the link between two hosts is broken.",
+        (LINKS, "a rank that is busy for longer than the time-out needs a longer one, not a restart"),
+        rules=(DEBUG, INTERFACE),
+        in_phases=(
             Case(
-                "The trainer waits for an engine that did not join the weight update.",
-                (DEBUG, INTERFACE),
-                ("look at the engines' logs for what happened to them first", LINKS),
                 (WEIGHTS,),
-            ),
-            Case(
-                "One rank did not come to a collective that the others wait in: it died or hangs (look for its own "
-                "error before this one), or the link between two hosts is broken.",
-                (DEBUG, INTERFACE),
-                (LINKS, "a rank that is busy for longer than the time-out needs a longer one, not a restart"),
+                "The trainer waits for an engine that did not join the weight update.",
+                ("look at the engines' logs for what happened to them first", LINKS),
+                rules=(DEBUG, INTERFACE),
             ),
         ),
-        "PyTorch",
+        origin="PyTorch",
         follows=True,
     ),
     Signature(
         "nccl-interface",
         "NCCL found no network interface",
         (r"Bootstrap : no socket interface found", r"No usable listening interface found"),
-        (
-            Case(
-                "NCCL_SOCKET_IFNAME names an interface that this host does not have, or there is none but loopback.",
-                (INTERFACE,),
-                ("what there is: ip -brief address",),
-            ),
-        ),
-        "NCCL",
+        "NCCL_SOCKET_IFNAME names an interface that this host does not have, or there is none but loopback.",
+        ("what there is: ip -brief address",),
+        rules=(INTERFACE,),
+        origin="NCCL",
     ),
     Signature(
         "nccl-connect",
@@ -82,22 +72,20 @@ NETWORK = (
             r"ncclRemoteError|remote process exited or there was a network error",
             r"NCCL WARN .*(ibv_|IBV_|Got completion from peer .* with (error|status))",
         ),
-        (
-            Case(
-                "The other process is gone, a firewall stands between the hosts, or InfiniBand/RoCE is not usable.",
-                (INTERFACE, DEBUG, Rule("to", environment="NCCL_IB_DISABLE", to="1", why="to tell whether RDMA is it")),
-                (LINKS,),
-            ),
-        ),
-        "NCCL",
+        "The other process is gone, a firewall stands between the hosts, or InfiniBand/RoCE is not usable.",
+        (LINKS,),
+        rules=(INTERFACE, DEBUG, Rule("to", environment="NCCL_IB_DISABLE", to="1", why="to tell whether RDMA is it")),
+        origin="NCCL",
         follows=True,
     ),
     Signature(
         "nccl-error",
         "An NCCL call failed",
         (r"NCCL error in:", r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError"),
-        (Case("NCCL does not say why until asked.", (DEBUG,), (LINKS,)),),
-        "PyTorch, NCCL",
+        "NCCL does not say why until asked.",
+        (LINKS,),
+        rules=(DEBUG,),
+        origin="PyTorch, NCCL",
         follows=True,
         unless=("nccl-invalid-argument", "nccl-interface", "nccl-connect", "shared-memory", "nccl-timeout"),
     ),
@@ -109,15 +97,11 @@ NETWORK = (
             r"[Gg]loo.*[Uu]nable to (find address for|resolve hostname)",
             r"[Gg]loo.*(Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms)",
         ),
-        (
-            Case(
-                "Another rank is gone (look for its own error), or the host's name leads to an address that others "
-                "cannot reach.",
-                (GLOO_INTERFACE,),
-                ("the host's name must not be 127.0.1.1 in /etc/hosts",),
-            ),
-        ),
-        "PyTorch",
+        "Another rank is gone (look for its own error), or the host's name leads to an address that others "
+        "cannot reach.",
+        ("the host's name must not be 127.0.1.1 in /etc/hosts",),
+        rules=(GLOO_INTERFACE,),
+        origin="PyTorch",
         follows=True,
     ),
     Signature(
@@ -128,30 +112,18 @@ NETWORK = (
             r"client socket has timed out after \d+ ?ms while trying to connect",
             r"ranks these did not come within|could not reach rank 0 at",
         ),
-        (
-            Case(
-                "Fewer ranks came than were expected, or the first rank's port cannot be reached from the others.",
-                (GLOO_INTERFACE,),
-                (
-                    "clusterkit check shows which ports are closed between hosts",
-                    "clusterkit ray-status: are all there?",
-                ),
-            ),
-        ),
-        "PyTorch",
+        "Fewer ranks came than were expected, or the first rank's port cannot be reached from the others.",
+        ("clusterkit check shows which ports are closed between hosts", "clusterkit ray-status: are all there?"),
+        rules=(GLOO_INTERFACE,),
+        origin="PyTorch",
         follows=True,
     ),
     Signature(
         "port-taken",
         "A port is taken",
         (r"Address already in use|EADDRINUSE|address already in use",),
-        (
-            Case(
-                "A process of an earlier run still listens, or two runs share a host.",
-                (),
-                ("who listens: ss -ltnp", "a cluster's own left-overs: clusterkit down, then clusterkit setup"),
-            ),
-        ),
-        "operating system",
+        "A process of an earlier run still listens, or two runs share a host.",
+        ("who listens: ss -ltnp", "a cluster's own left-overs: clusterkit down, then clusterkit setup"),
+        origin="operating system",
     ),
 )

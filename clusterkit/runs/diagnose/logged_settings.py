@@ -1,4 +1,4 @@
-"""Values that settings have now: of our configuration, or as a log of AReaL or SGLang tells them."""
+"""The values of settings that a log of AReaL or SGLang prints."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-PRESENT_WORDS = (") - ", "ServerArgs(", "realhf.apps", "areal.launcher")
-"""Every line that tells of a value holds one of these."""
+SETTING_WORDS = (") - ", "ServerArgs(", "realhf.apps", "areal.launcher")
+"""Every line that prints a value contains one of these."""
 
 _AREAL = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+)*) \((?:int|float|str|bool|NoneType)\) - (.*)$")
 _SERVER = re.compile(r"ServerArgs\((.*)\)")
@@ -16,14 +16,14 @@ _ARGUMENT = re.compile(r"(\w+)=('[^']*'|[^,()\[\]{}']+)")
 _TYPED = re.compile(r"\s([a-z_]\w*(?:\.[a-z_]\w*)*)=(\S+)")
 
 
-class Present:
-    """Option -> value, as far as a log tells: AReaL's configuration, SGLang's arguments, a command line."""
+class LoggedSettings:
+    """Options and their values from a log: AReaL's configuration, SGLang's arguments, a command line."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
 
-    def see(self, line: str) -> None:
-        """Take one line in."""
+    def read_line(self, line: str) -> None:
+        """Take the values from one line."""
         if ") - " in line:
             match = _AREAL.match(line)
             if match:
@@ -36,7 +36,7 @@ class Present:
             self.values.update((key, _value(value)) for key, value in _TYPED.findall(line))
 
     def get(self, option: str) -> Any:
-        """The value of an option, also where it is told with a longer name (`actor.sglang.…`); None: unknown."""
+        """Return the value of an option, also of one logged with a longer name (`actor.sglang.…`); None if unknown."""
         if option in self.values:
             return self.values[option]
         return next((value for key, value in self.values.items() if key.endswith(f".{option}")), None)
