@@ -50,7 +50,8 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from trainer.config import ModelConfig, RunConfig, WeightsConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig, WeightsConfig
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.launching import launch

@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config_0_1 import without_others
 from trainer.config_agents import AnyAgentConfig, MemagentConfig
-from trainer.config_judge import JudgeConfig
-from trainer.config_parts import Section
+from trainer.config_choice import Section
+from trainer.config_parts import JudgeConfig
 from trainer.config_tasks import AnyTaskConfig, RecallConfig
 
 Method = Literal["memagent", "long_context", "rag", "no_context"]

@@ -21,7 +21,7 @@ from evaluation.delegating import Delegating
 from evaluation.kinds import visible_gpus
 from evaluation.openai_engine import OpenAIEngine
 from evaluation.servers import KeptServers
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.engines.base import Engine, EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.embedded import EmbeddedEngine

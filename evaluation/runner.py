@@ -11,10 +11,10 @@ from typing import Any
 from evaluation.config import EvalConfig
 from evaluation.engines import Opened, Sampling
 from evaluation.grade import Grader
-from evaluation.methods import Reader
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import Row
 from evaluation.progress import Progress
+from evaluation.reader import Reader
 from evaluation.record import GREEDY, Key
 from trainer.agents.memagent import RolloutOptions
 from trainer.engines.base import EngineError, EngineGoneError

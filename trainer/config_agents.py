@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from trainer.config_choice import Choice, named_class, plain_options
-from trainer.config_parts import Section
+from trainer.config_choice import Choice, OwnSection, Section
 from trainer.errors import UserError
 from trainer.wording import NO_MEMORY, check_wording, read_wording
 
@@ -124,34 +123,11 @@ class MemalphaAgentConfig(StoresAgentConfig):
     name: Literal["memalpha"] = "memalpha"
 
 
-class OwnAgentConfig(OverwritingAgentConfig, StoresAgentConfig):
+class OwnAgentConfig(OwnSection, OverwritingAgentConfig, StoresAgentConfig):
     """An agent of the user's own, which may build on any of ours."""
 
-    options: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
-    """Settings of an agent of your own, as it wants them: agent.options.NAME=VALUE."""
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return named_class(name, "agent.name", tuple(AGENT.ours))
-
-    @field_validator("options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return plain_options(options)
-
-
-AGENT = Choice(
-    "agent",
-    "memagent",
-    {"memagent": MemagentConfig, "single_turn": SingleTurnConfig, "memalpha": MemalphaAgentConfig},
-    OwnAgentConfig,
-)
-AnyAgentConfig = Annotated[
-    Annotated[MemagentConfig, Tag("memagent")]
-    | Annotated[SingleTurnConfig, Tag("single_turn")]
-    | Annotated[MemalphaAgentConfig, Tag("memalpha")]
-    | Annotated[OwnAgentConfig, Tag("own")],
-    Discriminator(AGENT.tag),
-]
+OurAgentConfig = MemagentConfig | SingleTurnConfig | MemalphaAgentConfig
+AGENT = Choice.by_name("agent", OwnAgentConfig, *get_args(OurAgentConfig))
+AnyAgentConfig = Annotated[OurAgentConfig | OwnAgentConfig, AGENT]
 """What an agent's section may be."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Field
 
-from trainer.config_choice import Choice, named_class, plain_options
-from trainer.config_parts import Section
+from trainer.config_choice import Choice, OwnSection, Section
 
 
 class RewardConfig(Section):
@@ -61,42 +60,11 @@ class MemalphaRewardConfig(MemoryRewardConfig):
     name: Literal["memalpha"] = "memalpha"
 
 
-class OwnRewardConfig(MemoryRewardConfig):
+class OwnRewardConfig(OwnSection, MemoryRewardConfig):
     """A reward of the user's own, which may build on any of ours."""
 
-    options: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
-    """Settings of a reward of your own, as it wants them: reward.options.NAME=VALUE."""
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return named_class(name, "reward.name", tuple(REWARD.ours))
-
-    @field_validator("options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return plain_options(options)
-
-
-REWARD = Choice(
-    "reward",
-    "boxed",
-    {
-        "boxed": BoxedConfig,
-        "f1": F1Config,
-        "found": FoundConfig,
-        "math": MathRewardConfig,
-        "memalpha": MemalphaRewardConfig,
-    },
-    OwnRewardConfig,
-)
-AnyRewardConfig = Annotated[
-    Annotated[BoxedConfig, Tag("boxed")]
-    | Annotated[F1Config, Tag("f1")]
-    | Annotated[FoundConfig, Tag("found")]
-    | Annotated[MathRewardConfig, Tag("math")]
-    | Annotated[MemalphaRewardConfig, Tag("memalpha")]
-    | Annotated[OwnRewardConfig, Tag("own")],
-    Discriminator(REWARD.tag),
-]
+OurRewardConfig = BoxedConfig | F1Config | FoundConfig | MathRewardConfig | MemalphaRewardConfig
+REWARD = Choice.by_name("reward", OwnRewardConfig, *get_args(OurRewardConfig))
+AnyRewardConfig = Annotated[OurRewardConfig | OwnRewardConfig, REWARD]
 """What a reward's section may be."""

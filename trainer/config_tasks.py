@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from trainer.config_choice import Choice, named_class, plain_options
-from trainer.config_parts import Section
+from trainer.config_choice import Choice, OwnSection, Section
 
 
 class TaskConfig(Section):
@@ -187,50 +186,16 @@ class MemalphaConfig(TextsConfig):
     name: Literal["memalpha"] = "memalpha"
 
 
-class OwnTaskConfig(QuestionsConfig, DocumentsConfig, ProblemsConfig, TextsConfig):
-    """A task of the user's own, which may build on any of ours; what recall has is also its warm-up's."""
+class OwnTaskConfig(OwnSection, QuestionsConfig, DocumentsConfig, ProblemsConfig, TextsConfig):
+    """A task of the user's own, which may build on any of ours; its warm-up is that of recall."""
 
     path: str | None = None
     """Folder or file of the task's data, as it wants it."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share that is held out, where the task goes by it."""
-    options: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
-    """Settings of a task of your own, as it wants them: task.options.NAME=VALUE."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return named_class(name, "task.name", tuple(TASK.ours))
-
-    @field_validator("options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return plain_options(options)
 
 
-TASK = Choice(
-    "task",
-    "recall",
-    {
-        "recall": RecallConfig,
-        "needles": NeedlesConfig,
-        "hotpotqa": HotpotqaConfig,
-        "math": MathConfig,
-        "sft": SftConfig,
-        "facts": FactsConfig,
-        "memalpha": MemalphaConfig,
-    },
-    OwnTaskConfig,
-)
-AnyTaskConfig = Annotated[
-    Annotated[RecallConfig, Tag("recall")]
-    | Annotated[NeedlesConfig, Tag("needles")]
-    | Annotated[HotpotqaConfig, Tag("hotpotqa")]
-    | Annotated[MathConfig, Tag("math")]
-    | Annotated[SftConfig, Tag("sft")]
-    | Annotated[FactsConfig, Tag("facts")]
-    | Annotated[MemalphaConfig, Tag("memalpha")]
-    | Annotated[OwnTaskConfig, Tag("own")],
-    Discriminator(TASK.tag),
-]
+OurTaskConfig = RecallConfig | NeedlesConfig | HotpotqaConfig | MathConfig | SftConfig | FactsConfig | MemalphaConfig
+TASK = Choice.by_name("task", OwnTaskConfig, *get_args(OurTaskConfig))
+AnyTaskConfig = Annotated[OurTaskConfig | OwnTaskConfig, TASK]
 """What a task's section may be."""

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from trainer import eval_table
 from trainer.agents import make_agent
-from trainer.agents.memagent import MemAgent, check_budget, check_window
-from trainer.agents.memalpha import MemAlpha
+from trainer.agents.base import check_window
 from trainer.agents.template import encode
 from trainer.base_run import RECENT_STEPS, Clock, SteppedRun, named
 from trainer.checkpoint.start import Start
@@ -18,6 +17,7 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.evaluate import EvalResult, EvalSpec, evaluate
 from trainer.metrics import Monitor
+from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward
 from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
@@ -25,9 +25,8 @@ from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
+from trainer.rollout.server_sampling import served_sampler
 from trainer.schedule import Schedule
-from trainer.serving.sampling import served_sampler
-from trainer.serving.server_placement import gives_memory_away
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
@@ -63,11 +62,7 @@ class TrainingRun(SteppedRun):
         leave_out_misfits(self.source, agent)
         self.evaluates = self._holds_out()
         window = context_window(origin.lm, config.model)
-        if isinstance(agent, MemAgent):
-            check_window(agent, window)
-            check_budget(agent, config.train.max_tokens_per_mb)
-        if isinstance(agent, MemAlpha):
-            agent.check_window(window)
+        check_window(agent, window, config.train.max_tokens_per_mb)
         room = min(window, config.train.max_tokens_per_mb)
         self.longest_row = min(agent.longest_conversation() or room, room)
         self.reward = make_reward(config)

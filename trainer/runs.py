@@ -13,9 +13,9 @@ from trainer.metrics import Monitor
 from trainer.paths import RunPaths
 from trainer.rollout.generate_only import RolloutRun, find_rollouts, number_of_tasks
 from trainer.schedule import Schedule
-from trainer.sft.examples import load_examples
 from trainer.sft.loop import SftRun
 from trainer.tasks import make_source
+from trainer.tasks.examples import load_examples
 from trainer.train.distributed import World
 
 AnyRun = TrainingRun | SftRun | RolloutRun

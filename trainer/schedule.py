@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import CheckpointConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import CheckpointConfig
 from trainer.errors import UserError
 
 LONG_WAIT_S = 6 * 3600.0

@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.realparts import require
-from trainer.config import ModelConfig, RunConfig, WeightsConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig, WeightsConfig
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.launching import launch

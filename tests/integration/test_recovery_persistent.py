@@ -13,7 +13,8 @@ from runs import TOTAL_STEPS, Forks, NewTrial, Trial
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.agents.memagent import MemAgent, RolloutOptions
-from trainer.config import CheckpointConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import CheckpointConfig
 from trainer.loop import TrainingRun
 from trainer.rewards.boxed import boxed_reward
 from trainer.schedule import LONG_WAIT_S, Schedule, recover_due, save_due, seconds_to_first_save

@@ -16,7 +16,11 @@ from trainer.types import SamplingParams, Task, Trajectory, Turn
 
 
 class AnyAgent(Protocol):
-    """What the rollout controller needs of an agent, which is made from (its section, tokenizer)."""
+    """What the rollout controller needs of an agent, which is made from (its section, tokenizer).
+
+    An agent may also have `check_window` (see the function of that name) and `fits(task)`, whether a training task is
+    within its limits. Ours have `builtin = True`: when all trajectories fail, the user's class is not to blame.
+    """
 
     def longest_conversation(self) -> int:
         """Tokens of the longest conversation that the limits allow, prompt plus response; 0 where that is unknown."""
@@ -29,6 +33,26 @@ class AnyAgent(Protocol):
     async def rollout(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
         """One pass over a task. The reward is left at 0: rewards are not the agent's business."""
         ...
+
+
+def check_window(agent: AnyAgent, window: int, max_tokens_per_mb: int = 0) -> None:
+    """Refuse an agent whose limits allow conversations that are too long; agents that cannot tell pass.
+
+    Args:
+        agent: the agent.
+        window: the model's context window, in tokens.
+        max_tokens_per_mb: size of a training micro-batch, in tokens; 0: nothing is trained.
+
+    Raises:
+        UserError: names the limits to lower.
+    """
+    if check := getattr(agent, "check_window", None):
+        check(window, max_tokens_per_mb)
+
+
+def is_builtin(agent: AnyAgent) -> bool:
+    """Whether an agent is one of ours, so that the user's code is not to blame for its failures."""
+    return bool(getattr(agent, "builtin", False))
 
 
 Ask = Callable[..., Awaitable[str]]

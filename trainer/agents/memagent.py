@@ -54,7 +54,9 @@ def split_chunks(ids: list[int], chunk_tokens: int) -> list[list[int]]:
 
 
 class MemAgent:
-    """One tokenizer, one wording, one set of limits; holds no state between tasks."""
+    """Agent of one tokenizer, one wording and one set of limits; it holds no state between tasks."""
+
+    builtin = True
 
     def __init__(self, config: OverwritingAgentConfig, tokenizer: Any) -> None:
         self.config = config
@@ -72,6 +74,24 @@ class MemAgent:
         update = self.prompts.update.num_fixed + c.max_question_tokens + memory + chunk + c.max_memory_tokens
         final = self.prompts.final.num_fixed + c.max_question_tokens + memory + c.max_final_tokens
         return max(update, final)
+
+    def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:
+        """See `agents.base.check_window`."""
+        longest, c = self.longest_conversation(), self.config
+        if longest > window:
+            fits = c.chunk_tokens - (longest - window)
+            helps = fits > 0 and self.longest_conversation(fits) <= window
+            raise UserError(
+                f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
+                f"read and {c.max_memory_tokens} written, question {c.max_question_tokens}, the prompt's own words), "
+                f"over the model's context window of {window}: lower "
+                + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
+            )
+        if max_tokens_per_mb and longest > max_tokens_per_mb:
+            raise UserError(
+                f"the longest conversation has {longest} tokens and train.max_tokens_per_mb is {max_tokens_per_mb}: "
+                "raise it to at least that, or lower agent.chunk_tokens or another limit"
+            )
 
     def prepare(self, task: Task) -> PreparedTask:
         """Tokenise question and document and cut the document into chunks.
@@ -152,28 +172,3 @@ class MemAgent:
         answer = await converse("final", self.prompts.final.fill({"problem": prepared.question, "memory": memory}))
         text = self.tokenizer.decode(answer, skip_special_tokens=True)
         return Trajectory(prepared.task.id, turns, reward=0.0, answer_text=text, counters=dict(counters))
-
-
-def check_window(agent: MemAgent, window: int) -> None:
-    """Raise UserError when the longest conversation does not fit into a context window of `window` tokens."""
-    longest = agent.longest_conversation()
-    if longest > window:
-        c = agent.config
-        fits = c.chunk_tokens - (longest - window)
-        helps = fits > 0 and agent.longest_conversation(fits) <= window
-        raise UserError(
-            f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
-            f"read and {c.max_memory_tokens} written, question {c.max_question_tokens}, the prompt's own words), "
-            f"over the model's context window of {window}: lower "
-            + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
-        )
-
-
-def check_budget(agent: MemAgent, max_tokens_per_mb: int) -> None:
-    """Raise UserError when the longest conversation does not fit into a training micro-batch."""
-    longest = agent.longest_conversation()
-    if longest > max_tokens_per_mb:
-        raise UserError(
-            f"the longest conversation has {longest} tokens and train.max_tokens_per_mb is {max_tokens_per_mb}: raise "
-            "it to at least that, or lower agent.chunk_tokens or another limit"
-        )

@@ -41,7 +41,9 @@ class PreparedText:
 
 
 class MemAlpha:
-    """One tokenizer, one wording, one set of limits; holds no state between tasks."""
+    """Agent of one tokenizer, one wording and one set of limits; it holds no state between tasks."""
+
+    builtin = True
 
     def __init__(self, config: StoresAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
@@ -134,8 +136,8 @@ class MemAlpha:
         """Tokens of a text."""
         return len(encode_plain(self.tokenizer, text))
 
-    def check_window(self, window: int) -> None:
-        """Raise UserError when the context that is kept to is larger than the model's window of `window` tokens."""
+    def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:  # noqa: ARG002 (RunConfig sees to that)
+        """See `agents.base.check_window`."""
         if self.config.context_tokens > window:
             raise UserError(
                 f"agent.context_tokens={self.config.context_tokens} is over the model's context window of {window} "

@@ -28,6 +28,8 @@ class Prompted:
 class SingleTurn:
     """The question as a user's message in the model's chat template; one that holds such marks goes as it is."""
 
+    builtin = True
+
     def __init__(self, config: QuestionAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
         # Marks such as <|im_start|>; single characters and blanks may well stand in a question.

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.algorithms.table import resolve
-from trainer.config import AlgorithmConfig, RunConfig, flatten
+from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES
+from trainer.config_parts import AlgorithmConfig
 
 # May change between attempts: where things lie, what is watched, how long it goes on, how it is cut into pieces.
 # Settings by name, whole sections with a dot at the end.

@@ -20,8 +20,8 @@ from pathlib import Path
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
 from trainer.engines.http import Server, ServerPool
+from trainer.hf_folder import folder_problem
 from trainer.types import Completion, FinishReason, SamplingParams
-from trainer.weights.hf_folder_check import folder_problem
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import JudgeConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import JudgeConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Timeouts, UnreachableError, verify_chat, verify_model

@@ -25,10 +25,10 @@ from trainer.launch.ranks import RankedRun
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
+from trainer.placement import first_training_gpu
 from trainer.rewards.make import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
 from trainer.serving.keeper import LocalServers
-from trainer.serving.server_placement import first_training_gpu
 from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world

@@ -8,8 +8,9 @@ from trainer.config import RunConfig
 from trainer.engines.launching import check_options
 from trainer.engines.options import check_model, check_window
 from trainer.paths import RunPaths
+from trainer.placement import Place, gpus_per_server, local_places
 from trainer.serving import registry
-from trainer.serving.server_placement import Place, gpus_per_server, local_places, server_options
+from trainer.serving.host import server_options
 from trainer.train.loading import look_at
 from trainer.train.tensorparallel import check_split, tensor_degree
 

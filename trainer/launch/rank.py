@@ -18,8 +18,8 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, UserError
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
+from trainer.placement import first_training_gpu
 from trainer.runs import AnyRun, make_run
-from trainer.serving.server_placement import first_training_gpu
 from trainer.signals import StopFlag
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.gpu_footprint import out_of_memory

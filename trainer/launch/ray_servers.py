@@ -27,9 +27,9 @@ from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.paths import RunPaths
+from trainer.placement import gpus_per_server
 from trainer.serving import registry
 from trainer.serving.keeper import HostKeeper, config_file, host_command, placed, start_host
-from trainer.serving.server_placement import gpus_per_server
 
 log = logging.getLogger("trainer")
 

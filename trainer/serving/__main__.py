@@ -17,8 +17,7 @@ from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
 from trainer.serving.exit_with_parent import end_with_input
-from trainer.serving.host import ServerHost, keep
-from trainer.serving.server_placement import server_options
+from trainer.serving.host import ServerHost, keep, server_options
 
 
 def main() -> int:

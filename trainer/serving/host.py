@@ -6,17 +6,20 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trainer.config import RunConfig
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
+from trainer.placement import gives_memory_away
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
@@ -133,6 +136,33 @@ class ServerHost:
     def _register(self, **changes: object) -> None:
         self.registration = replace(self.registration, **changes)  # type: ignore[arg-type]
         registry.write(self.folder, self.registration)
+
+
+def server_options(
+    config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
+) -> ServerOptions:
+    """Options that one server of a run is started with.
+
+    Raises:
+        UserError: the run has no servers.
+
+    """
+    if config.engine == "embedded":
+        raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
+    c = config.serving
+    return ServerOptions(
+        model=model,
+        log=log,
+        name=name,
+        gpus=gpus,
+        host=address,
+        memory_fraction=config.rollout.gpu_memory_fraction,
+        context_length=c.context_length or config.model.context_window,
+        max_running=config.rollout.max_running,
+        flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
+        start_seconds=c.start_seconds,
+        python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
+    )
 
 
 async def keep(hosts: Sequence[ServerHost]) -> int:

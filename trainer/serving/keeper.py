@@ -20,9 +20,9 @@ import yaml
 from trainer.config import RunConfig
 from trainer.files import write_atomic
 from trainer.paths import RunPaths
+from trainer.placement import local_places
 from trainer.serving import registry
 from trainer.serving.registry import Registration
-from trainer.serving.server_placement import local_places
 
 log = logging.getLogger("trainer")
 

@@ -8,7 +8,7 @@ from typing import Any
 from trainer.agents.template import encode
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.sft.examples import ASSISTANT, Example
+from trainer.tasks.examples import ASSISTANT, Example
 from trainer.types import Row
 
 Message = tuple[str, str]

@@ -21,8 +21,8 @@ from trainer.metrics import Monitor
 from trainer.rollout.batch import set_weights
 from trainer.schedule import Schedule
 from trainer.sft.encoding import Encoder
-from trainer.sft.examples import Example, load_examples
 from trainer.sft.learner import SftLearner
+from trainer.tasks.examples import Example, load_examples
 from trainer.train.distributed import World
 from trainer.train.learner import StepAbandonedError
 from trainer.train.loading import Origin

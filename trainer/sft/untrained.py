@@ -10,8 +10,8 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.paths import cache_folder
 from trainer.seeding import derive_seed
-from trainer.sft.examples import load_examples
 from trainer.staging import staged_folder
+from trainer.tasks.examples import load_examples
 from trainer.warmup import tiny
 
 MOST_WORDS = 20_000

@@ -8,7 +8,7 @@ from functools import lru_cache
 from trainer.config import RunConfig
 from trainer.config_tasks import FactsConfig, MathConfig, MemalphaConfig, NeedlesConfig, RecallConfig, SftConfig
 from trainer.errors import UserError
-from trainer.sft.examples import examples_file, load_examples
+from trainer.tasks.examples import examples_file, load_examples
 from trainer.tasks.math import Math, problems_file
 
 GENERATED = (RecallConfig, FactsConfig, NeedlesConfig)

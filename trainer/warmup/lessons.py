@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from trainer.agents.base import AnyAgent
-from trainer.agents.memagent import MemAgent, check_window
+from trainer.agents.memagent import MemAgent
 from trainer.agents.memalpha import MemAlpha
 from trainer.config import RunConfig
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, OverwritingAgentConfig
@@ -79,7 +79,7 @@ class RecallLesson(Lesson):
     def make_agent(self, tokenizer: Any) -> MemAgent:
         """See Lesson."""
         agent = MemAgent(taught_agent(self.config), tokenizer)
-        check_window(agent, self.config.model.tiny.max_position_embeddings)
+        agent.check_window(self.config.model.tiny.max_position_embeddings)
         return agent
 
     def demonstrations(self, agent: AnyAgent, tokenizer: Any) -> Demonstrator:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.train import attention
 from trainer.train.model import prepare_lm
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from trainer.config import WeightsConfig
+from trainer.config_parts import WeightsConfig
 from trainer.errors import UserError
+from trainer.hf_folder import served_dtype
 from trainer.train.learner import Learner
 from trainer.weights.environment import nccl_problem
 from trainer.weights.folders import FolderPublisher, choose_root
-from trainer.weights.hf_folder_check import served_dtype
 from trainer.weights.nccl import NcclPublisher
 from trainer.weights.publisher import Outlet, Publisher, agree
 from trainer.weights.source import WeightSource

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trainer.config import WeightsConfig
+from trainer.config_parts import WeightsConfig
 from trainer.engines.http import Server
 from trainer.weights.folders import FolderPublisher, caught, offer
 from trainer.weights.nccl_group import Link, LinkError, MissingPeerError, PeerGoneError, meet

@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
+from trainer.hf_folder import shapes_problem, tensor_shapes, ties_head
 from trainer.train.distributed import World
-from trainer.weights.hf_folder_check import shapes_problem, tensor_shapes, ties_head
 
 log = logging.getLogger(__name__)
 

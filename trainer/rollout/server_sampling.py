@@ -11,12 +11,12 @@ from trainer.engines.dialects import make_dialect
 from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.paths import RunPaths
+from trainer.placement import gives_memory_away
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.samplers import SamplerParts
 from trainer.rollout.server_sampler import Served, ServedSampler
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet
-from trainer.serving.server_placement import gives_memory_away
 from trainer.train.learner import Learner
 from trainer.weights.choose import make_publisher as choose_publisher
 from trainer.weights.colocated import ColocatedPublisher
