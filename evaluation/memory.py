@@ -10,7 +10,7 @@ from typing import Any
 
 from evaluation.config import EvalConfig
 from evaluation.reader import Reader as Answering
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.agents.memalpha import MemAlpha, PreparedText
 from trainer.agents.memory import Memory
 from trainer.assets import cache_root

@@ -17,7 +17,8 @@ from evaluation.memory import Judged, StructuredMemory
 from evaluation.reader import Reader
 from evaluation.suites.base import Suite
 from evaluation.templates import bare_question, template_named
-from trainer.agents.memagent import MemAgent, RolloutOptions
+from trainer.agents.base import RolloutOptions
+from trainer.agents.memagent import MemAgent
 from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig

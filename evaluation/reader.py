@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.engines.base import Engine
 from trainer.types import Task, Trajectory
 

@@ -16,7 +16,7 @@ from evaluation.plan import Row
 from evaluation.progress import Progress
 from evaluation.reader import Reader
 from evaluation.record import GREEDY, Key
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import InterruptedRunError, RunError, UserError

@@ -67,30 +67,30 @@ class RunConfig(Section):
     cache_dir: str = ""
     """Folder for warm-up weights and assets; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
     code_dir: str = ""
-    """Folder that your own classes (agent.name=module:Class) are imported from, after PYTHONPATH; set by `clusterkit
-    train` to the folder it runs in."""
+    """Folder to import your own classes (agent.name=module:Class) from, after PYTHONPATH; `clusterkit train` sets it to
+    the folder that it runs in."""
     mode: Literal["local", "ray", "slurm"] = "local"
-    """Where the ranks run. local: on one machine. ray: on the nodes of the Ray cluster that runs the trainer. slurm: in
-    a batch job, which `clusterkit train` submits and in which it is ray."""
+    """Where the ranks run. local: on one machine. ray: on the nodes of the trainer's Ray cluster. slurm: in a batch job
+    that `clusterkit train` submits, and in which the mode is ray."""
     n_nodes: Annotated[int, Field(ge=1)] = 1
-    """Hosts that the run is spread over."""
+    """Hosts of the run."""
     n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
-    """GPUs of each host that the run takes; 0: it needs none."""
+    """GPUs of each host that the run uses; 0: none."""
     allocation_mode: str = ""
     """How engine servers and training share the GPUs: sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4, or
     rollout.backend=sglang:d4 actor.backend=fsdp:d4. Empty: no servers, the trainer's own process generates."""
     seed: int = 1
-    """Seeds initialisation, tasks and sampling."""
+    """Seed of initialisation, tasks and sampling."""
     recover_mode: Literal["auto", "resume", "disabled"] = "auto"
-    """auto: go on from a recover checkpoint where there is one. resume: demand one. disabled: start afresh."""
+    """auto: go on from a recover checkpoint if there is one. resume: fail without one. disabled: start afresh."""
     recover_from: str = ""
-    """Where a new run starts: another run's recover folder (its weights, optimizer and step go on), or the folder of
-    weights that model.path names. Written by `clusterkit train --recover-from`."""
+    """Start of a new run: another run's recover folder (weights, optimizer and step go on), or the folder of weights
+    that model.path names. `clusterkit train --recover-from` sets it."""
     recover_retries: Annotated[int, Field(ge=0)] = 10
-    """Restarts in a row, without a new step, of a run that died before it is given up. On a cluster and Slurm after
-    any failure; on this machine after a crash, not after an error that asks for something. 0: none."""
+    """Restarts in a row without a new step before a failed run is given up; 0: none. On a cluster and Slurm after any
+    failure; on this machine after a crash, not after an error that asks for a change."""
     recover_after: Annotated[float, Field(ge=0)] = 10.0
-    """Seconds before the first of these restarts; later ones wait longer."""
+    """Seconds before the first of these restarts; later ones come after longer."""
     model: ModelConfig = ModelConfig()
     task: AnyTaskConfig = RecallConfig()
     agent: AnyAgentConfig = MemagentConfig()

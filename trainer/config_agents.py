@@ -16,14 +16,15 @@ class AgentConfig(Section):
     """What every agent has."""
 
     name: str
-    """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); memalpha
-    (a structured memory, written by tool calls); or `module:Class` for one of your own (docs/custom.md)."""
+    """memagent: one memory text, overwritten with every chunk. single_turn: the question in one prompt, one response of
+    up to max_final_tokens, no memory. memalpha: a structured memory, written by tool calls. Or `module:Class`, a class
+    of your own (docs/custom.md)."""
     template: Literal["memagent", "words"] = "memagent"
-    """Prompt wording. words: a few single words, for models that are trained from nothing."""
+    """Wording of prompts. words: a few single words, for models that start from random weights."""
     enable_thinking: bool = False
-    """Let a chat template that knows the switch (Qwen3) turn thinking on."""
+    """Turn thinking on in chat templates that have such a switch (Qwen3)."""
     max_final_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest final answer, in tokens. memalpha gives none; other methods of its evaluations do."""
+    """Longest final answer, in tokens. memalpha has none, but other methods of its evaluations do."""
 
     def response_limit(self, kind: str) -> int:  # noqa: ARG002 (for those that write a memory)
         """Most tokens of a response of a kind, `update` or `final`."""
@@ -34,7 +35,7 @@ class QuestionAgentConfig(AgentConfig):
     """An agent that is told the question."""
 
     max_question_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest question; a longer one is refused, never cut."""
+    """Longest question, in tokens; a longer one is refused, never cut."""
 
 
 class ChunksAgentConfig(AgentConfig):
@@ -47,7 +48,8 @@ class ChunksAgentConfig(AgentConfig):
     max_chunks: Annotated[int, Field(ge=0)] = 0
     """Most chunks that are read; a longer document is handled as `overflow` says. 0: no limit."""
     overflow: Literal["center", "error"] = "center"
-    """Document longer than max_chunks: keep its first and last halves (counted), or refuse the document and stop."""
+    """What to do with a document of more than max_chunks. center: read its first and last chunks, and count it. error:
+    end the run."""
 
     def response_limit(self, kind: str) -> int:
         """See AgentConfig."""
@@ -59,9 +61,9 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
 
     template_file: str = ""
     """YAML file with your own wording of both prompts: update with {problem}, {memory} and {section}, final with
-    {problem} and {memory}, and no_memory, the text of a memory before the first (docs/coming-from-areal.md)."""
+    {problem} and {memory}, and no_memory, the text of the memory before the first chunk (docs/coming-from-areal.md)."""
     wording: dict[str, str] = {}  # noqa: RUF012 (pydantic copies it)
-    """What template_file holds, read from it by the command and carried along."""
+    """Content of template_file; the command reads it."""
     prompt_order: Literal["paper", "section_first"] = "paper"
     """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
     empty_memory: Literal["keep", "clear"] = "keep"
@@ -95,9 +97,9 @@ class StoresAgentConfig(ChunksAgentConfig):
     """An agent whose memory has stores of entries, written by tool calls."""
 
     context_tokens: Annotated[int, Field(ge=32)] = 16384
-    """Most tokens of a prompt and its response; what is shown of the memory shrinks to fit (counted)."""
+    """Most tokens of a prompt and its response; where the memory does not fit, less of it is shown (counted)."""
     core_tokens: Annotated[int, Field(ge=1)] = 512
-    """Longest core memory; a longer one is cut and the call's answer says so."""
+    """Longest core memory, in tokens; a longer one is cut, and the answer to the call says so."""
     shown_items: Annotated[int, Field(ge=0)] = 20
     """Entries of each store that a prompt shows, the newest ones."""
     tool_format: Literal["auto", "chat", "json"] = "auto"

@@ -13,12 +13,11 @@ class RewardConfig(Section):
     """What every reward has."""
 
     name: str
-    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. f1: words that answer and gold answer
-    share, 0 to 1, after SQuAD's normalisation, of the whole answer where none is marked: for models too small to keep a
-    format. found: 1 where a gold answer stands anywhere in the answer, as RULER counts. math: the final answer compared
-    as a value, scaled by task.reward_scale.
-    memalpha: questions answered from the memory (r1), calls that worked (r2), compression (r3), entries worth keeping
-    (r4). Or `module:Class` for one of your own (docs/custom.md)."""
+    """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. f1: SQuAD's F1 of words with the gold
+    answer, of the whole answer where none is marked, for models too small to keep a format. found: 1 where a gold
+    answer is anywhere in the answer, as in RULER. math: the final answer compared as a value, scaled by
+    task.reward_scale. memalpha: questions answered from the memory (r1), successful calls (r2), compression (r3),
+    entries worth keeping (r4). Or `module:Class`, a class of your own (docs/custom.md)."""
 
 
 class MemoryRewardConfig(RewardConfig):
@@ -27,7 +26,7 @@ class MemoryRewardConfig(RewardConfig):
     beta: Annotated[float, Field(ge=0)] = 0.05
     """Weight of r3."""
     gamma: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of r4; 0: nothing is judged."""
+    """Weight of r4; 0: no entry is judged."""
 
 
 class BoxedConfig(RewardConfig):

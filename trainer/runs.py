@@ -1,4 +1,4 @@
-"""What a run does, by `trainer.type`: its loop, where it starts, how far it is to go."""
+"""Runs by `trainer.type`: their loop, where they start, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_run(
 
 
 def begin(config: RunConfig, paths: RunPaths) -> Start:
-    """What the run goes on from; nothing on disk is changed.
+    """What the run goes on from; changes nothing on disk.
 
     Raises:
         UserError: a class of the user's cannot be used, or what is there does not fit the settings.
@@ -41,7 +41,7 @@ def begin(config: RunConfig, paths: RunPaths) -> Start:
 
 
 def is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
-    """Whether the run has reached its end before and nothing more is asked for."""
+    """Whether an earlier attempt has reached the end that is asked for."""
     done = start.global_step
     if not done or completed_step(paths.logs) != done:
         return False

@@ -1,4 +1,4 @@
-"""When things happen: steps and epochs of a run, and whether a checkpoint is due. Plain arithmetic."""
+"""Steps and epochs of a run, and when checkpoints are due. Plain arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG_WAIT_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps of a run. Everything counts from 1, as in AReaL's log lines."""
+    """Steps of a run. All numbers count from 1, as in AReaL's log lines."""
 
     steps_per_epoch: int
     total_steps: int
@@ -39,7 +39,7 @@ class Schedule:
 
     @property
     def epochs(self) -> int:
-        """Epochs that are begun."""
+        """Epochs, the last one perhaps in part."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     def first_task(self, global_step: int) -> int:
@@ -73,9 +73,7 @@ class Schedule:
 
 
 def recover_due(c: CheckpointConfig, global_step: int, seconds_since: float, have_one: bool) -> bool:
-    """Whether a recover checkpoint is written after this step: after `ckpt_first_step` if there is none yet, then by
-    time, then by steps.
-    """
+    """Whether a recover checkpoint is due: after `ckpt_first_step` if there is none yet, then by time and steps."""
     if not have_one and global_step >= c.ckpt_first_step:
         return True
     if c.ckpt_freq_steps and global_step % c.ckpt_freq_steps == 0:

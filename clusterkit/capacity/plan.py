@@ -19,7 +19,7 @@ from trainer.config_agents import (
     StoresAgentConfig,
 )
 from trainer.config_tasks import DocumentsConfig, FactsConfig, MemalphaConfig, RecallConfig, SectionsConfig
-from trainer.judge.registry import judge_urls, judges_folder
+from trainer.judge.servers import judge_urls, judges_folder
 from trainer.tasks.size import evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}

@@ -10,32 +10,15 @@ overflow) and everything out of the ordinary is counted.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from trainer.agents.base import RolloutOptions, TurnSampler, limit_chunks, split_chunks
 from trainer.agents.template import Prompts, encode, make_prompts
 from trainer.config_agents import OverwritingAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
-from trainer.types import SamplingParams, Task, Trajectory, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutOptions:
-    """How one trajectory is sampled.
-
-    temperature: 0 is greedy. seed_of_turn: turn number -> seed of its response. blank_memory: the ablation that resets
-    the memory after every chunk. banned_final_ids: tokens that the final answer may not hold (forces an answer).
-    turn_read: told of every turn that has ended, as `details` is going to have it, by agents that keep such a record.
-    """
-
-    temperature: float
-    seed_of_turn: Callable[[int], int]
-    blank_memory: bool = False
-    banned_final_ids: tuple[int, ...] = ()
-    turn_read: Callable[[dict[str, Any]], None] = lambda _turn: None
+from trainer.types import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +29,6 @@ class PreparedTask:
     question: list[int]
     chunks: list[list[int]]
     dropped_tokens: int
-
-
-def split_chunks(ids: list[int], chunk_tokens: int) -> list[list[int]]:
-    """Cut ids into runs of `chunk_tokens`; the last may be shorter, none is empty (no ids: no chunk)."""
-    return [ids[i : i + chunk_tokens] for i in range(0, len(ids), chunk_tokens)]
 
 
 class MemAgent:
@@ -64,9 +42,9 @@ class MemAgent:
         self.prompts: Prompts = make_prompts(tokenizer, config)
 
     def longest_conversation(self, chunk_tokens: int | None = None) -> int:
-        """Tokens of the longest conversation that the limits allow: prompt plus response.
+        """Tokens of the longest conversation that the limits allow, prompt plus response.
 
-        chunk_tokens: instead of the configured limit.
+        chunk_tokens: in place of the configured limit.
         """
         c = self.config
         chunk = c.chunk_tokens if chunk_tokens is None else chunk_tokens
@@ -121,54 +99,29 @@ class MemAgent:
 
     def _limit(self, task: Task, chunks: list[list[int]]) -> tuple[list[list[int]], int]:
         """At most `max_chunks` chunks: the first and last halves of the document's ids."""
-        c = self.config
-        if not c.max_chunks or len(chunks) <= c.max_chunks:
-            return chunks, 0
-        if c.overflow == "error":
-            raise UserError(
-                f"task {task.id}: the document has {len(chunks)} chunks and agent.max_chunks is {c.max_chunks}: raise "
-                "it, or set agent.overflow=center to read the first and last halves only"
-            )
-        if task.chunks:
-            head = c.max_chunks // 2
-            kept = chunks[:head] + chunks[len(chunks) - (c.max_chunks - head) :]
-            return kept, sum(map(len, chunks)) - sum(map(len, kept))
+        kept, dropped = limit_chunks(task, chunks, self.config)
+        if not dropped or task.chunks:
+            return kept, dropped
+        # A document that we cut is cut anew, so that a short last chunk costs no room.
         ids = [i for chunk in chunks for i in chunk]
-        budget = c.max_chunks * c.chunk_tokens
+        budget = self.config.max_chunks * self.config.chunk_tokens
         head = budget // 2
-        return split_chunks(ids[:head] + ids[len(ids) - (budget - head) :], c.chunk_tokens), len(ids) - budget
+        ends = ids[:head] + ids[len(ids) - (budget - head) :]
+        return split_chunks(ends, self.config.chunk_tokens), len(ids) - budget
 
     async def rollout(self, prepared: PreparedTask, engine: Engine, options: RolloutOptions) -> Trajectory:
-        """Read the whole document and answer. The reward is left at 0: rewards are not the agent's business."""
-        counters: Counter[str] = Counter()
+        """Read the whole document and answer."""
+        sampler = TurnSampler(engine, options, self.config, prepared.task)
         if prepared.dropped_tokens:
-            counters["truncated_context"] += 1
-        turns: list[Turn] = []
-
-        async def converse(kind: Literal["update", "final"], prompt_ids: list[int]) -> list[int]:
-            final = kind == "final"
-            params = SamplingParams(
-                max_new_tokens=self.config.max_final_tokens if final else self.config.max_memory_tokens,
-                temperature=options.temperature,
-                seed=options.seed_of_turn(len(turns)),
-                banned_token_ids=options.banned_final_ids if final else (),
-            )
-            completion = await engine.generate(prompt_ids, params, key=prepared.task.id)
-            turns.append(Turn(kind, prompt_ids, completion))
-            if completion.finish_reason == "length":
-                counters["truncated_final" if final else "truncated_memory"] += 1
-                return completion.token_ids
-            return completion.token_ids[:-1]  # the end token is trained on but is not part of the memory
-
-        no_memory = self.prompts.no_memory
-        memory = no_memory
+            sampler.counters["truncated_context"] += 1
+        memory = no_memory = self.prompts.no_memory
         for chunk in prepared.chunks:
             values = {"problem": prepared.question, "memory": memory, "section": chunk}
-            written = await converse("update", self.prompts.update.fill(values))
+            written = await sampler.sample("update", self.prompts.update.fill(values))
             if not written:
-                counters["empty_memory"] += 1
+                sampler.counters["empty_memory"] += 1
                 written = memory if self.config.empty_memory == "keep" else []
             memory = no_memory if options.blank_memory else written
-        answer = await converse("final", self.prompts.final.fill({"problem": prepared.question, "memory": memory}))
-        text = self.tokenizer.decode(answer, skip_special_tokens=True)
-        return Trajectory(prepared.task.id, turns, reward=0.0, answer_text=text, counters=dict(counters))
+        prompt = self.prompts.final.fill({"problem": prepared.question, "memory": memory})
+        answer = await sampler.sample("final", prompt)
+        return sampler.trajectory(self.tokenizer.decode(answer, skip_special_tokens=True))

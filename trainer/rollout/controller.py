@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.agents.base import AnyAgent, is_builtin
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import AnyAgent, RolloutOptions, is_builtin
 from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import RunError, UserError

@@ -6,18 +6,16 @@ A folder holds `questions.jsonl` (id, question, answers, supporting, own_documen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.assets import cache_root
+from trainer.assets import data_places
 from trainer.errors import UserError
 from trainer.tasks.jsonl import Row, read_rows
 
 QUESTIONS = "questions.jsonl"
 DOCUMENTS = "documents.jsonl"
-SHARED_DATASETS = Path("/storage/datasets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,11 @@ class Document:
     def render(self) -> str:
         """Title line, then the paragraph."""
         return f"{self.title}\n{self.text}"
+
+
+def render(documents: Iterable[Document]) -> str:
+    """Text of several documents, numbered from 1."""
+    return "\n\n".join(f"Document {number}:\n{d.title}\n{d.text}" for number, d in enumerate(documents, start=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,11 @@ class Corpus:
 
 
 def find_folder(path: str | None, cache_dir: str = "") -> Path:
-    """Folder of the data: `path`, or the first of the usual places that has questions.
+    """Folder of the data: `path`, or the first of the usual places (`assets.data_places`) that has questions.
 
-    Those are $CLUSTERKIT_DATA/hotpotqa, /storage/datasets/hotpotqa and hotpotqa in the asset cache. Raises UserError
-    that lists where it looked.
+    Raises:
+        UserError: lists where it looked.
+
     """
     if path:
         folder = Path(path).expanduser()
@@ -66,9 +70,7 @@ def find_folder(path: str | None, cache_dir: str = "") -> Path:
             what = "is a file; give the folder that holds it" if folder.exists() else "there is no such folder"
             raise UserError(f"task.path={path}: {what}. {_how_to_get()}")
         return folder
-    places = [SHARED_DATASETS / "hotpotqa", cache_root(cache_dir) / "hotpotqa"]
-    if os.environ.get("CLUSTERKIT_DATA"):
-        places.insert(0, Path(os.environ["CLUSTERKIT_DATA"]).expanduser() / "hotpotqa")
+    places = data_places("hotpotqa", cache_dir)
     for place in places:
         if any((place / name).is_file() for name in (QUESTIONS, f"{QUESTIONS}.gz")):
             return place
