@@ -34,7 +34,6 @@ def ask(
     Raises:
         UserError: a row cannot be asked.
         RunError: the engine does not start, or answers are missing.
-
     """
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)

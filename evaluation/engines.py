@@ -73,7 +73,6 @@ async def open_engine(
 
     Raises:
         UserError: the engine cannot be used here. RunError: a server did not start; the message holds the cause.
-
     """
     if kind == "embedded":
         yield _embedded(config, folder, tokenizer, cancelled)

@@ -29,7 +29,6 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
 
     Raises:
         UserError: with its subclasses for failed and interrupted evaluations; the message is meant for the user.
-
     """
     output = Path(config.output_path).expanduser().absolute()
     folder = resolve_model(config.model_path, config.cache_dir)

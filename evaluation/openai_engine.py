@@ -33,7 +33,6 @@ class OpenAIEngine:
         url: address of the server.
         tokenizer: tokenizer of the checkpoint that it is said to serve.
         wait_s: seconds to wait for a server that has answered before.
-
     """
 
     def __init__(self, url: str, tokenizer: Any, wait_s: float = 0.0) -> None:
@@ -113,7 +112,6 @@ class OpenAIEngine:
         Raises:
             ServerGoneError: it was gone for too long, or refuses every request.
             EngineError: it refuses this one request.
-
         """
         tries = 0
         while True:

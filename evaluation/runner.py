@@ -52,7 +52,6 @@ class Runner:
 
         Raises:
             InterruptedRunError: `stop` said so. RunError: no server is left. What is written stays.
-
         """
         jobs: list[tuple[Loaded, int, Key]] = []
         kept = 0

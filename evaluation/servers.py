@@ -31,7 +31,6 @@ class KeptServers(Delegating):
         engine: engine over an empty pool.
         options: options of every server.
         restarts: how often each is started again.
-
     """
 
     def __init__(self, kind: Kind, engine: ServedEngine, options: Sequence[ServerOptions], restarts: int) -> None:
@@ -45,7 +44,6 @@ class KeptServers(Delegating):
 
         Raises:
             UserError: one cannot be started here; with the cause from its log, where it ended.
-
         """
         started = await asyncio.gather(*(launch(self.kind, one) for one in self.options), return_exceptions=True)
         running = [found for found in started if not isinstance(found, BaseException)]
@@ -73,7 +71,6 @@ class KeptServers(Delegating):
 
         Raises:
             EngineGoneError: all were given up, with what became of each. EngineError: see `ServedEngine.generate`.
-
         """
         while True:
             while not self.served.pool.usable() and self._may_come_back():

@@ -48,7 +48,6 @@ def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool
 
     Raises:
         InterruptedRunError: `stop` said so.
-
     """
     done: set[Path] = set()
     failed: list[str] = []

@@ -145,7 +145,6 @@ class Allocation:
 
         Raises:
             ValueError: the dialect has no words for it.
-
         """
         return {Dialect.DOTS: _dots, Dialect.COLON: _colon, Dialect.ENGINES: _engines}[dialect](self)
 

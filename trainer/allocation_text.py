@@ -34,7 +34,6 @@ def parse(text: str) -> Allocation:
 
     Raises:
         AllocationError: with a caret under the wrong character.
-
     """
     text = re.sub(r"\s", " ", text)
     if not text.strip():

@@ -62,7 +62,6 @@ class SteppedRun(ABC):
         monitor: gets log lines and numbers.
         stop: called at safe points; whether to stop.
         start: what to go on from.
-
     """
 
     course: Schedule
@@ -107,7 +106,6 @@ class SteppedRun(ABC):
         Raises:
             RunError: the gradient was not finite for train.max_skipped_steps optimizer steps in a row.
             UserError: as `_check_logprobs`.
-
         """
         self._check_logprobs()
         results = []
@@ -135,7 +133,6 @@ class SteppedRun(ABC):
 
         Raises:
             UserError: see `require_parity`.
-
         """
         if self.longest_row and self.config.train.max_logprob_gap != 0:
             found = require_parity(self.learner, self.longest_row, len(self.tokenizer))
@@ -300,7 +297,6 @@ class SteppedRun(ABC):
             processed: tokens that went through the model.
             began: start of the step, as time.perf_counter().
             task_ids: what was learned from.
-
         """
         seconds = time.perf_counter() - began
         self.state = replace(self.state, seconds=self.state.seconds + seconds)

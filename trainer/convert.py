@@ -40,7 +40,6 @@ def convert_gguf(source: Path, out: Path) -> dict[str, Any]:
     Raises:
         UserError: no such file, not a GGUF that transformers can read, `out` exists, or a package is missing.
         RunError: the disk is full, or the folder does not hold what the file held.
-
     """
     file = find_gguf(source)
     try:

@@ -46,7 +46,6 @@ def load_class(setting: str, name: str, code_dir: str = "") -> type[Any]:
 
     Raises:
         UserError: there is no such module or class, importing it fails, or it lacks a method.
-
     """
     if code_dir and code_dir not in sys.path:
         sys.path.append(code_dir)
@@ -84,7 +83,6 @@ def make(setting: str, name: str, code_dir: str, *arguments: Any) -> Any:
 
     Raises:
         UserError: as `load_class`, or the class refuses the arguments.
-
     """
     cls = load_class(setting, name, code_dir)
     try:

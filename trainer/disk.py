@@ -27,7 +27,6 @@ def file_failure(error: OSError, path: Path | str | None = None, instead: str = 
 
     Returns:
         RunError where the disk is full or lost; UserError (exit code 2) where the path cannot be used.
-
     """
     place = Path(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path or ".").absolute()
     also = f", or {instead}" if instead else ""

@@ -85,7 +85,6 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
 
     Raises:
         UserError: the split has no task.
-
     """
     began = time.perf_counter()
     count = min(spec.num_tasks, source.num_heldout(spec.split))

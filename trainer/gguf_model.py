@@ -53,7 +53,6 @@ def check(model: Any, tokenizer: Any, folder: Path) -> None:
 
     Raises:
         RunError: the folder does not hold what the file held.
-
     """
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     expected = model.state_dict()

@@ -25,7 +25,6 @@ def hold(file: BinaryIO, content: str | None = None) -> None:
     Raises:
         HeldError: another process holds it.
         OSError: the file system has no locks, or no room.
-
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -76,7 +76,6 @@ class Monitor:
 
         Raises:
             OSError: it cannot be written (the disk is full); nothing of it is in the file.
-
         """
         if self._file is None:
             return

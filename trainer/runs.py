@@ -34,7 +34,6 @@ def begin(config: RunConfig, paths: RunPaths) -> Start:
 
     Raises:
         UserError: a class of the user's cannot be used, or what is there does not fit the settings.
-
     """
     custom.check(config)
     return find_rollouts(config, paths) if config.trainer.type == "null" else find_start(config, paths.recover)

@@ -26,7 +26,6 @@ class Schedule:
 
         Raises:
             UserError: the tasks do not fill one batch.
-
         """
         per_epoch = train_size // config.rollout.batch_size
         if not per_epoch:

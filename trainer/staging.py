@@ -29,7 +29,6 @@ def staged_folder(target: Path, replace: bool = False) -> Iterator[Path]:
     Raises:
         UserError: the parent folder cannot be written, or the target exists.
         RunError: the disk is full or broken.
-
     """
     parent = target.parent
     with _explained(target):

@@ -35,7 +35,6 @@ class Finder:
         cache_dir: asset cache.
         limit: only the first so many questions of each suite; 0: all.
         task: the run's task, for suites of its generated documents or held-out problems.
-
     """
 
     def __init__(self, data: str = "", cache_dir: str = "", limit: int = 0, task: TaskConfig | None = None) -> None:
@@ -49,7 +48,6 @@ class Finder:
 
         Raises:
             UserError: no such name (with the nearest ones) or file, a size that cannot be, or data that are missing.
-
         """
         if name.endswith((".jsonl", ".jsonl.gz", ".json")) or "/" in name:
             return self._file(Path(name).expanduser())

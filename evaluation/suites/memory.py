@@ -43,7 +43,6 @@ def memory_suites(places: Sequence[Path], cache_dir: str = "", limit: int = 0) -
 
     Raises:
         UserError: there are no such data, or a row is unusable.
-
     """
     file = find_texts(places)
     if file is None:

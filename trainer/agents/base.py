@@ -45,7 +45,6 @@ class TurnSampler:
     Attributes:
         turns: the turns so far.
         counters: responses that hit their limit, as truncated_memory and truncated_final.
-
     """
 
     def __init__(self, engine: Engine, options: RolloutOptions, config: AgentConfig, task: Task) -> None:
@@ -125,7 +124,6 @@ def limit_chunks(task: Task, chunks: list[list[int]], c: ChunksAgentConfig) -> t
 
     Raises:
         UserError: there are more, and `overflow` is "error".
-
     """
     if not c.max_chunks or len(chunks) <= c.max_chunks:
         return chunks, 0

@@ -77,7 +77,6 @@ class MemAgent:
         Raises:
             UserError: the question, or a chunk that the task cut itself, is over its limit; or the document has more
                 chunks than `max_chunks` and `overflow` is "error".
-
         """
         c = self.config
         question = encode(self.tokenizer, task.question)

@@ -63,7 +63,6 @@ class MemAlpha:
 
         Raises:
             UserError: there is nothing to read, or more chunks than `max_chunks` with overflow=error.
-
         """
         c = self.config
         texts = task.chunks or (task.context,)

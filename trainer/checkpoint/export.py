@@ -31,7 +31,6 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
     Raises:
         RunError: it cannot be written; nothing is left at `folder`.
-
     """
     began = time.perf_counter()
     learner.wake(state=False)

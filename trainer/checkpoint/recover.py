@@ -67,7 +67,6 @@ class RecoverStore(Slots):
 
         Raises:
             RunError: the disk is full or the folder cannot be written; the other slot is untouched.
-
         """
         self._background.wait()
         began = time.perf_counter()
@@ -94,7 +93,6 @@ class RecoverStore(Slots):
 
         Raises:
             RunError: the checkpoint before this one could not be written.
-
         """
         began = time.perf_counter()
         before = self._background.wait()

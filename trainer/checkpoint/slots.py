@@ -139,7 +139,6 @@ def look(folder: Path) -> dict[str, Any]:
         problems: sentences.
         state: of the newest slot.
         model: config.json, where the folder holds weights instead of slots.
-
     """
     found = Slots(folder).read()
     newest, problems = Slots(folder).newest_of(found)

@@ -39,7 +39,6 @@ def find_start(config: RunConfig, recover: Path) -> Start:
 
     Raises:
         UserError: a checkpoint is demanded and missing, none is whole, or it was written with other settings.
-
     """
     store = Slots(recover)
     if config.recover_mode == "disabled":
@@ -75,7 +74,6 @@ def _from_another(config: RunConfig) -> Start:
 
     Raises:
         UserError: no checkpoint there is whole, or it does not fit.
-
     """
     if not config.recover_from or config.model.path == config.recover_from:  # weights are loaded as any model's
         return Start(None)

@@ -29,7 +29,6 @@ class GradingPool:
     Args:
         workers: how many at a time. deadline: CPU seconds of one comparison; beyond it the answer is wrong, whatever
             else the machine has to do meanwhile. percent_lenient: see `trainer.grading.mathematics.judge`.
-
     """
 
     def __init__(self, workers: int = 2, deadline: float = 5.0, percent_lenient: bool = False) -> None:

@@ -84,7 +84,6 @@ class ChatClient:
             Unanswered: the server refuses this request.
             TooLate: no server can answer it in time.
             RunError: no server has answered for `patience.wait` seconds, or they serve another model now.
-
         """
         request = {"model": self.model, "messages": messages, **options}
         key = request_key(request)
@@ -290,7 +289,6 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
     Raises:
         UnreachableError: the server cannot be reached, or is no such server.
         UserError: it serves another model.
-
     """
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=timeout, headers=headers(), trust_env=False)
@@ -322,7 +320,6 @@ def verify_chat(url: str, model: str, timeout: float) -> None:
     Raises:
         UnreachableError: no answer, or an error of the server; an overloaded server passes, it may answer later.
         UserError: it refuses chats.
-
     """
     request = {"model": model, "messages": [{"role": "user", "content": "Reply with yes."}], "max_tokens": 1}
     try:

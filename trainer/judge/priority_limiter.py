@@ -62,7 +62,6 @@ class PriorityLimiter:
 
         Returns:
             Whether the slots were halved.
-
         """
         if began <= self._narrowed or self.allowed == 1:
             return False

@@ -29,7 +29,6 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
 
     Raises:
         UserError: the GPUs do not divide, or another model is served already.
-
     """
     folder = judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
     model = arguments.model.absolute()

@@ -203,7 +203,6 @@ def make_served_reader(config: RunConfig) -> ServedReader:
 
     Raises:
         UserError: no server is named or registered, none can be reached, or one serves another model.
-
     """
     judge = config.judge
     urls = find_urls(config)
@@ -228,7 +227,6 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
 
     Raises:
         UserError: no server answers a chat, or one serves another model than is wanted or than the others.
-
     """
     names, away = [], None
     for url in urls:

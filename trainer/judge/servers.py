@@ -80,7 +80,6 @@ def gpu_groups(wanted: str, per_server: int) -> list[tuple[int, ...]]:
 
     Raises:
         UserError: `wanted` is neither, or the GPUs do not divide into groups.
-
     """
     try:
         numbers = [int(part) for part in wanted.split(",") if part.strip()]

@@ -55,7 +55,6 @@ def train(config: RunConfig, stop: StopFlag | None = None) -> None:
 
     Raises:
         UserError: with its subclasses for failed and interrupted runs; the message is meant for the user.
-
     """
     stop = stop or StopFlag().install()
     paths = RunPaths.of(config)
@@ -179,7 +178,6 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[BinaryIO]:
 
     Raises:
         UserError: it is running already, or its folders cannot be written. RunError: the disk is full.
-
     """
     try:
         for folder in (paths.logs, paths.checkpoints, paths.recover):
@@ -248,7 +246,6 @@ def check_run(config: RunConfig, model: Path) -> None:
     Raises:
         UserError: it is of another architecture, lacks weights or has ones of another shape, its heads cannot be shared
             out over the GPUs, or a server of the kind is not installed here, where it is to run here.
-
     """
     if config.trainer.type != "null":
         lm, _ = look_at(model)

@@ -73,7 +73,6 @@ def start_rank(rank: int, job: RankJob, output: IO[bytes] | None = None) -> subp
         rank: number of the rank.
         job: what it is to do.
         output: gets what it prints; None: what it prints goes where our own output goes.
-
     """
     # Signals are blocked in the rank until it can take them, so that one that comes during its imports is not lost.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

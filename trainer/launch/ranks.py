@@ -40,7 +40,6 @@ class RankedRun:
         Raises:
             UserError: as rank 0 raised it.
             RunError: a rank was lost.
-
         """
         with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
             meeting = Path(name)
@@ -94,7 +93,6 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
     Raises:
         UserError: as rank 0 raised it.
         CrashError: a rank was lost.
-
     """
     if not codes:
         return

@@ -26,7 +26,6 @@ def start(arguments: argparse.Namespace) -> list[str]:
 
     Raises:
         UserError: the GPUs do not divide, or another model is served already. RunError: there is no place for them.
-
     """
     folder = folder_of(arguments)
     folder.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,6 @@ def shared_gpus(ranks: Sequence[GpusOfNode], each: int, servers: int) -> list[Gp
 
     Raises:
         RunError: the ranks have too few GPUs on one node each.
-
     """
     by_node: dict[str, list[str]] = {}
     for rank in ranks:
@@ -90,7 +89,6 @@ class HostActor:
         folder: folder of the registrations; what the host prints goes there.
         restarts: how often a host that was killed is started again.
         shared: ids of the GPUs, where they are the ranks' and not the actor's own.
-
     """
 
     def __init__(self, name: str, command: list[str], folder: str, restarts: int, shared: tuple[str, ...]) -> None:
@@ -126,7 +124,6 @@ class RayServers:
         model: folder of the weights to start with.
         stop: whether the run is to stop.
         shared: GPUs of the ranks, where the servers run on the same ones.
-
     """
 
     def __init__(
@@ -206,7 +203,6 @@ def make_actor(
         restarts: of the actor when its node is lost, and of the host.
         detached: whether it outlives the process that made it.
         shared: the ranks' GPUs, in place of its own.
-
     """
     if shared is None:
         place = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "DEFAULT" if gpus else "SPREAD"}
@@ -247,7 +243,6 @@ def add(config: RunConfig, file: Path, model: Path) -> str:
 
     Raises:
         RunError: no node has the GPUs for it.
-
     """
     folder = registry.folder_of(RunPaths.of(config).logs)
     taken = {one.name for one in registry.read(folder)}
@@ -261,7 +256,6 @@ def await_place(actors: dict[str, Any], gpus: int) -> None:
 
     Raises:
         RunError: no node has the GPUs for one of them.
-
     """
     waiting = [actor.placed.remote() for actor in actors.values()]
     ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=PLACE_SECONDS) if waiting else ([], [])

@@ -257,7 +257,6 @@ def joined_nodes(place: Place, stop: StopFlag) -> list[str]:
 
     Raises:
         RunError: they take too long.
-
     """
     import ray  # noqa: PLC0415 (one task of the allocation asks it; those of the other nodes stay small)
 

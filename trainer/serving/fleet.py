@@ -53,7 +53,6 @@ class Fleet:
 
         Raises:
             RunError: too many were given up, or they took too long; says what became of each.
-
         """
         deadline = time.monotonic() + self.config.serving.start_seconds + TELL_SECONDS
         told = time.monotonic()

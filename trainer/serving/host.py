@@ -42,7 +42,6 @@ class ServerHost:
         folder: folder of the registrations.
         restarts: how often it is started again.
         kept: whether it outlives the trainer.
-
     """
 
     def __init__(self, kind: Kind, options: ServerOptions, folder: Path, restarts: int, *, kept: bool = False) -> None:
@@ -67,7 +66,6 @@ class ServerHost:
 
         Raises:
             UserError: it cannot be started with these options.
-
         """
         failures = 0
         try:
@@ -148,7 +146,6 @@ def server_options(
 
     Raises:
         UserError: the run has no servers.
-
     """
     if config.engine == "embedded":
         raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
@@ -173,7 +170,6 @@ async def keep(hosts: Sequence[ServerHost]) -> int:
 
     Raises:
         UserError: one cannot be started with its options; where that shows beforehand, none is started.
-
     """
     loop = asyncio.get_running_loop()
 

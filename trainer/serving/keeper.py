@@ -75,7 +75,6 @@ class HostKeeper:
         folder: folder of the registrations.
         restarts: how often each host is started again.
         start: starts the host of a name.
-
     """
 
     def __init__(self, folder: Path, restarts: int, start: Callable[[str], subprocess.Popen[bytes]]) -> None:

@@ -48,7 +48,6 @@ async def end_leftovers(folder: Path, name: str) -> int:
 
     Raises:
         ServerStartError: some cannot be ended.
-
     """
     first = left = await asyncio.to_thread(leftovers, folder, name)
     if not left:

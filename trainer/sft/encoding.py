@@ -19,7 +19,6 @@ class Encoder:
 
     Raises:
         UserError: examples are to become chats and the tokenizer has no chat template.
-
     """
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:

@@ -63,7 +63,6 @@ class RowSource(ABC, Generic[R]):
         place: file or folder of the rows, for messages.
         train: training rows.
         heldout: held-out rows by split.
-
     """
 
     rows_are: ClassVar[str] = "rows"

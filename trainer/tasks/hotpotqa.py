@@ -30,7 +30,6 @@ class HotpotQA(RowSource[Question]):
 
     Raises:
         UserError: data are missing or unusable, or more documents are asked for than there are.
-
     """
 
     rows_are = "questions"

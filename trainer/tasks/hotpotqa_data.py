@@ -62,7 +62,6 @@ def find_folder(path: str | None, cache_dir: str = "") -> Path:
 
     Raises:
         UserError: lists where it looked.
-
     """
     if path:
         folder = Path(path).expanduser()

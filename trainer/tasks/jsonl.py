@@ -128,7 +128,6 @@ def read_table(path: Path) -> Iterator[Row]:
 
     Raises:
         UserError: as `read_rows`; or it is a Parquet file that is damaged, or cannot be read here.
-
     """
     try:
         refuse_pointer(path)

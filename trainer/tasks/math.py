@@ -30,7 +30,6 @@ class Math(RowSource[Task]):
 
     Raises:
         UserError: the file is missing or cannot be used; names the line.
-
     """
 
     rows_are = "problems"
@@ -56,7 +55,6 @@ class Math(RowSource[Task]):
 
         Raises:
             UserError: none is left to train on.
-
         """
         before, train = self.train_size, [problem for problem in self.rows if fits(problem)]
         if not train:
@@ -71,7 +69,6 @@ def problems_file(config: ProblemsConfig) -> Path:
 
     Raises:
         UserError: the settings do not say, or nothing is there.
-
     """
     if not config.path:
         raise UserError("task.path is empty: name a JSON-lines file of problems, or the folder of task.dataset")

@@ -53,7 +53,6 @@ class MemAlphaTexts(RowSource[Item]):
 
     Raises:
         UserError: there are no such data, or a row is unusable.
-
     """
 
     def __init__(self, config: TextsConfig, seed: int, cache_dir: str = "") -> None:
@@ -88,7 +87,6 @@ def find_files(path: str | None, cache_dir: str = "") -> tuple[Path, Path | None
 
     Raises:
         UserError: says where it looked.
-
     """
     if path:
         place = Path(path).expanduser()

@@ -45,7 +45,6 @@ def count_rows(task: SftConfig | MathConfig) -> int:
 
     Raises:
         UserError: there is no such file, or a line of it cannot be used.
-
     """
     path = examples_file(task) if isinstance(task, SftConfig) else problems_file(task)
     try:

@@ -44,7 +44,6 @@ class Demonstrator:
 
         Returns:
             `count` rows, and a weight for every response token: 1 on the value, 0 on key and full stop.
-
         """
         rng = random.Random(derive_seed(*seed_parts))
         rows, weights = [], []

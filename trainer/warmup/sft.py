@@ -106,7 +106,6 @@ class Warmup:
         Raises:
             RunError: no initialisation passed the gate.
             WarmupInterruptedError: `stop_requested` said so.
-
         """
         done = self.folder / content_key(self.config)
         if (done / "warmup.json").exists():
@@ -188,7 +187,6 @@ class _Loop:
             make_batch: step -> its batch.
             decay: decay the learning rate linearly to a tenth.
             target: accuracy over RECALL_WINDOW steps that ends the phase.
-
         """
         start, recent = self._resume_point(phase)
         last_report, tokens, began = 0.0, 0, time.perf_counter()

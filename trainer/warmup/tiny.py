@@ -138,7 +138,6 @@ def untrained_model(config: RunConfig) -> Path:
 
     Raises:
         UserError: the examples cannot be read, or have more words than a tiny model can know.
-
     """
     examples = load_examples(config.examples)
     texts = (text for e in [*examples.train, *examples.heldout] for _, text in e.messages)

@@ -48,7 +48,6 @@ def make_publisher(
 
     Raises:
         UserError: the servers cannot take the policy, or not in the way that `weights.transport` demands.
-
     """
     transport = "disk" if shares_gpus else config.transport
     bucket_bytes = config.bucket_mb << 20

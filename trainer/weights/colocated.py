@@ -45,7 +45,6 @@ class ColocatedPublisher:
 
     Raises:
         UserError: there are more ranks or servers, or the server was not started for it.
-
     """
 
     def __init__(self, folders: FolderPublisher, outlet: Outlet, bucket_mb: int = 512, seconds: float = 60.0) -> None:
@@ -68,7 +67,6 @@ class ColocatedPublisher:
 
         Raises:
             EngineError: it is not idle in time, or refused; it still has its memory then.
-
         """
         began = time.perf_counter()
         if not self._released:

@@ -45,7 +45,6 @@ class FolderPublisher:
 
     Raises:
         UserError: the trained tensors are not those that the servers were started with.
-
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class FolderPublisher:
 
         Raises:
             RunError: it cannot be written; nothing is left of it.
-
         """
         folder = self.root / f"v{version}"
         temporary = folder.with_name(folder.name + ".tmp")

@@ -35,7 +35,6 @@ class NcclPublisher:
         folders: what transport auto falls back to, and what writes folders for servers that join.
         outlet: rank 0's way to the servers; None on other ranks.
         config: transport (auto or nccl), bucket size, deadline, servers per group.
-
     """
 
     def __init__(self, folders: FolderPublisher, outlet: Outlet | None, config: WeightsConfig) -> None:
@@ -97,7 +96,6 @@ class NcclPublisher:
         Raises:
             LinkError: servers that are well refused (transport auto).
             EngineError: no server is left.
-
         """
         outlet = self._outlet
         assert outlet is not None

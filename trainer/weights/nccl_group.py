@@ -149,7 +149,6 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
 
     Raises:
         MissingPeerError: some servers did not come in time, or refused; says which.
-
     """
     sizes = await asyncio.gather(*(_ranks(pool, server, seconds) for server in servers))
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -64,7 +64,6 @@ class Publisher(Protocol):
 
         Raises:
             RunError: no server holds the version; the same on every rank.
-
         """
         ...
 
@@ -75,7 +74,6 @@ class Publisher(Protocol):
 
         Raises:
             RunError: it cannot be written.
-
         """
         ...
 

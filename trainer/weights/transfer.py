@@ -39,7 +39,6 @@ class Transfer:
         seconds: how long each bucket may take.
         folder: holds the version too, for servers that join.
         repairs: whether servers whose link fails wait for `repair`.
-
     """
 
     def __init__(
