@@ -21,8 +21,6 @@ from trainer.serving.host import ServerHost, keep
 from trainer.serving.keeper import clear_dead
 from trainer.signals import end_with_input
 
-PYTHON_VARIABLES = {"sglang": "CLUSTERKIT_SGLANG_PYTHON", "vllm": "CLUSTERKIT_VLLM_PYTHON"}
-
 
 def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
     """Make the hosts of the servers, without starting any.
@@ -48,7 +46,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
             chats=True,
             fp32_head=False,  # nothing is trained on what it says
             flags=tuple(arguments.flags.split()),
-            python=os.environ.get(PYTHON_VARIABLES[arguments.engine]) or sys.executable,
+            python=os.environ.get(f"CLUSTERKIT_{arguments.engine.upper()}_PYTHON") or sys.executable,
             role="judge server",
         )
         hosts.append(ServerHost(arguments.engine, options, folder, RESTARTS))

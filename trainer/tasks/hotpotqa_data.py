@@ -16,6 +16,9 @@ from trainer.tasks.jsonl import Row, read_rows
 
 QUESTIONS = "questions.jsonl"
 DOCUMENTS = "documents.jsonl"
+HOW_TO_GET = (
+    "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,13 @@ def find_folder(path: str | None, cache_dir: str = "") -> Path:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             what = "is a file; give the folder that holds it" if folder.exists() else "there is no such folder"
-            raise UserError(f"task.path={path}: {what}. {_how_to_get()}")
+            raise UserError(f"task.path={path}: {what}. {HOW_TO_GET}")
         return folder
     places = data_places("hotpotqa", cache_dir)
     for place in places:
         if any((place / name).is_file() for name in (QUESTIONS, f"{QUESTIONS}.gz")):
             return place
-    raise UserError(f"no HotpotQA data; looked in {', '.join(map(str, places))}. {_how_to_get()}")
+    raise UserError(f"no HotpotQA data; looked in {', '.join(map(str, places))}. {HOW_TO_GET}")
 
 
 def load_corpus(folder: Path) -> Corpus:
@@ -88,7 +91,7 @@ def find_file(folder: Path, name: str) -> Path:
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.exists():
             return candidate
-    raise UserError(f"{folder} holds neither {name} nor {name}.gz. {_how_to_get()}")
+    raise UserError(f"{folder} holds neither {name} nor {name}.gz. {HOW_TO_GET}")
 
 
 def document_key(title: str, text: str) -> str:
@@ -148,9 +151,3 @@ def _new_id(row: Row, known: dict[str, Document] | dict[str, Question]) -> str:
     if name in known:
         raise row.error(f"id '{name}' occurs a second time")
     return name
-
-
-def _how_to_get() -> str:
-    return (
-        "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
-    )
