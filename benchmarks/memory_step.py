@@ -1,23 +1,28 @@
 """One training step of the memory-agent workload, split into its parts; asynchronous over synchronous step time.
 
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER [--shape 1.5B] [--staleness 0 1] [--steps 6] [--seconds 600]
-        [--flags="…"] [--colocated]
+        [--flags="…"] [--colocated] [--orders paper section_first] [--sharing on off]
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER --shape tiny --engine vllm --steps 3 --documents 2 --group 2
 
 Real runs of the trainer (`python -m trainer`) with random weights of a shape: 32 documents of four sections of about
 2000 tokens, 8 trajectories each, 256 tokens of memory, rewards by the toss of a coin so that everything is trained on.
 SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colocated both share GPU 0, weights go
-through CUDA IPC, and what is not used lies in host memory (train.offload). Printed, a JSON object a line: every step as
-soon as it is done, with its parts in seconds; for every staleness the median step after the first two, its parts,
-tokens/s of sampling and training, MFU, |policy ratio - 1|; and last the time of the asynchronous step over that of the
+through CUDA IPC, and what is not used lies in host memory (train.offload). All runs use the server of the first one,
+unless they are --colocated. A run is ended after --steps steps, or when --seconds, counted from the start of the
+script, are over.
+
+A case is a staleness, an order of the prompt (`agent.prompt_order`), and whether shared prefixes are read and computed
+once (`train.share_prefixes`, `rollout.share_prefixes`). Printed, a JSON object a line: every step as soon as it is
+done, with its parts in seconds; for every case the median step after the first two, its parts, tokens/s of sampling and
+training, MFU, |policy ratio - 1|; and last each case's step over that of the first, and the asynchronous step over the
 synchronous one. The physical limit of the asynchronous step is the longer of the two halves of the synchronous one:
-`of_limit` is that over its own time. All runs use the server of the first one. A run is ended after --steps steps, or
-when --seconds, counted from the start of the script, are over.
+`of_limit` is that over its own time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -27,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +103,26 @@ def write_model(folder: Path, shape: str, tokenizer: str) -> None:
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
 
 
-def settings(arguments: argparse.Namespace, model: Path, work: Path, staleness: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Case:
+    """One run of the trainer."""
+
+    staleness: int = 0
+    order: str = "paper"
+    sharing: str = "on"
+
+    @property
+    def name(self) -> str:
+        return f"staleness-{self.staleness}-{self.order}-sharing-{self.sharing}"
+
+
+def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case) -> dict[str, Any]:
     gpus = 0 if arguments.engine == "vllm" else 1 if arguments.colocated else 2
     allocation = ("", "sglang:d1|fsdp:d1", "sglang:d1+fsdp:d1")[gpus]
     tiny = arguments.shape == "tiny"
     return {
         "experiment_name": "memory-step",
-        "trial_name": f"staleness-{staleness}",
+        "trial_name": case.name,
         "fileroot": str(work / "runs"),
         "code_dir": str(ROOT / "benchmarks"),
         "n_gpus_per_node": gpus,
@@ -124,6 +143,7 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, staleness: 
         "reward": {"name": "memory_step:Coin"},
         "agent": {
             "template": "memagent",
+            "prompt_order": case.order,
             "chunk_tokens": 512 if tiny else 2048,
             "max_question_tokens": 64,
             "max_memory_tokens": 8 if tiny else 256,
@@ -132,13 +152,14 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, staleness: 
         "rollout": {
             "batch_size": arguments.documents,
             "group_size": arguments.group,
-            "max_staleness": staleness,
+            "max_staleness": case.staleness,
+            "share_prefixes": case.sharing == "on",
             "gpu_memory_fraction": 0.5 if arguments.colocated else 0.85,
             "save_trajectories": False,
         },
         # More steps than are wanted: a run that comes to its end evaluates and writes checkpoints.
         "train": {"total_steps": 1000, "learning_rate": 1e-6, "max_tokens_per_mb": 32768}
-        | {"offload": arguments.colocated},
+        | {"offload": arguments.colocated, "share_prefixes": case.sharing == "on"},
         "eval": {"every_steps": 0, "num_tasks": 1, "blank_memory": False},
         "checkpoint": {"ckpt_first_step": 1000, "ckpt_freq_secs": 1e9, "save_freq_epochs": 0},
         "monitor": {"tensorboard": False},
@@ -188,7 +209,7 @@ def show_new(metrics: Path, known: int) -> list[dict[str, Any]]:
     return steps
 
 
-def summary(steps: list[dict[str, Any]], staleness: int) -> dict[str, Any]:
+def summary(steps: list[dict[str, Any]], case: Case) -> dict[str, Any]:
     used = steps[2:] or steps[-1:]
 
     def median(value: Any) -> float:
@@ -199,9 +220,10 @@ def summary(steps: list[dict[str, Any]], staleness: int) -> dict[str, Any]:
     wanted = ("mfu", "train_tokens_per_s", "mismatch_kl", "behave_ratio_max_dev", "staleness_mean", "staleness_max")
     wanted += ("weights_pause_s", "weights_transfer_s", "weights_resume_s", "gpu_memory_peak_gib")
     wanted += ("prompt_tokens", "sampled_tokens", "trained_tokens", "rollout_tokens_per_s", "decode_roofline")
-    wanted += ("cached_share", "mismatch_logp")
+    wanted += ("cached_share", "shareable_share", "mismatch_logp", "train_row_tokens_per_s", "train_shared")
+    wanted += ("mfu_of_rows",)
     return {
-        "staleness": staleness,
+        **asdict(case),
         "steps_used": len(used),
         "step_s": median(lambda s: s["step_time_s"]),
         "parts_s": parts,
@@ -218,13 +240,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--colocated", action="store_true", help="server and trainer on GPU 0; --staleness 0 only")
+    parser.add_argument("--orders", nargs="+", choices=("paper", "section_first"), default=["paper"])
+    parser.add_argument("--sharing", nargs="+", choices=("on", "off"), default=["on"], help="of prompts' prefixes")
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--flags", default="", help="more options for the servers")
     arguments = parser.parse_args()
     if arguments.colocated and arguments.staleness != [0]:
         parser.error("--colocated takes turns: --staleness 0")
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[Case, dict[str, Any]] = {}
     began = time.perf_counter()
     deadline = began + arguments.seconds
     with tempfile.TemporaryDirectory(prefix="memory-step-") as name:
@@ -233,23 +257,30 @@ def main() -> None:
         print(json.dumps({"model_written_s": round(time.perf_counter() - began, 1)}), flush=True)
         logs: list[Path] = []
         try:
-            for staleness in arguments.staleness:
-                config = settings(arguments, work / "model", work, staleness)
+            for case in itertools.starmap(
+                Case, itertools.product(arguments.staleness, arguments.orders, arguments.sharing)
+            ):
+                config = settings(arguments, work / "model", work, case)
                 logs.append(logs_of(config))
-                steps = run(config, arguments.steps, deadline, logs[-2] if len(logs) > 1 else None)
+                before = logs[-2] if len(logs) > 1 and not arguments.colocated else None
+                steps = run(config, arguments.steps, deadline, before)
                 if steps:
-                    found[staleness] = summary(steps, staleness)
-                    print(json.dumps(found[staleness]), flush=True)
+                    found[case] = summary(steps, case)
+                    print(json.dumps(found[case]), flush=True)
         finally:
             for one in logs:
                 end_hosts(registry.folder_of(one))
-    if 0 in found:
-        sync = found[0]
-        halves = max(sync["parts_s"]["rollout"], sync["parts_s"]["train"])
-        for staleness, one in found.items():
-            if staleness:
-                ratio = {"async_over_sync": round(one["step_s"] / sync["step_s"], 3), "staleness": staleness}
-                print(json.dumps(ratio | {"of_limit": round(halves / one["step_s"], 3)}), flush=True)
+    if not found:
+        return
+    first = next(iter(found))
+    for case, one in found.items():
+        told = {"case": case.name, f"over_{first.name}": round(one["step_s"] / found[first]["step_s"], 3)}
+        sync = found.get(replace(case, staleness=0))
+        if case.staleness and sync is not None:
+            halves = max(sync["parts_s"]["rollout"], sync["parts_s"]["train"])
+            told |= {"async_over_sync": round(one["step_s"] / sync["step_s"], 3)}
+            told |= {"of_limit": round(halves / one["step_s"], 3)}
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memory_step import SHAPES, Coin, settings, write_model
+from memory_step import SHAPES, Case, Coin, settings, write_model
 from sglang_engine import exchange
 
 from trainer.agents import make_agent
@@ -90,7 +90,7 @@ async def measure(given: argparse.Namespace, shape: str, work: Path, deadline: f
     model = work / shape
     write_model(model, shape, given.tokenizer)
     given.shape = shape
-    config = RunConfig.model_validate(settings(given, model, work, 0))
+    config = RunConfig.model_validate(settings(given, model, work, Case()))
     gpus = (0,) if config.engine == "sglang" else ()
     options = server_options(config, model, given.log, "server", gpus, "127.0.0.1")
     server, process = await launch(config.engine, options)  # type: ignore[arg-type]

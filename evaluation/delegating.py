@@ -21,6 +21,10 @@ class Delegating:
         """See `Engine`."""
         return await self.inner.generate(prompt_ids, params, key=key)
 
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """See `Engine`."""
+        self.inner.prefetch(prefix_ids, key=key)
+
     async def pause(self) -> None:
         """See `Engine`."""
         await self.inner.pause()

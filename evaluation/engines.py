@@ -42,8 +42,13 @@ class Opened:
     versions: dict[str, str]
 
 
+KEYED_TOKENS = 512
+"""Answers to a question whose prompt is so long are asked of one server, which reads it once. Shorter ones go to the
+least busy server: answers to one question would all go to the same."""
+
+
 class Sampling(Delegating):
-    """Applies top_p and top_k to sampled (not greedy) answers, and lets requests go to the least busy server."""
+    """Applies top_p and top_k to sampled (not greedy) answers."""
 
     def __init__(self, inner: Engine, top_p: float, top_k: int) -> None:
         super().__init__(inner)
@@ -51,10 +56,14 @@ class Sampling(Delegating):
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         """See `Engine`."""
-        del key  # answers to one question would all go to one server
         if params.temperature:
             params = replace(params, top_p=self.top_p, top_k=self.top_k)
-        return await self.inner.generate(prompt_ids, params)
+        return await self.inner.generate(prompt_ids, params, key=key if len(prompt_ids) >= KEYED_TOKENS else "")
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """See `Engine`."""
+        if len(prefix_ids) >= KEYED_TOKENS:
+            self.inner.prefetch(prefix_ids, key=key)
 
 
 def context_window(folder: Path, server: ServerConfig) -> int:

@@ -14,6 +14,7 @@ import httpx
 
 from evaluation.progress import say
 from trainer.engines.base import EngineError
+from trainer.engines.sharing import PrefixSharing
 from trainer.errors import RunError, UserError
 from trainer.types import Completion, SamplingParams
 
@@ -47,6 +48,7 @@ class OpenAIEngine:
         self.wait_s = 0.0
         self._patience = wait_s
         self._away_since: float | None = None
+        self.sharing = PrefixSharing(self._read_prefix, lambda _key: self.url, _at_once)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(REQUEST_SECONDS, connect=10.0, pool=None),
@@ -68,8 +70,24 @@ class OpenAIEngine:
         self.wait_s = self._patience
         return self.model
 
-    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:  # noqa: ARG002
+    async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         """Sample one response. Raises RunError when the server is gone, EngineError when it refuses this request."""
+        with self.sharing.member(key):
+            sent = await self.sharing.ready(prompt_ids, key)
+            answer = await self._complete(prompt_ids, params)
+            self.sharing.answered(sent, key)
+        choice = (answer.get("choices") or [{}])[0]
+        ids = list(self.tokenizer(str(choice.get("text") or ""), add_special_tokens=False)["input_ids"])
+        if choice.get("finish_reason") == "length":
+            return Completion(ids, [0.0] * len(ids), "length", 0)
+        ids.append(self.tokenizer.eos_token_id or 0)
+        return Completion(ids, [0.0] * len(ids), "stop", 0)
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """See `Engine`."""
+        self.sharing.expect(prefix_ids, key)
+
+    async def _complete(self, prompt_ids: list[int], params: SamplingParams) -> dict[str, Any]:
         body = {
             "model": self.model,
             "prompt": prompt_ids,
@@ -80,13 +98,15 @@ class OpenAIEngine:
         }
         if params.top_k > 0:
             body["top_k"] = params.top_k
-        answer = await self._call("POST", "/v1/completions", body)
-        choice = (answer.get("choices") or [{}])[0]
-        ids = list(self.tokenizer(str(choice.get("text") or ""), add_special_tokens=False)["input_ids"])
-        if choice.get("finish_reason") == "length":
-            return Completion(ids, [0.0] * len(ids), "length", 0)
-        ids.append(self.tokenizer.eos_token_id or 0)
-        return Completion(ids, [0.0] * len(ids), "stop", 0)
+        return await self._call("POST", "/v1/completions", body)
+
+    async def _read_prefix(self, ids: list[int], key: str) -> str | None:  # noqa: ARG002 (there is one server)
+        """Have ids read, for `PrefixSharing`; whether the server keeps them is its own affair."""
+        try:
+            await self._complete(ids, SamplingParams(1))
+        except (EngineError, ServerGoneError):
+            return None
+        return self.url
 
     async def pause(self) -> None:
         """Nothing to do: its weights stay."""
@@ -156,6 +176,10 @@ class OpenAIEngine:
         if self._away_since is not None:
             self._away_since = None
             say(f"{self.url} answers again")
+
+
+async def _at_once() -> None:
+    """Its weights stay: requests are never held back."""
 
 
 class ServerGoneError(RunError):

@@ -111,10 +111,11 @@ def _agent(config: EvalConfig) -> dict[str, Any]:
     """The agent's settings. Of a wording from a file the text counts, and where there is none nothing is said of it.
 
     What other agents have is named with its default, as 0.1 did: its answers are found again, but for those of a run of
-    agent.name=single_turn whose preset set chunks (135M_cpu), which it no longer has.
+    agent.name=single_turn whose preset set chunks (135M_cpu), which it no longer has. What 0.1 did not know is named
+    where it is set.
     """
     settings = AGENT.defaults() | config.agent.model_dump()
-    left_out = {"template_file"} if settings["wording"] else {"template_file", "wording"}
+    left_out = {"template_file"} | {name for name in ("wording", "repeat_problem") if not settings[name]}
     return {name: value for name, value in settings.items() if name not in left_out}
 
 

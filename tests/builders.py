@@ -148,6 +148,28 @@ def sampled_rows(lm: Any, count: int, vocabulary: int, seed: int = 0, temperatur
     return rows
 
 
+def group_rows(lm: Any, groups: list[tuple[int, list[tuple[int, int]]]], seed: int = 0) -> list[Row]:
+    """Rows that begin alike, mixed: of each group the tokens that they share, and for each row the prompt's further
+    tokens and those of its response, which the model did not sample.
+    """
+    rng = random.Random(seed)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(2, lm.config.vocab_size) for _ in range(count)]
+
+    rows = []
+    for number, (shared, members) in enumerate(groups):
+        prefix = ids(shared)
+        for more, response in members:
+            old = [rng.uniform(-5, -2) for _ in range(response)]
+            rows.append(Row(prefix + ids(more), ids(response), old, rng.choice((-1.0, 0.5, 1.0)), 1.0, number))
+    total = sum(len(row.response_ids) for row in rows)
+    for row in rows:
+        row.weight = 1.0 / total
+    rng.shuffle(rows)
+    return rows
+
+
 def learner(lm: Any, config: RunConfig, world: World | None = None) -> Learner:
     """A learner on a copy of the weights."""
     return Learner(copy.deepcopy(lm), config, world or single_world(), total_optimizer_steps=10)
@@ -223,6 +245,9 @@ class RecordingEngine:
         completion = await self.inner.generate(prompt_ids, params, key=key)
         self.seen.append((sent, copy.deepcopy(completion)))
         return completion
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        self.inner.prefetch(prefix_ids, key=key)
 
 
 def byte_tokenizer(merges: list[tuple[str, str]] | None = None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from builders import (
     Parts,
+    group_rows,
     grouped_query_lm,
     learner,
     parameters,
@@ -39,12 +40,19 @@ CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "grouped_query": ("qwen2", 9, ("train.max_tokens_per_mb=64",)),
     "empty_micro_batch": ("llama", 3, ("train.max_tokens_per_mb=50",)),
     "idle_rank": ("qwen2", 1, ()),
+    "shared": ("qwen2", 0, ("train.max_tokens_per_mb=90",)),
+    "whole_rows": ("qwen2", 0, ("train.max_tokens_per_mb=90", "train.share_prefixes=false")),
     "clipped": ("qwen2", 7, ("train.grad_clip=0.05", "algorithm.name=gspo", "algorithm.kl_coef=0.3")),
 }
 
 
+# What the rows of a case without a number of rows share: a group that is more than one micro-batch, one that lost
+# members, one of a single row.
+GROUPS = [(40, [(3, 5), (9, 2), (1, 8), (4, 4), (12, 3), (2, 6)]), (24, [(5, 5), (1, 7)]), (30, [(6, 6)])]
+
+
 def case_rows(lm: Any, count: int, seed: int) -> list[Row]:
-    rows = sampled_rows(lm, count, lm.config.vocab_size, seed=seed)
+    rows = sampled_rows(lm, count, lm.config.vocab_size, seed=seed) if count else group_rows(lm, GROUPS, seed)
     for row in rows:
         row.ref_logprobs = [p - 0.3 for p in row.behave_logprobs]
     return rows

@@ -351,12 +351,13 @@ def check_window(c: RunConfig) -> None:
         terms = f"{question} + agent.max_final_tokens={a.max_final_tokens}"
     else:
         memory = f"agent.max_memory_tokens={a.max_memory_tokens}"
-        update = a.chunk_tokens + 2 * a.max_memory_tokens + a.max_question_tokens
-        final = a.max_memory_tokens + a.max_question_tokens + a.max_final_tokens
+        update = a.chunk_tokens + 2 * a.max_memory_tokens + a.question_limit("update")
+        final = a.max_memory_tokens + a.question_limit("final") + a.max_final_tokens
         total, largest = max(update, final), "agent.chunk_tokens" if update >= final else "agent.max_final_tokens"
         terms = f"{memory} + {question} + agent.max_final_tokens={a.max_final_tokens}"
         if update >= final:
-            terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {question}"
+            twice = "2 x " if a.question_limit("update") > a.max_question_tokens else ""
+            terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {twice}{question}"
     if total > window:
         raise ValueError(
             f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "

@@ -30,12 +30,20 @@ class AgentConfig(Section):
         """Most tokens of a response of a kind, `update` or `final`."""
         return self.max_final_tokens
 
+    def question_limit(self, kind: str) -> int:  # noqa: ARG002 (for those that tell it)
+        """Most tokens of the question in a prompt of a kind, each place where it stands counted."""
+        return 0
+
 
 class QuestionAgentConfig(AgentConfig):
     """An agent that is told the question."""
 
     max_question_tokens: Annotated[int, Field(ge=1)] = 1024
     """Longest question, in tokens; a longer one is refused, never cut."""
+
+    def question_limit(self, kind: str) -> int:  # noqa: ARG002 (for those that repeat it)
+        """See AgentConfig."""
+        return self.max_question_tokens
 
 
 class ChunksAgentConfig(AgentConfig):
@@ -66,6 +74,8 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
     """Content of template_file; the command reads it."""
     prompt_order: Literal["paper", "section_first"] = "paper"
     """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
+    repeat_problem: bool = False
+    """Let the problem stand a second time right behind the section; max_question_tokens is the limit of each."""
     empty_memory: Literal["keep", "clear"] = "keep"
     """What an empty update means: keep the old memory, or clear it. Counted either way."""
 
@@ -81,6 +91,8 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
             )
         if self.prompt_order != "paper":
             raise ValueError(f"{file} has an order of its own: leave agent.prompt_order={self.prompt_order} out")
+        if self.repeat_problem:
+            raise ValueError(f"{file} has a wording of its own, with the problem once: leave agent.repeat_problem out")
         if self.wording:
             self.wording = {"no_memory": NO_MEMORY, **self.wording}
             check_wording(self.wording)
@@ -91,6 +103,10 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def question_limit(self, kind: str) -> int:
+        """See AgentConfig."""
+        return self.max_question_tokens * (2 if self.repeat_problem and kind == "update" else 1)
 
 
 class StoresAgentConfig(ChunksAgentConfig):

@@ -88,6 +88,12 @@ class RolloutConfig(Section):
     dynamic sampling. Empty: with algorithm.name=dapo."""
     max_refill: Annotated[float, Field(ge=1)] = 4.0
     """With refill: most groups sampled for one step, as a multiple of batch_size; then the step uses those it has."""
+    share_prefixes: bool = True
+    """Prompts of a group that begin alike: read the common prefix once, then send the prompts. Prefixes are found in
+    the token ids, whatever the agent (docs/servers.md). Changes speed alone."""
+    prefetch_sections: bool = False
+    """Engine servers: read the next section while the present turn is answered, where the agent announces how its next
+    prompts begin (agent.prompt_order=section_first) and the server has room. Needs share_prefixes."""
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Engine servers: seconds without any response after which the log names the unfinished trajectories."""
 
@@ -309,7 +315,10 @@ class TrainConfig(Section):
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps per rollout batch, each on an equal share of the tasks."""
     max_tokens_per_mb: Annotated[int, Field(ge=16)] = 16384
-    """Most tokens in one packed micro-batch of one rank."""
+    """Most tokens in one packed micro-batch of one rank; common beginnings of rows count once."""
+    share_prefixes: bool = True
+    """Compute common beginnings of rows in a micro-batch once, such as a section that the trajectories of a group read
+    at the same turn. The same gradients up to rounding; false: compute every row whole."""
     logprob_chunk: Annotated[int, Field(ge=1)] = 4096
     """Loss positions whose logits [positions, vocabulary] are in memory at a time."""
     ranks: Annotated[int, Field(ge=1)] = 1

@@ -34,8 +34,9 @@ def longest_sequence(config: RunConfig) -> int:
         return agent.max_question_tokens + agent.max_final_tokens
     if isinstance(agent, MemalphaAgentConfig):
         return agent.context_tokens
-    fixed = template_tokens(agent) + agent.max_question_tokens + agent.max_memory_tokens
-    return fixed + max(agent.chunk_tokens + agent.max_memory_tokens, agent.max_final_tokens)
+    update = agent.question_limit("update") + agent.chunk_tokens + agent.max_memory_tokens
+    final = agent.question_limit("final") + agent.max_final_tokens
+    return template_tokens(agent) + agent.max_memory_tokens + max(update, final)
 
 
 def context_window(config: RunConfig, shape: ModelShape | None) -> int:
@@ -72,8 +73,9 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
         terms = f"chunk {agent.chunk_tokens} + response {agent.max_memory_tokens} + as much of the memory as fits"
     elif isinstance(agent, SingleTurnConfig):
         terms = f"question {agent.max_question_tokens} + response {agent.max_final_tokens}"
-    elif agent.chunk_tokens + agent.max_memory_tokens >= agent.max_final_tokens:
-        question = f"question {agent.max_question_tokens}"
+    elif longest == words + agent.question_limit("update") + agent.chunk_tokens + 2 * agent.max_memory_tokens:
+        twice = "2 x " if agent.question_limit("update") > agent.max_question_tokens else ""
+        question = f"{twice}question {agent.max_question_tokens}"
         terms = f"{question} + chunk {agent.chunk_tokens} + 2 x memory {agent.max_memory_tokens} + prompt {words}"
     else:
         question = f"question {agent.max_question_tokens}"

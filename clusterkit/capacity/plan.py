@@ -91,6 +91,8 @@ class RunPlan:
         chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
         fixed = template_tokens(agent) + self._question_tokens + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
+        if isinstance(agent, OverwritingAgentConfig) and agent.repeat_problem:
+            update += self._question_tokens
         return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
 
     @property

@@ -63,6 +63,9 @@ def engine_text(stats: dict[str, Any]) -> str:
         value = stats.get(name)
         if isinstance(value, int | float) and (name != "mismatch_kl" or "staleness_mean" in stats):
             parts.append(form.format(value))
+            possible = stats.get("shareable_share")
+            if name == "cached_share" and isinstance(possible, int | float):
+                parts[-1] += f" ({possible:.0%} could be)"
     return ", ".join(parts)
 
 

@@ -23,9 +23,9 @@ import trainingranks  # noqa: E402
 from families import KINDS, VOCABULARY, make  # noqa: E402
 
 from trainer.train import attention, parity, varlen  # noqa: E402
-from trainer.train.attention import PackedLayout  # noqa: E402
 from trainer.train.distributed import whole  # noqa: E402
 from trainer.train.layers import can_compile, prepare_layers  # noqa: E402
+from trainer.train.layout import PackedLayout  # noqa: E402
 from trainer.train.logprobs import PolicyModel, token_logprobs  # noqa: E402
 from trainer.train.model import copy_in  # noqa: E402
 from trainer.train.packing import pack  # noqa: E402

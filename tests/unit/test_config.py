@@ -112,6 +112,9 @@ LIMITS = [
         (["model.context_window=400", "model.tiny.max_position_embeddings=149"], False),
         (["model.tiny.max_position_embeddings=150", "agent.max_final_tokens=120"], True),
         (["model.tiny.max_position_embeddings=150", "agent.max_final_tokens=121"], False),
+        (["model.tiny.max_position_embeddings=160", "agent.repeat_problem=true"], True),
+        (["model.tiny.max_position_embeddings=159", "agent.repeat_problem=true"], False),
+        (["model.tiny.max_position_embeddings=150", "agent.repeat_problem=true", "agent.max_final_tokens=121"], False),
     ],
 )
 def test_the_limits_must_fit_into_the_window(overrides: list[str], allowed: bool) -> None:

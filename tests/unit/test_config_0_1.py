@@ -28,6 +28,13 @@ RUNS = {
     "hotpotqa": ("7B_n4", "memagent"),
     "math": ("7B_n4", "math"),
 }
+YOUNGER = {
+    "agent.repeat_problem": False,
+    "rollout.share_prefixes": True,
+    "rollout.prefetch_sections": False,
+    "train.share_prefixes": True,
+}
+"""Settings that it did not have, with their defaults."""
 PLACES = ("fileroot=/runs", "cache_dir=/cache")
 
 
@@ -47,7 +54,7 @@ def now(name: str, *overrides: str) -> RunConfig:
 def test_a_file_of_it_is_read_with_the_same_values(name: str) -> None:
     config = read_config(KEPT / f"{name}_0.1.yaml", RunConfig)
 
-    written, read = dict(leaves(values(name))), flatten(config)
+    written, read = YOUNGER | dict(leaves(values(name))), flatten(config)
     assert read == flatten(now(name))
     mappings = {key for key, value in read.items() if isinstance(value, dict)}
     assert {key: written[key] for key in read if key not in mappings} == {
@@ -73,6 +80,7 @@ def test_a_checkpoint_of_it_goes_on(name: str) -> None:
         ("tiny", "task.num_keys=64", ("task.num_keys", 32, 64)),
         ("tiny", "reward.name=f1", ("reward.name", "boxed", "f1")),
         ("tiny", "agent.prompt_order=section_first", ("agent.prompt_order", "paper", "section_first")),
+        ("tiny", "agent.repeat_problem=true", ("agent.repeat_problem", False, True)),
         ("memalpha", "reward.beta=0.5", ("reward.beta", 0.05, 0.5)),
         ("hotpotqa", "task.compat_upstream=true", ("task.compat_upstream", False, True)),
         ("math", "task.reward_scale=1", ("task.reward_scale", 5.0, 1.0)),
@@ -80,7 +88,7 @@ def test_a_checkpoint_of_it_goes_on(name: str) -> None:
 )
 def test_a_real_difference_is_still_found(name: str, override: str, change: tuple[str, Any, Any]) -> None:
     assert changes(saved(name), fingerprint(now(name, override))) == [change]
-    assert differences(values(name), now(name, override)) == [f"{change[0]}: {change[1]} → {change[2]}"]
+    assert differences(YOUNGER | values(name), now(name, override)) == [f"{change[0]}: {change[1]} → {change[2]}"]
 
 
 def test_of_another_task_its_name_and_what_both_have_are_told() -> None:

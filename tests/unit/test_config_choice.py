@@ -86,6 +86,10 @@ def test_presets_of_two_tasks_are_compared_field_by_field() -> None:
             "agent.core_tokens=9",
             "agent.core_tokens is a setting of agent.name=memalpha, and this run has agent.name=si",
         ),
+        (
+            "agent.repeat_problem=true",
+            "agent.repeat_problem is a setting of agent.name=memagent, and this run has agent.name=single_turn",
+        ),
         ("reward.beta=1", "reward.beta is a setting of reward.name=memalpha, and this run has reward.name=math"),
         ("task.options.a=1", "task.options is a setting of task.name=module:Class, one of your own, and this run has"),
         ("task.name=mathematics", "choose it with --task"),

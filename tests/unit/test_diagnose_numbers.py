@@ -174,6 +174,43 @@ def test_a_slow_judge_explains_no_failure(tmp_path: Path) -> None:
     assert "judge-wait" not in _findings(writer)
 
 
+def _reading(cached: float, possible: float) -> Stats:
+    return lambda step: {**_learning(step), "cached_share": cached, "shareable_share": possible}
+
+
+def test_prompts_that_are_read_again(tmp_path: Path) -> None:
+    served = "servers.engine=vllm"
+    off = _steps(_writer(tmp_path / "off", served, "rollout.share_prefixes=false"), 8, _reading(0.1, 0.75)).recover(8)
+    finding = _only(off, "read-again")
+    assert "65%" in finding.title
+    assert [(change.key, change.proposed, change.new_trial) for change in finding.changes] == [
+        ("rollout.share_prefixes", True, False)
+    ]
+    on = _steps(_writer(tmp_path / "on", served), 8, _reading(0.4, 0.75)).recover(8)
+    assert [change.key for change in _only(on, "read-again").changes] == ["rollout.gpu_memory_fraction"]
+    paper = _steps(_writer(tmp_path / "paper", served), 8, _reading(0.2, 0.23)).recover(8)
+    (change,) = _only(paper, "read-again").changes
+    assert (change.key, change.proposed, change.new_trial) == ("agent.prompt_order", "section_first", True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("servers.engine=vllm", "agent.prompt_order=section_first"),
+        ("servers.engine=vllm", "rollout.group_size=1", "control.zero_advantages=true"),
+        (),
+    ],
+)
+def test_prompts_that_share_little_anyway_are_no_finding(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    writer = _steps(_writer(tmp_path, *settings), 8, _reading(0.2, 0.23)).recover(8).finish("interrupted", 1)
+    assert not _findings(writer)
+
+
+def test_prompts_that_are_read_again_explain_no_failure(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path, "servers.engine=vllm"), 8, _reading(0.1, 0.75)).recover(8).finish("failed", 1)
+    assert "read-again" not in _findings(writer)
+
+
 def test_recover_checkpoints_that_no_longer_come(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
     writer = _steps(writer, 10, _learning, seconds=400.0)

@@ -115,3 +115,43 @@ def test_padding_of_a_block_is_bounded(lm: Any) -> None:
 
     assert sum(padded) <= sum(len(p) for p, _ in asked) / 0.75
     assert len(padded) < 30
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_what_prompts_begin_with_is_computed_once_and_changes_nothing(lm: Any, size: int) -> None:
+    """Two groups with tails of unequal length, and a prompt that shares nothing: each as if it were alone."""
+    vocabulary = lm.config.vocab_size
+    prompts = []
+    for number, shared in enumerate((300, 260)):
+        prefix = random_prompts(1, shared, shared, vocabulary, seed=number)[0]
+        prompts += [prefix + tail for tail in random_prompts(size, 1, 30, vocabulary, seed=10 + number)]
+    prompts += random_prompts(1, 280, 280, vocabulary, seed=20)
+    asked = [(prompt, SamplingParams(6, seed=i)) for i, prompt in enumerate(prompts)]
+    engine = EmbeddedEngine(lm, STOP)
+    for (prompt, _), one, alone in zip(
+        asked,
+        engine.generate_batch(asked),
+        EmbeddedEngine(lm, STOP, share_prefixes=False).generate_batch(asked),
+        strict=True,
+    ):
+        assert one.token_ids == alone.token_ids
+        expected = full_logprobs(plain_copy(lm), prompt, one.token_ids, 1.0)
+        assert torch.allclose(torch.tensor(one.logprobs).double(), expected, rtol=0, atol=1e-5)
+    assert engine.stats.prompt_tokens == sum(map(len, prompts))
+    assert engine.stats.prefilled_tokens == engine.stats.prompt_tokens - (size - 1) * (300 + 260)
+
+
+def test_short_prompts_are_read_in_one_pass(lm: Any) -> None:
+    prompts = [[5] * 40 + [n] for n in range(4)]
+    engine = EmbeddedEngine(lm, STOP)
+    engine.generate_batch([(prompt, SamplingParams(2, seed=1)) for prompt in prompts])
+    assert engine.stats.prefilled_tokens == engine.stats.prompt_tokens
+
+
+def test_a_model_with_windows_reads_whole_prompts(lm: Any) -> None:
+    """Between what is shared and what is not there may be padding, which a window would count."""
+    windowed = copy.deepcopy(lm)
+    windowed.config.update({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True})
+    windowed.config.layer_types = ["sliding_attention"] * windowed.config.num_hidden_layers
+    assert EmbeddedEngine(lm, STOP).share_prefixes
+    assert not EmbeddedEngine(windowed, STOP).share_prefixes

@@ -30,9 +30,10 @@ def identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("temperature", ["1.0", "0.8"])
-@pytest.mark.parametrize("order", ["paper", "section_first"])
-def test_on_policy_every_ratio_is_one(temperature: str, order: str) -> None:
-    parts = small_parts(f"rollout.temperature={temperature}", f"agent.prompt_order={order}")
+@pytest.mark.parametrize(("order", "repeat"), [("paper", "false"), ("section_first", "false"), ("paper", "true")])
+def test_on_policy_every_ratio_is_one(temperature: str, order: str, repeat: str) -> None:
+    prompt = (f"agent.prompt_order={order}", f"agent.repeat_problem={repeat}")
+    parts = small_parts(f"rollout.temperature={temperature}", *prompt)
     batch = make_batch(parts.rollouts(), parts.config, step=1)
     rows = batch.minibatches[0]
 

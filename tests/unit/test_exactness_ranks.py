@@ -11,6 +11,7 @@ import torch
 
 from trainer.train.distributed import single_world
 from trainer.train.packing import share_out
+from trainer.train.prefixes import prefix_groups
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +60,22 @@ def test_two_ranks_make_the_step_of_one(name: str, two_ranks: list[dict[str, Any
                 assert mine[key] == pytest.approx(its[key], rel=1e-4, abs=1e-6), key
 
 
+def test_ranks_that_share_prefixes_make_the_step_of_whole_rows(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert far(found["shared"]["parameters"], found["whole_rows"]["parameters"]) <= 1e-6
+
+
 def test_the_cases_are_as_uneven_as_they_say() -> None:
     def plan(name: str) -> list[list[list[int]]]:
         model, count, settings = ranks.CASES[name]
         lm = ranks.small_parts().lm if model == "llama" else ranks.grouped_query_lm()
-        lengths = [row.num_tokens for row in ranks.case_rows(lm, count, 0)]
+        rows = ranks.case_rows(lm, count, 0)
+        lengths = [row.num_tokens for row in rows]
         budget = int(settings[0].partition("=")[2]) if settings else 1 << 20
-        tokens = [sum(lengths[i] for b in rank for i in b) for rank in share_out(lengths, 2, budget)]
+        shares = share_out(prefix_groups(rows), lengths, 2, budget)
+        tokens = [sum(lengths[i] for b in rank for i in b) for rank in shares]
         assert tokens[0] != tokens[1]
-        return share_out(lengths, 2, budget)
+        return shares
 
     assert plan("idle_rank") == [[[0]], [[]]]
     first, second = plan("empty_micro_batch")

@@ -39,8 +39,8 @@ def test_attention_through_a_window_counts_the_keys_that_it_sees() -> None:
 
     for length in (3, 8, 50):
         twice = 2 * (seen(length, length) + 2 * seen(length, 8)) / 3
-        assert flops.squares([length]) == pytest.approx(twice, abs=length)  # the diagonal is counted by halves
-    assert flops.squares([3, 50]) == flops.squares([3]) + flops.squares([50])
+        assert flops.squares([(0, length)]) == pytest.approx(twice, abs=length)  # the diagonal is counted by halves
+    assert flops.squares([(0, 3), (3, 50)]) == flops.squares([(0, 50)])  # a prefix and what follows it
 
 
 def test_the_sizes_of_a_known_model() -> None:
@@ -51,10 +51,12 @@ def test_the_sizes_of_a_known_model() -> None:
 
 
 def test_speed_over_the_optimizer_steps_of_a_training_step() -> None:
-    both = Work(2.0, 1000, 4e12, 3 << 30) + Work(3.0, 500, 2e12, 2 << 30)
+    both = Work(2.0, 1000, 4e12, 3 << 30, 4000, 16e12) + Work(3.0, 500, 2e12, 2 << 30, 2000, 8e12)
 
-    assert both.numbers(2, 1e12) == {"train_tokens_per_s": 300.0, "mfu": 0.6, "gpu_memory_peak_gib": 3.0}
-    assert Work(1.0, 10, 5.0).numbers(1, None) == {"train_tokens_per_s": 10.0}
+    shared = {"train_tokens_per_s": 300.0, "train_row_tokens_per_s": 1200.0, "train_shared": 0.75}
+    assert both.numbers(2, 1e12) == {**shared, "mfu": 0.6, "mfu_of_rows": 2.4, "gpu_memory_peak_gib": 3.0}
+    whole = {"train_tokens_per_s": 10.0, "train_row_tokens_per_s": 10.0, "train_shared": 0.0}
+    assert Work(1.0, 10, 5.0, 0, 10, 5.0).numbers(1, None) == whole
     assert Work().numbers(1, 1e12) == {}
 
 

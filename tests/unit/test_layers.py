@@ -12,7 +12,7 @@ import torch
 from builders import gradients, grouped_query_lm, learner, relative_difference, sampled_rows, small_config, small_parts
 
 from trainer.train import attention, layers
-from trainer.train.attention import PackedLayout
+from trainer.train.layout import PackedLayout
 from trainer.types import Row
 
 FREE = ("train.grad_clip=1e9", "train.max_tokens_per_mb=64")
@@ -80,7 +80,7 @@ def test_compiled_layers_give_the_same_gradients_and_are_compiled_once(
     assert relative_difference(found, expected) <= 1e-5
     assert not compiled["graph_break"]
     assert longer[1] > longer[0] > 2  # micro-batches of many lengths and numbers of rows …
-    assert 1 <= graphs <= 2
+    assert 2 <= graphs <= 4  # layers and scores, the first micro-batch sometimes apart
     assert compiled["stats"]["unique_graphs"] == graphs  # … and no compilation for each of them
 
 

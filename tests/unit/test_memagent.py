@@ -161,3 +161,47 @@ def test_ids_sent_are_ids_trained_on() -> None:
     assert len(rows) > 100
     assert len(trained) > 50
     assert trained == sent
+
+
+class Announced(ScriptedEngine):
+    """Notes beside the prompts what was announced, in the order in which it came."""
+
+    def __init__(self, responses: list[list[int]], stop_id: int) -> None:
+        super().__init__(responses, stop_id)
+        self.heard: list[list[int]] = []
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        assert key == "t"
+        self.heard.append(prefix_ids)
+        assert len(self.heard) <= len(self.prompts) + 2, "a section is announced one turn ahead, not earlier"
+
+
+@pytest.mark.parametrize("order", ["paper", "section_first"])
+def test_the_next_section_is_announced_where_it_stands_before_the_memory(order: str) -> None:
+    engine = Announced([[*ids("w0"), EOS]] * 4, EOS)
+    agent = make_agent(prompt_order=order)
+    asyncio.run(agent.rollout(agent.prepare(task(12)), engine, RolloutOptions(1.0, lambda turn: turn)))
+
+    if order == "paper":  # nothing but the question stands before the memory
+        assert not engine.heard
+        return
+    updates = engine.prompts[:-1]
+    assert [prompt[: len(heard)] for prompt, heard in zip(updates, engine.heard, strict=True)] == engine.heard
+    assert [prompt[len(heard) :] for prompt, heard in zip(updates, engine.heard, strict=True)] == [
+        ids("none update <a>"), ids("w0 update <a>"), ids("w0 update <a>"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["paper", "section_first"])
+def test_a_step_tells_which_share_of_its_prompts_was_shared(order: str) -> None:
+    """What was computed is never less than what is distinct, and with the section first both shares are larger."""
+    parts = small_parts("rollout.batch_size=4", "rollout.group_size=8", f"agent.prompt_order={order}")
+    engine = parts.engine()
+    groups = parts.rollouts(engine=engine)
+    share = make_batch(groups, parts.config, step=1).stats["shareable_share"]
+    prompts = [[turn.prompt_ids for t in group.trajectories for turn in t.turns] for group in groups]
+    tree = sum(len({tuple(ids[:n]) for ids in one for n in range(1, len(ids) + 1)}) for one in prompts)
+    assert share == pytest.approx(1 - tree / sum(len(ids) for one in prompts for ids in one))
+    computed = engine.stats.prefilled_tokens / engine.stats.prompt_tokens
+    assert 1 - computed <= share
+    assert share > (0.5 if order == "section_first" else 0.2)

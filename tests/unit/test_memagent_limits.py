@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 from builders import byte_tokenizer
 
+from clusterkit.config.resolve import resolve
 from trainer.agents.memagent import MemAgent
 from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
+from trainer.tasks.recall import Recall
 from trainer.types import Task
+from trainer.warmup.demos import Demonstrator
 from trainer.warmup.tiny import make_tokenizer
 
 WORDS = [f"w{i}" for i in range(60)]
@@ -78,9 +84,10 @@ def test_a_long_section_of_the_task_is_refused() -> None:
         make_agent().prepare(Task("t", "q", ("a",), chunks=("w1", "w1 w2 w3 w4 w5")))
 
 
+@pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize("order", ["paper", "section_first"])
-def test_the_longest_conversation_is_reached_and_never_passed(order: str) -> None:
-    agent = make_agent(prompt_order=order)
+def test_the_longest_conversation_is_reached_and_never_passed(order: str, repeat: bool) -> None:
+    agent = make_agent(prompt_order=order, repeat_problem=repeat)
     question, memory, section = [1] * 3, [2] * 5, [3] * 4
     update = agent.prompts.update.fill({"problem": question, "memory": memory, "section": section})
     final = agent.prompts.final.fill({"problem": question, "memory": memory})
@@ -91,25 +98,31 @@ def test_the_longest_conversation_is_reached_and_never_passed(order: str) -> Non
 def test_word_prompts_in_both_orders() -> None:
     values = {"problem": [100], "memory": [101], "section": [102]}
 
-    def blocks(order: str) -> list[int]:
-        filled = make_agent(prompt_order=order).prompts.update.fill(values)
+    def blocks(order: str, repeat: bool = False) -> list[int]:
+        filled = make_agent(prompt_order=order, repeat_problem=repeat).prompts.update.fill(values)
         assert filled[0] == TOKENIZER.convert_tokens_to_ids("<u>")
         assert filled[-1] == TOKENIZER.convert_tokens_to_ids("<a>")
         return [i for i in filled if i >= 100]
 
     assert (blocks("paper"), blocks("section_first")) == ([100, 101, 102], [100, 102, 101])
+    assert (blocks("paper", True), blocks("section_first", True)) == ([100, 101, 102, 100], [100, 102, 100, 101])
+
+
+AGAIN = "\n\nThe problem again:\n\n<problem>\nWHY\n</problem>"
 
 
 @pytest.mark.parametrize(
-    ("order", "blocks"),
+    ("order", "repeat", "blocks"),
     [
-        ("paper", "<memory>\nOLD\n</memory>\n\n<section>\nTEXT\n</section>"),
-        ("section_first", "<section>\nTEXT\n</section>\n\n<memory>\nOLD\n</memory>"),
+        ("paper", False, "<memory>\nOLD\n</memory>\n\n<section>\nTEXT\n</section>"),
+        ("section_first", False, "<section>\nTEXT\n</section>\n\n<memory>\nOLD\n</memory>"),
+        ("paper", True, f"<memory>\nOLD\n</memory>\n\n<section>\nTEXT\n</section>{AGAIN}"),
+        ("section_first", True, f"<section>\nTEXT\n</section>{AGAIN}\n\n<memory>\nOLD\n</memory>"),
     ],
 )
-def test_chat_prompts_are_one_user_message_around_the_blocks(order: str, blocks: str) -> None:
+def test_chat_prompts_are_one_user_message_around_the_blocks(order: str, repeat: bool, blocks: str) -> None:
     tokenizer = byte_tokenizer()
-    agent = MemAgent(MemagentConfig.model_validate({"prompt_order": order}), tokenizer)
+    agent = MemAgent(MemagentConfig(prompt_order=order, repeat_problem=repeat), tokenizer)
     values = {
         name: tokenizer(t)["input_ids"] for name, t in (("problem", "WHY"), ("memory", "OLD"), ("section", "TEXT"))
     }
@@ -122,6 +135,47 @@ def test_chat_prompts_are_one_user_message_around_the_blocks(order: str, blocks:
     assert "put the answer in \\boxed{}" in final
     assert final.endswith("<problem>\nWHY\n</problem>\n\n<memory>\nOLD\n</memory>\n\nYour answer:[end][assistant]")
     assert "TEXT" not in final
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("template", ["words", "memagent"])
+def test_with_the_section_first_a_group_shares_all_up_to_the_memory(template: str, repeat: bool) -> None:
+    """What differs between a group's trajectories, their memories, comes last; in the paper's order it does not."""
+
+    def shared(order: str) -> tuple[list[int], int]:
+        settings = {"template": template, "prompt_order": order, "repeat_problem": repeat}
+        tokenizer = TOKENIZER if template == "words" else byte_tokenizer()
+        update = MemAgent(MemagentConfig.model_validate(settings), tokenizer).prompts.update
+        one, other = (
+            update.fill({"problem": [500], "section": [501, 502, 503], "memory": memory})
+            for memory in ([504, 505], [506])
+        )
+        pairs = zip(one, other, strict=False)
+        prefix = [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        return [i for i in prefix if i >= 500], len(one) - len(prefix)
+
+    document, rest = shared("section_first")
+    paper, paper_rest = shared("paper")
+
+    assert document == [500, 501, 502, 503, *([500] if repeat else [])]
+    assert paper == [500]
+    assert rest < paper_rest
+
+
+def test_demonstrations_are_prompts_of_the_agents_order() -> None:
+    config = resolve("tiny", None, ("agent.prompt_order=section_first", "agent.repeat_problem=true")).config
+    recall = Recall(config.task, config.seed)
+    tokenizer = make_tokenizer(recall.vocabulary())
+    agent = MemAgent(config.agent, tokenizer)
+    rows = Demonstrator(config, recall, agent, tokenizer).conversations(100, "demo")
+
+    prompts = [tokenizer.decode(row.prompt_ids) for row in rows]
+    read = [p for p in prompts if " section " in p]
+
+    form = re.compile(r"<u> question (\w+) \? section ([\w. ]+) question \1 \? memory ([\w. ]+) update <a>")
+    assert len(read) > 50
+    assert all(form.fullmatch(p) for p in read)
+    assert all(row.num_tokens <= agent.longest_conversation() for row in rows)
 
 
 def test_a_document_that_talks_like_the_prompt_is_not_filled_in() -> None:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import UserError
-from trainer.train.attention import PackedLayout
+from trainer.train.layout import PackedLayout
 from trainer.train.packing import first_fit_decreasing, pack, share_out
+from trainer.train.prefixes import PrefixGroup
 from trainer.types import Row
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -36,7 +37,8 @@ def test_a_row_over_the_budget_is_told_with_its_length() -> None:
 
 @given(LENGTHS, st.integers(1, 5), BUDGETS)
 def test_rows_are_shared_out_whole_and_evenly(lengths: list[int], ranks: int, budget: int) -> None:
-    plans = share_out(lengths, ranks, budget)
+    groups = [PrefixGroup(0, ((i,),)) for i in range(len(lengths))]
+    plans = share_out(groups, lengths, ranks, budget)
     load = [sum(lengths[i] for batch in plan for i in batch) for plan in plans]
 
     assert len(plans) == ranks
@@ -45,7 +47,7 @@ def test_rows_are_shared_out_whole_and_evenly(lengths: list[int], ranks: int, bu
     assert len(plans[0]) >= 1
     assert all(sum(lengths[i] for i in batch) <= budget for plan in plans for batch in plan)
     assert max(load) - min(load) <= max(lengths, default=0)
-    assert plans == share_out(lengths, ranks, budget)
+    assert plans == share_out(groups, lengths, ranks, budget)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30))

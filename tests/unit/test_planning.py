@@ -322,3 +322,14 @@ def test_what_no_part_can_do_is_refused_with_the_way_out() -> None:
     config = resolve("1.5B_n1", "memagent", ["allocation_mode=sglang:d4p2|fsdp:d8"]).config
     with pytest.raises(UserError, match=r"pipeline parallel servers.*tensor parallel"):
         require_runnable(config)
+
+
+def test_a_repeated_problem_takes_its_room() -> None:
+    once, twice = (plan_preset("135M", overrides=[f"agent.repeat_problem={value}"]) for value in ("false", "true"))
+
+    # Chunk 304, memory 40 read and 40 written, the prompt's words 220: 604, and the question of at most 32 tokens.
+    assert "question 32 + chunk 304 + 2 x memory 40 + prompt 220 = 636 ≤ 640" in message_of(once, "tokens")
+    assert "2 x question 32 + chunk 304 + 2 x memory 40 + prompt 220 = 668, and the context" in message_of(
+        twice, "tokens"
+    )
+    assert level_of(twice, "tokens") == [Level.FAIL]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import pickle
+from array import array
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from builders import Parts, RecordingEngine, small_config, small_parts
 
 from trainer.config_rewards import MathRewardConfig
 from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError, UserError
-from trainer.rollout.batch import make_batch
+from trainer.rollout.batch import make_batch, turn_rows
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
-from trainer.types import Completion, Group, Row, SamplingParams, Task
+from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn
 
 PARTS = small_parts()
 GROUPS = PARTS.rollouts()
@@ -303,3 +306,17 @@ def test_a_controller_can_be_used_again_after_an_interruption() -> None:
 
     assert tokens(groups) == tokens(run(PARTS, tasks, SamplingPlan("p", 2)))
     assert asyncio.run(engine.health())
+
+
+def test_turns_come_through_a_pipe_as_they_were_and_their_rows_know_their_array() -> None:
+    cut = Completion([7, 8], [-0.5, -1.5], "length", 3, spans=((3, 1), (4, 1)))
+    turn = Turn("update", [5, 6, 70000], cut)
+
+    (found,) = pickle.loads(pickle.dumps([turn]))
+
+    assert found == turn
+    assert found.completion.token_versions == [3, 4]
+    assert array("i", found.array).tolist() == [5, 6, 70000, 7, 8]
+    (row,) = turn_rows([Trajectory("t", [found], 0.0)], torch.ones(1), small_config())
+    assert row.ids is found.array
+    assert row.ids == Row(turn.prompt_ids, cut.token_ids, cut.logprobs, 1.0, 0.0, 0).ids

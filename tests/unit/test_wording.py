@@ -147,6 +147,12 @@ def test_a_file_that_is_no_wording_is_refused(data: bytes | None, says: str, tmp
             ("agent.prompt_order=section_first",),
             "has an order of its own: leave agent.prompt_or",
         ),
+        (
+            "135M_cpu",
+            "hotpotqa",
+            ("agent.repeat_problem=true",),
+            "with the problem once: leave agent.repeat_problem out",
+        ),
     ],
 )
 def test_where_a_wording_has_no_place_it_is_refused(
@@ -217,7 +223,7 @@ def test_a_run_goes_on_with_the_same_text_and_no_other(tmp_path: Path) -> None:
 
 def test_runs_from_before_go_on() -> None:
     now = fingerprint(small_config())
-    before = {name: value for name, value in now.items() if name != "agent.wording"}
+    before = {name: value for name, value in now.items() if name not in ("agent.wording", "agent.repeat_problem")}
 
     assert differences(before, now) == []
 
@@ -257,7 +263,8 @@ def test_answers_belong_to_a_text_not_to_its_path(tmp_path: Path) -> None:
 
     assert here == moved != other
     # What was recorded before there were such files is found again.
-    assert not {"template_file", "wording"} & set(inputs()["agent"])
+    assert not {"template_file", "wording", "repeat_problem"} & set(inputs()["agent"])
+    assert inputs("agent.repeat_problem=true")["agent"]["repeat_problem"] is True
 
 
 MEMAGENTS = '''

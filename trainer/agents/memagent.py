@@ -49,19 +49,20 @@ class MemAgent:
         c = self.config
         chunk = c.chunk_tokens if chunk_tokens is None else chunk_tokens
         memory = max(c.max_memory_tokens, len(self.prompts.no_memory))
-        update = self.prompts.update.num_fixed + c.max_question_tokens + memory + chunk + c.max_memory_tokens
-        final = self.prompts.final.num_fixed + c.max_question_tokens + memory + c.max_final_tokens
+        filled = {"problem": c.max_question_tokens, "memory": memory, "section": chunk}
+        update = self.prompts.update.length(filled) + c.max_memory_tokens
+        final = self.prompts.final.length(filled) + c.max_final_tokens
         return max(update, final)
 
     def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:
         """See `agents.base.check_window`."""
         longest, c = self.longest_conversation(), self.config
         if longest > window:
-            fits = c.chunk_tokens - (longest - window)
+            fits, question = c.chunk_tokens - (longest - window), c.question_limit("update")
             helps = fits > 0 and self.longest_conversation(fits) <= window
             raise UserError(
                 f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
-                f"read and {c.max_memory_tokens} written, question {c.max_question_tokens}, the prompt's own words), "
+                f"read and {c.max_memory_tokens} written, question {question}, the prompt's own words), "
                 f"over the model's context window of {window}: lower "
                 + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
             )
@@ -114,7 +115,9 @@ class MemAgent:
         if prepared.dropped_tokens:
             sampler.counters["truncated_context"] += 1
         memory = no_memory = self.prompts.no_memory
-        for chunk in prepared.chunks:
+        self._announce(prepared, 0, engine)
+        for number, chunk in enumerate(prepared.chunks):
+            self._announce(prepared, number + 1, engine)
             values = {"problem": prepared.question, "memory": memory, "section": chunk}
             written = await sampler.sample("update", self.prompts.update.fill(values))
             if not written:
@@ -124,3 +127,10 @@ class MemAgent:
         prompt = self.prompts.final.fill({"problem": prepared.question, "memory": memory})
         answer = await sampler.sample("final", prompt)
         return sampler.trajectory(self.tokenizer.decode(answer, skip_special_tokens=True))
+
+    def _announce(self, prepared: PreparedTask, number: int, engine: Engine) -> None:
+        """Tell the engine how the prompts about a chunk begin, where the memory comes behind the chunk."""
+        template = self.prompts.update
+        if number < len(prepared.chunks) and template.stands_before("section", "memory"):
+            known = {"problem": prepared.question, "section": prepared.chunks[number]}
+            engine.prefetch(template.beginning(known), key=prepared.task.id)

@@ -28,10 +28,15 @@ class Wording:
     no_memory: str
 
 
-def memagent_wording(section_first: bool) -> Wording:
-    """Prompts for instruction-tuned models; blocks in the paper's order, or with the section before the memory."""
+def memagent_wording(section_first: bool, repeat_problem: bool = False) -> Wording:
+    """Prompts for instruction-tuned models; blocks in the paper's order, or with the section before the memory.
+
+    repeat_problem: it stands a second time right behind the section, so in front of a memory that comes last.
+    """
     memory = "<memory>\n{memory}\n</memory>"
     section = "<section>\n{section}\n</section>"
+    if repeat_problem:
+        section += "\n\nThe problem again:\n\n<problem>\n{problem}\n</problem>"
     blocks = f"{section}\n\n{memory}" if section_first else f"{memory}\n\n{section}"
     update = (
         "Below are a problem, one section of a long article that may help to answer it, and the memory that you kept "
@@ -47,9 +52,10 @@ def memagent_wording(section_first: bool) -> Wording:
     return Wording(update, final, NO_MEMORY)
 
 
-def words_wording(section_first: bool) -> Wording:
-    """Prompts of single words for the tiny model."""
-    blocks = "section {section} memory {memory}" if section_first else "memory {memory} section {section}"
+def words_wording(section_first: bool, repeat_problem: bool = False) -> Wording:
+    """Prompts of single words for the tiny model; see `memagent_wording`."""
+    section = "section {section} question {problem} ?" if repeat_problem else "section {section}"
+    blocks = f"{section} memory {{memory}}" if section_first else f"memory {{memory}} {section}"
     return Wording(
         update=f"<u> question {{problem}} ? {blocks} update <a>",
         final="<u> question {problem} ? memory {memory} answer <a>",
@@ -75,10 +81,28 @@ class TokenTemplate:
             ids.extend(values[part] if isinstance(part, str) else part)
         return ids
 
+    def beginning(self, values: Mapping[str, list[int]]) -> list[int]:
+        """Prompt ids up to the first placeholder that is not filled yet."""
+        ids: list[int] = []
+        for part in self.parts:
+            if isinstance(part, str) and part not in values:
+                break
+            ids.extend(values[part] if isinstance(part, str) else part)
+        return ids
+
+    def stands_before(self, first: str, second: str) -> bool:
+        """Whether one placeholder stands before the other."""
+        places = [part for part in self.parts if part in (first, second)]
+        return places[:1] == [first]
+
     @property
     def num_fixed(self) -> int:
         """Tokens of the prompt without what is filled in."""
         return sum(len(p) for p in self.parts if not isinstance(p, str))
+
+    def length(self, values: Mapping[str, int]) -> int:
+        """Tokens of the prompt where every placeholder has so many; one that stands there twice counts twice."""
+        return self.num_fixed + sum(values[p] for p in self.parts if isinstance(p, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +123,11 @@ def make_prompts(tokenizer: Any, config: OverwritingAgentConfig) -> Prompts:
     """Tokenise the configured wording, inside the tokenizer's chat template (one user message, generation prompt)."""
     section_first = config.prompt_order == "section_first"
     if config.template == "words":
-        wording = words_wording(section_first)
+        wording = words_wording(section_first, config.repeat_problem)
         update, final = wording.update, wording.final
     else:
-        wording = Wording(**config.wording) if config.wording else memagent_wording(section_first)
+        ours = memagent_wording(section_first, config.repeat_problem)
+        wording = Wording(**config.wording) if config.wording else ours
         lacks = "agent.template=memagent needs a tokenizer with a chat template and this one has none"
         update = user_prompt(tokenizer, wording.update, lacks, thinking=config.enable_thinking)
         final = user_prompt(tokenizer, wording.final, lacks, thinking=config.enable_thinking)

@@ -38,6 +38,12 @@ class Engine(Protocol):
         """
         ...
 
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """Say that the next prompts of this key are going to begin with these ids: an engine may read them ahead.
+
+        Changes no response; an engine may do nothing about it.
+        """
+
     async def pause(self) -> None:
         """Start no new response until `resume`."""
         ...

@@ -49,6 +49,8 @@ class Dialect(Protocol):
     module: str
     extra: str
     """The Python package that a server needs, and how a user installs it."""
+    shares_batches: bool
+    """Whether the server itself reads once what prompts begin with that come at the same moment."""
 
     def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
         """Command line of a server, without the interpreter."""

@@ -1,8 +1,9 @@
 """The embedded engine: the trainer's own transformers model, in process, batched, with a KV cache.
 
 It shares the weights, so publishing a version is free. Requests that are waiting at the same moment form a batch:
-identical prompts are computed once, prompts of similar length are padded on the left into one block, finished rows
-leave the block. Log-probs come from the very distribution that the token was drawn from.
+identical prompts are computed once, prompts of similar length are padded on the left into one block, what several of
+its prompts begin with is computed once as well, finished rows leave the block. Log-probs come from the very
+distribution that the token was drawn from.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from trainer.train.families import capped
+from trainer.engines.sharing import common_beginnings
+from trainer.train.families import capped, windows
 from trainer.types import Completion, FinishReason, SamplingParams
 
 # Prompts share a block while padding stays under this share of it.
 PADDING_LIMIT = 0.25
 # So many of the likeliest tokens are looked at first for top_p: sorting a whole vocabulary takes longer than a layer.
 LIKELIEST = 256
+# Prompts are read in two passes, what they share first, where that computes at most so much of what one pass does, and
+# so many tokens less at least: each pass has a price of its own.
+TWO_PASSES = 0.75
+LEAST_SAVED = 256
 
 
 @dataclass(slots=True)
@@ -36,7 +42,7 @@ class _Request:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Running totals, in tokens and seconds; `prefilled_tokens` counts each distinct prompt of a batch once."""
+    """Running totals, in tokens and seconds; `prefilled_tokens`: computed of the prompt tokens."""
 
     prompt_tokens: int = 0
     prefilled_tokens: int = 0
@@ -53,6 +59,7 @@ class EmbeddedEngine:
         stop_ids: token ids that end a response.
         max_batch_tokens: most (padded) prompt tokens of one forward pass.
         cancelled: asked before every token; True gives the batch up with `GenerationCancelledError`.
+        share_prefixes: compute once what prompts of a block begin with.
 
     """
 
@@ -62,8 +69,11 @@ class EmbeddedEngine:
         stop_ids: set[int],
         max_batch_tokens: int = 16384,
         cancelled: Callable[[], bool] = lambda: False,
+        share_prefixes: bool = True,
     ) -> None:
         self.model = model
+        # A window counts the padding that may stand between what is shared and what is not.
+        self.share_prefixes = share_prefixes and not any(windows(model.config))
         self.cancelled = cancelled
         self.stop_ids = stop_ids
         self.max_batch_tokens = max_batch_tokens
@@ -104,6 +114,9 @@ class EmbeddedEngine:
         self._waiting.append(request)
         self._schedule_flush()
         return await request.future
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """Nothing: sampling takes the whole machine, and a batch reads what its prompts share once anyway."""
 
     def _schedule_flush(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,7 +180,6 @@ class EmbeddedEngine:
             cache.batch_select_indices(rows)
             valid, logits = valid[rows], logits[rows]
         self.stats.prompt_tokens += sum(len(p) for p, _ in requests)
-        self.stats.prefilled_tokens += sum(map(len, unique))
 
         sampler = _Sampler([params for _, params in requests], self.stop_ids)
         positions = torch.tensor([len(p) for p, _ in requests], device=device)
@@ -198,25 +210,46 @@ class EmbeddedEngine:
 
     def _prefill(self, prompts: list[list[int]], device: torch.device) -> tuple[DynamicCache, Tensor, Tensor]:
         """Cache, mask of real tokens [prompts, length] and next-token logits [prompts, vocabulary] of the prompts."""
-        longest = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-        valid = torch.zeros(len(prompts), longest, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            valid[row, longest - len(prompt) :] = True
+        cache = DynamicCache()  # all keys are kept: attention itself looks through a layer's sliding window
+        nothing = torch.ones(len(prompts), 0, dtype=torch.bool, device=device)
+        shared = _two_passes(prompts) if self.share_prefixes else None
+        if shared is None:
+            valid, hidden = self._read(prompts, cache, nothing)
+            return cache, valid, self._logits(hidden)
+        prefixes, which = shared
+        valid, _ = self._read(prefixes, cache, nothing[: len(prefixes)])
+        rows = torch.tensor(which, device=device)
+        cache.batch_select_indices(rows)
+        rest = [prompt[len(prefixes[row]) :] for prompt, row in zip(prompts, which, strict=True)]
+        valid, hidden = self._read(rest, cache, valid[rows])
+        return cache, valid, self._logits(hidden)
+
+    def _read(self, pieces: list[list[int]], cache: DynamicCache, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute pieces of prompts, each behind what the cache has of its row.
+
+        before: [rows, length] bool, the real tokens in the cache. Returns the same of the cache afterwards, and the
+        hidden states [rows, longest piece, width].
+        """
+        device, longest = before.device, max(map(len, pieces))
+        ids = torch.zeros(len(pieces), longest, dtype=torch.long)
+        valid = torch.zeros(len(pieces), longest, dtype=torch.bool)
+        for row, piece in enumerate(pieces):
+            ids[row, longest - len(piece) :] = torch.tensor(piece)
+            valid[row, longest - len(piece) :] = True
         ids, valid = ids.to(device), valid.to(device)
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         # A padding token sees itself, else its softmax would be over nothing and NaN.
-        mask = (causal & valid[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
-        cache = DynamicCache()  # all keys are kept: attention itself looks through a layer's sliding window
+        own = (causal & valid[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
+        mask = torch.cat([before[:, None, :].expand(-1, longest, -1), own], dim=2)
         hidden = self.model.model(
             input_ids=ids,
             attention_mask=mask[:, None],
-            position_ids=(valid.long().cumsum(1) - 1).clamp(min=0),
+            position_ids=before.sum(1, keepdim=True) + (valid.long().cumsum(1) - 1).clamp(min=0),
             use_cache=True,
             **self._cached(cache),
         ).last_hidden_state
-        return cache, valid, self._logits(hidden)
+        self.stats.prefilled_tokens += sum(map(len, pieces))
+        return torch.cat([before, valid], dim=1), hidden
 
     def _cached(self, cache: DynamicCache) -> dict[str, DynamicCache]:
         """The argument that hands the model its KV cache: transformers 5.24 has another name for it."""
@@ -228,6 +261,26 @@ class EmbeddedEngine:
     def _logits(self, hidden: Tensor) -> Tensor:
         """Of the next token, [rows, vocabulary] float32, from hidden states [rows, tokens, width]."""
         return capped(self.model.lm_head(hidden[:, -1]).float(), self.model.config)
+
+
+def _two_passes(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]] | None:
+    """What to compute of the prompts in a first pass: beginnings, and which of them each prompt has; None: nothing.
+
+    A prompt that shares nothing is cut where it evens the second pass out, which is padded to its longest piece.
+    """
+    lengths = common_beginnings(prompts)
+    if not any(lengths):
+        return None
+    longest_rest = max(len(prompt) - length for prompt, length in zip(prompts, lengths, strict=True) if length)
+    beginnings: dict[tuple[int, ...], int] = {}
+    which = []
+    for prompt, length in zip(prompts, lengths, strict=True):
+        cut = length or max(0, len(prompt) - longest_rest)
+        which.append(beginnings.setdefault(tuple(prompt[:cut]), len(beginnings)))
+    prefixes = [list(ids) for ids in beginnings]
+    whole = len(prompts) * max(map(len, prompts))
+    parts = len(prefixes) * max(map(len, prefixes)) + len(prompts) * longest_rest
+    return (prefixes, which) if parts <= min(TWO_PASSES * whole, whole - LEAST_SAVED) else None
 
 
 class GenerationCancelledError(Exception):

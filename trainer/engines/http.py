@@ -145,6 +145,11 @@ class ServerPool:
                 self._homes.popitem(last=False)
         return server
 
+    def home(self, key: str) -> Server | None:
+        """The server that a key's requests have gone to, where it is still in use."""
+        found = self._homes.get(key)
+        return None if found is None or found.problem else found
+
     def fates(self) -> str:
         """What became of the servers, in words."""
         return "; ".join(f"{s.name}: {s.problem or 'in use'}" for s in self.servers) or "none is there"

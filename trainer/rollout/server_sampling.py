@@ -58,5 +58,7 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     c = config.serving
     pool.least, pool.patience = max(c.min_required, 1), c.patience_seconds or c.start_seconds
     engine = ServedEngine(pool, dialect, model, parts.stop_ids)
+    engine.sharing.enabled = config.rollout.share_prefixes
+    engine.sharing.ahead = config.rollout.prefetch_sections
     fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config)
     return Served(engine, fleet, parts.controller(engine), loop)

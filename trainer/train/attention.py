@@ -5,14 +5,16 @@ rows. On CUDA in 16-bit dtypes a flash kernel takes them as they lie (trainer/tr
 on small padded blocks: rows of similar length are gathered into one [rows, length] block, causal SDPA runs on it, and
 the result goes back to its place. The cost is Σ rows·length² instead of (Σ length)² for one block-diagonal mask.
 
+A row whose first tokens several rows share is laid down without them and sees the prefix, which is computed once. Both
+ways attend over keys and values [prefix; own], laid out for each row, in one softmax: outputs of two parts must not be
+merged by their log-sum-exp, whose gradient PyTorch's kernels leave out.
+
 A layer with a sliding window of W sees, from position i, the keys i - W + 1 … i, as in transformers. Capped scores
 (Gemma 2) are computed by the blocks on every device: no flash kernel that we use knows them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,114 +24,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainer.errors import UserError
-from trainer.train import families, varlen
+from trainer.train import varlen
+from trainer.train.layout import PackedLayout, causal_band
 
 IMPLEMENTATION = "clusterkit_packed"
 
-# Rows go into one block while the shortest is at least this share of the longest: bounds the padding.
-SIMILAR = 0.75
 # Capped scores exist for so many queries at a time.
 CAPPED_QUERIES = 512
 # What transformers passes on and what changes no result here: positions are in the rotated queries and keys already.
 HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "is_causal"})
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Rows of similar length. index: [rows, length] positions in the packed row, padding points at position 0 of the
-    row itself; valid: [rows, length] bool.
-    """
-
-    index: Tensor
-    valid: Tensor
-
-
-@dataclass(frozen=True)
-class PackedLayout:
-    """Where the rows lie in a packed row of tokens. lengths: of the rows, in tokens, laid end to end. ends: [rows + 1]
-    int32 on the device, 0 first.
-    """
-
-    lengths: tuple[int, ...]
-    device: torch.device
-    ends: Tensor
-
-    @classmethod
-    def of(cls, lengths: list[int], device: torch.device) -> PackedLayout:
-        """Layout of rows of the given lengths (tokens), laid end to end."""
-        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return cls(tuple(lengths), device, to_device(ends, device))
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all rows."""
-        return sum(self.lengths)
-
-    @property
-    def longest(self) -> int:
-        """An upper bound of the longest row's tokens that changes seldom (see varlen.LENGTH_STEP)."""
-        step = varlen.LENGTH_STEP
-        return -(-max(self.lengths) // step) * step
-
-    @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """Attention blocks that cover all positions once."""
-        lengths, device = self.lengths, self.device
-        starts = [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        blocks: list[Block] = []
-        position = 0
-        while position < len(order):
-            longest = lengths[order[position]]
-            end = position
-            while end < len(order) and lengths[order[end]] >= SIMILAR * longest:
-                end += 1
-            members = order[position:end]
-            offsets = torch.arange(longest, device=device)
-            member_lengths = torch.tensor([lengths[i] for i in members], device=device)
-            valid = offsets[None, :] < member_lengths[:, None]
-            start = torch.tensor([starts[i] for i in members], device=device)
-            index = start[:, None] + torch.where(valid, offsets[None, :], 0)
-            blocks.append(Block(index, valid))
-            position = end
-        return tuple(blocks)
-
-    @cached_property
-    def _bands(self) -> dict[tuple[int, int | None], Tensor]:
-        return {}
-
-    def band(self, length: int, window: int | None) -> Tensor:
-        """[length, length] bool, True where a query may see a key: its own past, the last `window` positions of it.
-
-        One tensor for all layers of a pass.
-        """
-        if (length, window) not in self._bands:
-            self._bands[length, window] = causal_band(length, length, window, self.device)
-        return self._bands[length, window]
-
-    def arguments(self, dtype: torch.dtype, head_size: int, model: Any) -> dict[str, Any]:
-        """Keyword arguments for a model of ours whose attention is to see these rows. model: its configuration."""
-        capped, windowed = families.has_capped_attention(model), any(families.windows(model))
-        if not capped and varlen.usable(self.device, dtype, head_size, windowed):
-            return {"row_ends": self.ends, "longest_row": self.longest}
-        return {"packed_layout": self}
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device, without waiting for what the device is doing."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def causal_band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[queries, keys] bool, True where a query may see a key. The queries are the last of the keys' positions."""
-    key = torch.arange(keys, device=device)
-    query = torch.arange(keys - queries, keys, device=device)[:, None]
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
 
 
 def packed_attention(  # the signature is transformers'
@@ -145,11 +48,14 @@ def packed_attention(  # the signature is transformers'
     packed_layout: PackedLayout | None = None,
     row_ends: Tensor | None = None,
     longest_row: int = 0,
+    key_index: Tensor | None = None,
+    key_ends: Tensor | None = None,
+    longest_keys: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers attention function. query: [batch, heads, queries, d]; key, value: [batch, kv_heads, keys, d].
 
-    With `packed_layout`, or `row_ends` and `longest_row` for the flash kernel, the batch is one packed row; without,
+    With `packed_layout`, or `row_ends` and what follows it for the flash kernel, the batch is one packed row; without,
     `attention_mask` ([batch, 1, queries, keys], True where a key may be seen) is applied, and the queries are the last
     of the keys' positions. Returns [batch, queries, heads, d] and no weights.
 
@@ -168,7 +74,10 @@ def packed_attention(  # the signature is transformers'
         if softcap is not None:
             raise ValueError("the flash kernel does not cap scores")
         queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))  # [tokens, heads, d]
-        return varlen.attend(queries, keys, values, row_ends, longest_row, scaling, sliding_window)[None], None
+        seen = None
+        if key_index is not None and key_ends is not None:
+            seen = varlen.Keys(key_index, key_ends, longest_keys)
+        return varlen.attend(queries, keys, values, row_ends, longest_row, scaling, sliding_window, seen)[None], None
     if packed_layout is not None:
         return _blocks(query, key, value, packed_layout, scaling, sliding_window, softcap), None
     if attention_mask is None:
@@ -212,6 +121,18 @@ def _blocks(
         out = _attend(q, k, v, mask, scaling, softcap)
         pieces.append(out.transpose(1, 2)[block.valid])
         places.append(block.index[block.valid])
+    for number, shared in enumerate(layout.shared_blocks):
+        q, k, v = (x[shared.index].flatten(0, 1).transpose(1, 2) for x in (queries, keys, values))
+        before = (x[shared.prefix].transpose(1, 2) for x in (keys, values))
+        times = shared.index.shape[1]
+        # Expanded, so that the backward pass adds up the rows' gradients of the prefix in one order.
+        both = (x[:, None].expand(-1, times, -1, -1, -1).flatten(0, 1) for x in before)
+        k, v = (torch.cat([prefix, own], 2) for prefix, own in zip(both, (k, v), strict=True))
+        mask = layout.shared_mask(number, window).repeat_interleave(times, 0)
+        out = _attend(q, k, v, mask, scaling, softcap)
+        out = out.transpose(1, 2).unflatten(0, (-1, times))
+        pieces.append(out[shared.valid])
+        places.append(shared.index[shared.valid])
     # Every position occurs exactly once, so the inverse permutation puts the pieces back without a scatter.
     restore = torch.argsort(torch.cat(places))
     return torch.cat(pieces)[restore][None]

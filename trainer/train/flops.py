@@ -5,7 +5,9 @@
 P_body: matrix parameters of the layers (no embedding, no norm, no bias); T: tokens computed. P_head: of the output
 layer, which runs on the T_loss loss positions only. The last term is causal attention: QKᵀ and PV are 2·len²·d_head a
 head each, half of it is masked; forward and backward are three times that. A layer with a sliding window W has
-2·len·W - W² in place of len² for rows over W. Recomputed activations do not count (that
+2·len·W - W² in place of len² for rows over W. What rows begin with alike and is computed once counts once, its
+attention too: MFU is of what was computed (`mfu`), and beside it stands what whole rows would have taken in the same
+time (`mfu_of_rows`). Recomputed activations do not count (that
 would be HFU), nor do the optimizer and the elementwise operations. MFU = FLOPs / seconds / ranks / peak of one GPU.
 """
 
@@ -65,35 +67,45 @@ class ModelFlops:
         counts = tuple(Counter(windows(c)).items())
         return cls(body, lm.lm_head.weight.numel(), c.num_hidden_layers * c.num_attention_heads * size, counts)
 
-    def squares(self, lengths: Iterable[int]) -> float:
-        """Σ length² of rows, or what a sliding window leaves of it; a mean over the layers."""
+    def squares(self, spans: Iterable[tuple[int, int]]) -> float:
+        """Σ end² - start² of segments whose tokens stand at the positions start … end - 1 of their rows, or what a
+        sliding window leaves of it; a mean over the layers.
+        """
         layers = sum(count for _, count in self.windows)
         total = 0
-        for length in lengths:
+        for start, end in spans:
             for window, count in self.windows:
-                narrow = min(length, window or length)
-                total += count * (2 * length * narrow - narrow * narrow)
+                total += count * (_square(end, window) - _square(start, window))
         return total / layers
 
-    def forward(self, tokens: int, loss_tokens: int, squares: float) -> float:
+    def forward(self, tokens: float, loss_tokens: float, squares: float) -> float:
         """FLOPs of a forward pass over rows of Σ length = `tokens`, `squares` (see there)."""
         return 2.0 * (self.body * tokens + self.head * loss_tokens + self.attention * squares)
 
-    def training(self, tokens: int, loss_tokens: int, squares: float) -> float:
+    def training(self, tokens: float, loss_tokens: float, squares: float) -> float:
         """FLOPs of forward and backward pass; the module's formula."""
         return 3.0 * self.forward(tokens, loss_tokens, squares)
 
 
+def _square(length: int, window: int | None) -> int:
+    narrow = min(length, window or length)
+    return 2 * length * narrow - narrow * narrow
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What optimizer steps took, over all ranks. seconds: on the clock. tokens: computed (equal rows of a micro-batch
-    once). flops: model FLOPs. peak_bytes: most GPU memory of any rank; 0 on a CPU.
+    """What optimizer steps took, over all ranks.
+
+    seconds: on the clock. tokens: computed (equal rows of a micro-batch once, a shared prefix once). flops: model FLOPs
+    of these. peak_bytes: most GPU memory of any rank; 0 on a CPU. row_tokens, row_flops: of the rows, each whole.
     """
 
     seconds: float = 0.0
     tokens: int = 0
     flops: float = 0.0
     peak_bytes: int = 0
+    row_tokens: int = 0
+    row_flops: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -101,15 +113,27 @@ class Work:
             self.tokens + other.tokens,
             self.flops + other.flops,
             max(self.peak_bytes, other.peak_bytes),
+            self.row_tokens + other.row_tokens,
+            self.row_flops + other.row_flops,
         )
 
     def numbers(self, ranks: int, peak: float | None) -> dict[str, float]:
-        """train_tokens_per_s, mfu (where the GPU's peak FLOP/s is known) and gpu_memory_peak_gib; empty for no work."""
+        """Numbers of a step's record; empty for no work.
+
+        train_tokens_per_s: computed. train_row_tokens_per_s: of the rows that were learned from. train_shared: share of
+        the rows' tokens that did not have to be computed. mfu and mfu_of_rows: of what was computed and of whole rows,
+        where the GPU's peak FLOP/s is known. gpu_memory_peak_gib: on a GPU.
+        """
         if not self.seconds or not self.tokens:
             return {}
-        found = {"train_tokens_per_s": self.tokens / self.seconds}
+        found = {
+            "train_tokens_per_s": self.tokens / self.seconds,
+            "train_row_tokens_per_s": self.row_tokens / self.seconds,
+            "train_shared": 1 - self.tokens / self.row_tokens,
+        }
         if peak is not None:
             found["mfu"] = self.flops / self.seconds / ranks / peak
+            found["mfu_of_rows"] = self.row_flops / self.seconds / ranks / peak
         if self.peak_bytes:
             found["gpu_memory_peak_gib"] = self.peak_bytes / 2**30
         return found

@@ -80,7 +80,7 @@ def _mark_lengths(hidden: Tensor, kwargs: dict[str, Any]) -> None:
     torch._dynamo.maybe_mark_dynamic(hidden, 1)
     for tensor in kwargs.get("position_embeddings") or ():
         torch._dynamo.maybe_mark_dynamic(tensor, 1)
-    for name, dim in (("position_ids", 1), ("row_ends", 0)):
+    for name, dim in (("position_ids", 1), ("row_ends", 0), ("key_ends", 0), ("key_index", 0)):
         if isinstance(tensor := kwargs.get(name), Tensor):
             torch._dynamo.maybe_mark_dynamic(tensor, dim)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,8 @@ from trainer.train.layers import can_compile, prepare_layers
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.offload import HostRoom
-from trainer.train.packing import PackedBatch, group_identical, pack, share_out
+from trainer.train.packing import PackedBatch, pack, share_out
+from trainer.train.prefixes import prefix_groups
 from trainer.train.tensorparallel import parameter_groups, share_out_layers
 from trainer.train.weightfiles import Weights
 from trainer.types import Row
@@ -90,7 +92,7 @@ class Learner:
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         prepare_layers(lm, config.model.gradient_checkpointing, compiled)
-        self.policy = PolicyModel(lm)
+        self.policy = PolicyModel(lm, compiled)
         share_out_layers(self.policy, world)
         if weights is not None:
             fill(lm, weights, world.device)
@@ -132,7 +134,7 @@ class Learner:
         plan = self._plan(rows)[self.world.data_rank]
         with torch.no_grad(), self._memory("log-probs"):
             # Fetched together at the end: a value that is fetched makes the host wait for the device.
-            pieces = [self._forward(pack([rows[i] for i in members], self.world.device), model)[0] for members in plan]
+            pieces = [self._forward(self._pack([rows[i] for i in members]), model)[0] for members in plan]
             values = torch.cat(pieces).tolist()
         give_back(model)
         found: dict[int, list[float]] = {}
@@ -175,9 +177,10 @@ class Learner:
             group["lr"] = rate
         plan = self._plan(active)[self.world.data_rank]
         sums = torch.zeros(len(self.SUMS), dtype=torch.float64, device=device)
-        # Largest |ratio - 1|, and the host's count of what was computed: tokens, loss positions, Σ length².
+        # Largest |ratio - 1|, and the host's count: tokens, loss positions and Σ length² that were computed, then the
+        # same of whole rows.
         worst = torch.zeros((), dtype=torch.float64, device=device)
-        work = [0.0, 0.0, 0.0]
+        work = np.zeros(6)
         with self._memory("a training step"):
             for number, members in enumerate(plan):
                 # Sharded layers hold sums of gradients that only a whole step takes away again.
@@ -185,26 +188,26 @@ class Learner:
                     self.optimizer.zero_grad(set_to_none=True)
                     raise StepAbandonedError
                 set_gradient_sync(self.policy, self.world, not self._sync_once or number == len(plan) - 1)
-                batch = pack([active[i] for i in members], device)
+                batch = self._pack([active[i] for i in members])
+                whole = self._whole([active[i] for i in members])
                 loss, part, deviation = self._loss(batch)
                 # FSDP averages gradients over ranks; the weights already make the sum over ranks the right one.
                 (loss * self.world.data_size).backward()
                 sums += part
                 worst = torch.maximum(worst, deviation)
-                counts = (batch.layout.num_tokens, len(batch.targets), self.flops.squares(batch.layout.lengths))
-                work = [total + count for total, count in zip(work, counts, strict=True)]
+                work += (batch.layout.num_tokens, len(batch.targets), self.flops.squares(batch.layout.spans), *whole)
             norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip)
             finite = bool(torch.isfinite(norm))
             if finite:
                 self.optimizer.step()
                 self.optimizer_steps += 1
             self.optimizer.zero_grad(set_to_none=True)
-        counted = torch.tensor(work, dtype=torch.float64, device=device)
+        counted = torch.from_numpy(work).to(device)
         totals = self.world.sum_of_parts(torch.cat([sums, counted])).tolist()
         total = dict(zip(self.SUMS, totals, strict=False))
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         deviation, peak = self.world.max(torch.stack([worst, worst.new_tensor(peak)])).tolist()
-        tokens, loss_tokens = map(int, totals[len(self.SUMS) : -1])
+        computed, of_rows = totals[len(self.SUMS) : -3], totals[-3:]
         return StepStats(
             self._means(total)
             | {
@@ -215,18 +218,35 @@ class Learner:
                 "trained_rows": float(len(active)),
             },
             finite,
-            Work(time.perf_counter() - began, tokens, self.flops.training(tokens, loss_tokens, totals[-1]), int(peak)),
+            Work(
+                time.perf_counter() - began,
+                int(computed[0]),
+                self.flops.training(*computed),
+                int(peak),
+                int(of_rows[0]),
+                self.flops.training(*of_rows),
+            ),
         )
 
     def _rate(self) -> float:
         return learning_rate(self.optimizer_steps, self.total_optimizer_steps, self.config)
 
     def _plan(self, rows: list[Row]) -> list[list[list[int]]]:
-        """[rank][micro-batch] -> row numbers; rows of equal ids stay together and cost their length once."""
-        groups = group_identical(rows)
-        lengths = [rows[members[0]].num_tokens for members in groups]
-        plans = share_out(lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
-        return [[[i for g in batch for i in groups[g]] for batch in plan] for plan in plans]
+        """[rank][micro-batch] -> row numbers; rows that share a prefix stay together and cost it once."""
+        groups = prefix_groups(rows, self.config.train.share_prefixes)
+        lengths = [row.num_tokens for row in rows]
+        return share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
+
+    def _pack(self, rows: list[Row]) -> PackedBatch:
+        return pack(rows, self.world.device, self.config.train.share_prefixes)
+
+    def _whole(self, rows: list[Row]) -> tuple[int, int, float]:
+        """Tokens, loss positions and Σ length² of rows if each were computed whole."""
+        return (
+            sum(row.num_tokens for row in rows),
+            sum(len(row.response_ids) for row in rows),
+            self.flops.squares((0, row.num_tokens) for row in rows),
+        )
 
     @contextmanager
     def _memory(self, what: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.train import layers
 from trainer.train.families import capped
 from trainer.train.packing import PackedBatch
 
@@ -45,8 +46,9 @@ def _scores(hidden: Tensor, lm: Any) -> Tensor:
     return capped(_WideScores.apply(hidden, head.weight), lm.config)
 
 
-def _chunk_logprobs(hidden: Tensor, lm: Any, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits = _scores(hidden, lm) / temperature
+def _logprobs(scores: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and entropy, both [tokens], from scores [tokens, vocabulary] float32."""
+    logits = scores / temperature
     normaliser = logits.logsumexp(-1)
     logp = logits.gather(-1, targets[:, None])[:, 0] - normaliser
     with torch.no_grad():
@@ -78,9 +80,13 @@ class PolicyModel(nn.Module):
     Wrapping the whole computation in one forward lets FSDP2 gather the embedding and output weights around it.
     """
 
-    def __init__(self, lm: Any) -> None:
+    def __init__(self, lm: Any, compiled: bool = False) -> None:
+        """compiled: passes over the scores are fused (torch.compile); unfused they read and write [tokens, vocabulary]
+        numbers some fifteen times, which shows where rows share their prefixes and loss positions are dense.
+        """
         super().__init__()
         self.lm = lm
+        self._logprobs = torch.compile(_logprobs, dynamic=True, backend=layers.BACKEND) if compiled else _logprobs
 
     def forward(self, batch: PackedBatch, temperature: float, chunk: int, own: bool = False) -> tuple[Tensor, Tensor]:
         """See `token_logprobs`. own: by the model's own forward pass and attention, of a batch of one row; all its
@@ -98,13 +104,16 @@ class PolicyModel(nn.Module):
         hidden = hidden[batch.loss_index]
         pieces = []
         for start in range(0, len(hidden), chunk):
-            piece = (hidden[start : start + chunk], self.lm, batch.targets[start : start + chunk], temperature)
+            piece = (hidden[start : start + chunk], batch.targets[start : start + chunk], temperature)
             if torch.is_grad_enabled() and len(hidden) > chunk:
-                pieces.append(checkpoint(_chunk_logprobs, *piece, use_reentrant=False))
+                pieces.append(checkpoint(self._chunk, *piece, use_reentrant=False))
             else:
-                pieces.append(_chunk_logprobs(*piece))
+                pieces.append(self._chunk(*piece))
         logp, entropy = torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
         return logp[batch.expand], entropy[batch.expand]
+
+    def _chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        return self._logprobs(_scores(hidden, self.lm), targets, temperature)
 
     def _own(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
         config = self.lm.config

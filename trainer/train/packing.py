@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trainer.errors import UserError
-from trainer.train.attention import PackedLayout, to_device
+from trainer.train.layout import PackedLayout, to_device
+from trainer.train.prefixes import PrefixGroup, prefix_groups, token_array
 from trainer.types import Row
+
+T = TypeVar("T")
+
+KEYS_PER_TOKEN = 8
+"""A micro-batch holds at most so many keys and values per token of its budget: those of a prefix are laid out once for
+each row that follows it.
+"""
+FINER = (1, 2, 4, 8)
+"""Parts that the mean load of a rank may consist of; more of them balance better and repeat prefixes."""
+EVEN = 1.02
+"""Most tokens of a rank over the mean with which no finer parts are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
     """One micro-batch as a single packed row.
 
-    Rows of equal ids are laid down once. input_ids, position_ids: [1, T] int64. layout: where the distinct rows lie.
+    Rows of equal ids are laid down once, and so is the prefix that rows share, before what follows it in each of them.
+    input_ids, position_ids: [1, T] int64. layout: where these segments lie.
     loss_index, targets: [U] int64, positions whose next token is trained on, and those tokens. expand: [M] int64, for
     every trained token of every row its place among the U; everything below is [M] in the same order:
     behave_logprobs, old_logprobs (the engine's where the row has none), ref_logprobs (zeros without a reference),
@@ -66,91 +83,160 @@ def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
     return bins
 
 
-def share_out(lengths: list[int], ranks: int, budget: int) -> list[list[list[int]]]:
+def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
     """Micro-batches for every rank: [rank][micro-batch] -> row numbers.
 
-    Rows go to the rank with the fewest tokens, longest first; every rank gets the same number of micro-batches, the
-    missing ones empty, because FSDP collectives must be entered by all ranks the same number of times.
+    A group stays on one rank and in one micro-batch where that balances; else it is split, and each part computes the
+    prefix again. Parts go to the rank with the fewest tokens, largest first; every rank gets the same number of
+    micro-batches, the missing ones empty, because FSDP collectives must be entered by all ranks the same number of
+    times.
+
+    Args:
+        groups: what `prefix_groups` found.
+        lengths: tokens of every row, by its number.
+        ranks: that the rows are for.
+        budget: distinct tokens of a micro-batch.
+
+    Raises:
+        UserError: a single row is longer than the budget.
+
     """
-    rows_of: list[list[int]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        rank = load.index(min(load))
-        rows_of[rank].append(i)
-        load[rank] += lengths[i]
+    longest = max((lengths[same[0]] for group in groups for same in group.rows), default=0)
+    mean = -(-sum(_cost(group, lengths) for group in groups) // ranks)
+    best: tuple[int, list[list[PrefixGroup]]] | None = None
+    for finer in FINER if ranks > 1 else (1,):
+        # Of one rank nothing is to be balanced; a group that fits stays whole.
+        limit = max(longest, min(budget, -(-mean // finer)) if ranks > 1 else budget)
+        parts = [part for group in groups for part in _split(group, lengths, limit)]
+        shares = _balanced(parts, [_cost(part, lengths) for part in parts], ranks)
+        most = max(sum(_cost(part, lengths) for part in share) for share in shares)
+        if best is None or most < best[0]:
+            best = most, shares
+        if best[0] <= EVEN * mean:
+            break
+    assert best is not None
     plans = [
-        [[rows[j] for j in b] for b in first_fit_decreasing([lengths[i] for i in rows], budget)] for rows in rows_of
+        [
+            [number for part in packed for same in share[part].rows for number in same]
+            for packed in first_fit_decreasing([_cost(part, lengths) for part in share], budget)
+        ]
+        for share in best[1]
     ]
-    most = max(1, *map(len, plans))
-    return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
+    batches = max(1, *map(len, plans))
+    return [plan + [[] for _ in range(batches - len(plan))] for plan in plans]
 
 
-def group_identical(rows: list[Row]) -> list[list[int]]:
-    """Numbers of the rows that have the same prompt and response ids, in order of first appearance.
+def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
+    """Distinct tokens of a group, or its share of the keys that a micro-batch may hold if that is more."""
+    whole = [lengths[same[0]] for same in group.rows]
+    distinct = group.prefix + sum(whole) - group.prefix * len(whole)
+    return max(distinct, -(-(sum(whole) + group.prefix) // KEYS_PER_TOKEN))
 
-    Samples of one task start from the same prompt and often agree: their forward and backward passes are the same
-    computation, which is then done once. Each row keeps its own advantage and weight, so the loss is unchanged.
+
+def _split(group: PrefixGroup, lengths: Sequence[int], limit: int) -> list[PrefixGroup]:
+    """The group in as few equal parts as cost at most `limit`, which is no less than any of its rows."""
+    rows = sorted(group.rows, key=lambda same: (-lengths[same[0]], same))
+    for count in range(-(-_cost(group, lengths) // max(limit, 1)), len(rows)):
+        bins = _balanced(rows, [lengths[same[0]] - group.prefix for same in rows], count)
+        parts = [PrefixGroup(group.prefix, tuple(sorted(part))) for part in bins]
+        if all(_cost(part, lengths) <= limit for part in parts):
+            return parts
+    return [PrefixGroup(0, (same,)) for same in group.rows]
+
+
+def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[T]]:
+    """Items in so many bins: the costliest first, each into the bin that holds least (Graham 1969, LPT)."""
+    found: list[list[T]] = [[] for _ in range(bins)]
+    load = [0] * bins
+    for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
+        least = load.index(min(load))
+        found[least].append(items[i])
+        load[least] += costs[i]
+    return found
+
+
+def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBatch:
+    """Lay rows end to end, what several begin with once.
+
+    No rows: one token of weight 0, so that the forward and backward passes still happen.
+
+    Args:
+        rows: of one micro-batch.
+        device: of the tensors.
+        share: whether common prefixes are computed once.
+
     """
-    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault((tuple(row.prompt_ids), tuple(row.response_ids)), []).append(number)
-    return list(groups.values())
-
-
-def pack(rows: list[Row], device: torch.device) -> PackedBatch:
-    """Lay rows end to end. No rows: one token of weight 0, so that the forward and backward passes still happen."""
     if not rows:
         rows = [Row([0], [0], [0.0], advantage=0.0, weight=0.0, trajectory=-1)]
-    ids: list[int] = []
-    positions: list[int] = []
-    loss_index: list[int] = []
-    targets: list[int] = []
-    first_target: dict[int, int] = {}
-    distinct = group_identical(rows)
-    for members in distinct:
-        row = rows[members[0]]
-        start = len(ids) + len(row.prompt_ids)
-        first_target |= dict.fromkeys(members, len(targets))
-        loss_index.extend(range(start - 1, start - 1 + len(row.response_ids)))
-        targets.extend(row.response_ids)
-        # The last token is never an input whose next token matters, but keeping it keeps ids sent = ids trained on.
-        ids.extend(row.prompt_ids)
-        ids.extend(row.response_ids)
-        positions.extend(range(row.num_tokens))
-    expand: list[int] = []
-    behave: list[float] = []
-    old: list[float] = []
-    ref: list[float] = []
-    lacks_old: list[bool] = []
-    per_token: list[tuple[float, float, int]] = []
-    for number, row in enumerate(rows):
-        count = len(row.response_ids)
-        expand.extend(range(first_target[number], first_target[number] + count))
-        behave.extend(row.behave_logprobs)
-        lacks_old.extend([row.old_logprobs is None] * count)
-        old.extend(row.behave_logprobs if row.old_logprobs is None else row.old_logprobs)
-        ref.extend([0.0] * count if row.ref_logprobs is None else row.ref_logprobs)
-        per_token.extend([(row.advantage, row.weight, number)] * count)
+    segments = _Segments()
+    first_target = np.zeros(len(rows), dtype=np.int64)
+    targets = 0
+    for group in prefix_groups(rows, share):
+        head = -1
+        if group.prefix:
+            head = segments.add(token_array(rows[group.rows[0][0]])[: group.prefix])
+        for same in group.rows:
+            row = rows[same[0]]
+            first_target[list(same)] = targets
+            targets += len(row.response_ids)
+            # The last token is never an input whose next token matters, but keeping it keeps ids sent = ids trained on.
+            segments.add(token_array(row)[group.prefix :], head, len(row.response_ids))
+    counts = [len(row.response_ids) for row in rows]
 
-    def floats(values: list[float]) -> Tensor:
-        return to_device(torch.tensor(values, dtype=torch.float32), device)
+    def floats(values: Iterable[Sequence[float]]) -> Tensor:
+        return _on(np.concatenate([np.asarray(part, dtype=np.float32) for part in values]), device)
 
-    def longs(values: list[int]) -> Tensor:
-        return to_device(torch.tensor(values, dtype=torch.long), device)
+    def per_token(values: npt.ArrayLike, dtype: npt.DTypeLike) -> Tensor:
+        return _on(np.repeat(np.asarray(values, dtype=dtype), counts), device)
 
+    within = np.concatenate([np.arange(count) for count in counts])
     return PackedBatch(
-        input_ids=longs(ids)[None],
-        position_ids=longs(positions)[None],
-        layout=PackedLayout.of([rows[members[0]].num_tokens for members in distinct], device),
-        loss_index=longs(loss_index),
-        targets=longs(targets),
-        expand=longs(expand),
-        behave_logprobs=floats(behave),
-        old_logprobs=floats(old),
-        lacks_old=to_device(torch.tensor(lacks_old, dtype=torch.bool), device),
-        ref_logprobs=floats(ref),
-        advantages=floats([a for a, _, _ in per_token]),
-        weights=floats([w for _, w, _ in per_token]),
-        sequence=longs([s for _, _, s in per_token]),
+        input_ids=_on(np.concatenate(segments.ids).astype(np.int64), device)[None],
+        position_ids=_on(np.concatenate(segments.positions), device)[None],
+        layout=PackedLayout.of(segments.lengths, device, segments.prefixes if share else None),
+        loss_index=_on(np.concatenate(segments.loss_index), device),
+        targets=_on(np.concatenate(segments.targets).astype(np.int64), device),
+        expand=_on(np.repeat(first_target, counts) + within, device),
+        behave_logprobs=floats(row.behave_logprobs for row in rows),
+        old_logprobs=floats(row.behave_logprobs if row.old_logprobs is None else row.old_logprobs for row in rows),
+        lacks_old=per_token([row.old_logprobs is None for row in rows], np.bool_),
+        ref_logprobs=floats(
+            [0.0] * len(row.response_ids) if row.ref_logprobs is None else row.ref_logprobs for row in rows
+        ),
+        advantages=per_token([row.advantage for row in rows], np.float32),
+        weights=per_token([row.weight for row in rows], np.float32),
+        sequence=per_token(range(len(rows)), np.int64),
         num_rows=len(rows),
     )
+
+
+class _Segments:
+    """Runs of tokens that are laid end to end."""
+
+    def __init__(self) -> None:
+        self.ids: list[npt.NDArray[np.int32]] = []
+        self.positions: list[npt.NDArray[np.int64]] = []
+        self.lengths: list[int] = []
+        self.prefixes: list[int] = []
+        self.loss_index: list[npt.NDArray[np.int64]] = []
+        self.targets: list[npt.NDArray[np.int32]] = []
+        self._end = 0
+
+    def add(self, ids: npt.NDArray[np.int32], prefix: int = -1, trained: int = 0) -> int:
+        """Lay down a segment that goes on after the one numbered `prefix` (-1: none); its number.
+
+        Its last `trained` tokens are responses: the token before each predicts it.
+        """
+        before = self.lengths[prefix] if prefix >= 0 else 0
+        self._end += len(ids)
+        self.ids.append(ids)
+        self.positions.append(np.arange(before, before + len(ids)))
+        self.lengths.append(len(ids))
+        self.prefixes.append(prefix)
+        self.loss_index.append(np.arange(self._end - trained - 1, self._end - 1))
+        self.targets.append(ids[len(ids) - trained :])
+        return len(self.lengths) - 1
+
+
+def _on(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+    return to_device(torch.from_numpy(values), device)

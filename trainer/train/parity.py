@@ -3,7 +3,8 @@
 Both are computed by the model that is going to be trained, with its weights as they lie (sharded, tensor parallel,
 compiled), so the check costs two passes over one row and no memory that a step does not take. The row is as long as the
 longest that is planned, so that windows and scaled positions show; a short one lies before it in the packed batch, so
-that rows which see one another show, too. Its tokens are drawn evenly from the vocabulary: attention that is wrong then
+that rows which see one another show, too. Another begins as the first half of it, which is computed once for both where
+prefixes are shared. Its tokens are drawn evenly from the vocabulary: attention that is wrong then
 changes most. Logits exist at the last positions only. The class's own pass keeps its attention, its masks, its output
 layer and whatever it does to the logits.
 """
@@ -81,18 +82,21 @@ def require_parity(learner: Learner, longest: int, vocabulary: int) -> Parity:
 def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
     world, lm = learner.world, learner.policy.lm
     length = _length(longest, lm, world.device)
-    count = min(COMPARED, length - 1)
+    shares = learner.config.train.share_prefixes
+    count = min(COMPARED, max(1, length // 2) if shares else length - 1)
     rng = random.Random(0)
     ids = [rng.randrange(min(vocabulary, lm.config.vocab_size)) for _ in range(NEIGHBOUR + length)]
     neighbour = _row(ids[:NEIGHBOUR], NEIGHBOUR // 2)
     row = _row(ids[NEIGHBOUR:], count)
+    sibling = _row(row.prompt_ids[: length // 2] + neighbour.prompt_ids, NEIGHBOUR // 2)
     was_training = learner.policy.training
     learner.wake(state=False)
     learner.policy.eval()
     try:
         # With gradients, as in training: what is compiled for it is compiled once.
         with torch.enable_grad():
-            logp = token_logprobs(learner.policy, pack([neighbour, row], world.device), 1.0, COMPARED)[0]
+            rows = [neighbour, sibling, row] if shares else [neighbour, row]
+            logp = token_logprobs(learner.policy, pack(rows, world.device), 1.0, COMPARED)[0]
         ours = logp.detach()[-count:]
         del logp
         give_back(learner.policy)

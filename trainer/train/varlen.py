@@ -24,28 +24,51 @@ LENGTH_STEP = 1024
 WINDOW = 7
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, int | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Which keys and values the rows see, where these are not their own tokens alone.
+
+    index: [keys] int64, the tokens whose keys are laid end to end for the rows, a shared prefix once for each of them.
+    ends: [rows + 1] int32, where each row's keys end, 0 first. longest: at least the keys of the row that sees most. A
+    row's own tokens are the last of its keys.
+    """
+
+    index: Tensor
+    ends: Tensor
+    longest: int
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor, int, float | None, int | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Flash:
-    """A kernel over (query, key, value [tokens, heads, d], ends of rows [rows + 1] int32, longest row, scale, window).
+    """A kernel over (query [tokens, heads, d], key, value [keys, heads, d], ends of rows [rows + 1] int32, longest row,
+    ends of their keys, most keys of a row, scale, window).
 
-    grouped: it takes fewer key/value heads than query heads. windowed: it takes a sliding window.
+    grouped: it takes fewer key/value heads than query heads. windowed: it takes a sliding window. prefixed: a row's
+    queries may be the last of its keys' tokens.
     """
 
     name: str
     run: Kernel
     grouped: bool
     windowed: bool
+    prefixed: bool
 
 
-def usable(device: torch.device, dtype: torch.dtype, head_size: int, windowed: bool = False) -> bool:
-    """Whether rows on that device can be attended to by a flash kernel, through sliding windows where `windowed`."""
+def usable(
+    device: torch.device, dtype: torch.dtype, head_size: int, windowed: bool = False, prefixed: bool = False
+) -> bool:
+    """Whether rows on that device can be attended to by a flash kernel, through sliding windows where `windowed`, after
+    prefixes where `prefixed`.
+    """
     if device.type != "cuda" or dtype not in HALF or head_size > LARGEST_HEAD or head_size % 8:
         return False
     kernel = flash()
-    return kernel is not None and (kernel.windowed or not windowed)
+    return kernel is not None and (kernel.windowed or not windowed) and (kernel.prefixed or not prefixed)
 
 
 _FOUND: list[Flash] = []
@@ -62,7 +85,7 @@ def flash() -> Flash | None:
         kernel, name = _flash_attn(), "flash-attn"
     if kernel is None:
         return None
-    return _keep(Flash(name, kernel, _takes_groups(kernel), _takes_windows(kernel)))
+    return _keep(Flash(name, kernel, _takes_groups(kernel), _takes_windows(kernel), _takes_prefixes(kernel)))
 
 
 def _keep(kernel: Flash) -> Flash:
@@ -78,13 +101,19 @@ def attend(
     longest: int,
     scale: float | None,
     window: int | None = None,
+    keys: Keys | None = None,
 ) -> Tensor:
-    """Attention of every row over its own past. query: [tokens, heads, d]; key, value: [tokens, kv_heads, d].
+    """Attention of every row over its own past.
 
     Args:
-        ends: [rows + 1] int32, where rows begin and end, 0 first. longest: at least the tokens of the longest row.
+        query: [tokens, heads, d].
+        key: [tokens, kv_heads, d].
+        value: [tokens, kv_heads, d].
+        ends: [rows + 1] int32, where rows begin and end, 0 first.
+        longest: at least the tokens of the longest row.
         scale: of the scores; None: 1/√d.
         window: keys that a query sees, itself among them; None: all of its past.
+        keys: where rows see tokens of others before their own; None: their own alone.
 
     Returns:
         [tokens, heads, d].
@@ -92,10 +121,19 @@ def attend(
     """
     kernel = _FOUND[0] if _FOUND else flash()
     assert kernel is not None, "usable() was not asked"
+    key_ends, longest_keys = ends, longest
+    if keys is not None:
+        key, value = _laid_out(key, keys.index), _laid_out(value, keys.index)
+        key_ends, longest_keys = keys.ends, keys.longest
     times = query.shape[1] // key.shape[1]
     if times > 1 and not kernel.grouped:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    return kernel.run(query, key, value, ends, longest, scale, window)
+    return kernel.run(query, key, value, ends, longest, key_ends, longest_keys, scale, window)
+
+
+def _laid_out(values: Tensor, index: Tensor) -> Tensor:
+    """values[index]; in the backward pass the gradients of a token are added up in float32, not rounded each time."""
+    return values.float().index_select(0, index).to(values.dtype)
 
 
 def _left(window: int | None) -> int:
@@ -115,15 +153,16 @@ def _torchs() -> Kernel | None:
     options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def run(
-        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None, window: int | None
-    ) -> Tensor:
+        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, key_ends: Tensor, longest_keys: int,
+        scale: float | None, window: int | None,
+    ) -> Tensor:  # fmt: skip
         if not windows and window is not None:
             raise ValueError("this PyTorch's varlen_attn knows no sliding window")
         if not scales and scale is not None and scale != query.shape[-1] ** -0.5:
             raise ValueError("this PyTorch's varlen_attn knows no scale of the scores")
         more: dict[str, Any] = {"scale": scale} if scales else {}
         more |= {"window_size": (_left(window), 0)} if windows else {"is_causal": True}
-        return cast(Tensor, varlen_attn(query, key, value, ends, ends, longest, longest, **options, **more))
+        return cast(Tensor, varlen_attn(query, key, value, ends, key_ends, longest, longest_keys, **options, **more))
 
     return run
 
@@ -136,10 +175,11 @@ def _flash_attn() -> Kernel | None:
         return None
 
     def run(
-        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float | None, window: int | None
-    ) -> Tensor:
+        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, key_ends: Tensor, longest_keys: int,
+        scale: float | None, window: int | None,
+    ) -> Tensor:  # fmt: skip
         return flash_attn_varlen_func(
-            query, key, value, ends, ends, longest, longest,
+            query, key, value, ends, key_ends, longest, longest_keys,
             softmax_scale=scale, causal=True, window_size=(_left(window), 0 if window is not None else -1),
         )  # fmt: skip
 
@@ -150,9 +190,9 @@ def _takes_groups(kernel: Kernel) -> bool:
     """Whether the kernel's values and gradients with two key/value heads are those with the heads repeated."""
 
     def repeated(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
-        return kernel(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), ends, 64, None, None)
+        return _whole(kernel, query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), ends)
 
-    return _agree(lambda q, k, v, ends: kernel(q, k, v, ends, 64, None, None), repeated, kv_heads=2)
+    return _agree(functools.partial(_whole, kernel), repeated, kv_heads=2)
 
 
 def _takes_windows(kernel: Kernel) -> bool:
@@ -167,7 +207,29 @@ def _takes_windows(kernel: Kernel) -> bool:
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
 
-    return _agree(lambda q, k, v, ends: kernel(q, k, v, ends, 64, None, WINDOW), written_out, kv_heads=4)
+    return _agree(functools.partial(_whole, kernel, window=WINDOW), written_out, kv_heads=4)
+
+
+def _takes_prefixes(kernel: Kernel) -> bool:
+    """Whether queries that are the last of their keys' tokens give what they give within whole rows.
+
+    The second of two rows is taken as 20 tokens and 43 that see them; the kernel has to align causality at the end.
+    """
+
+    def split(query: Tensor, key: Tensor, value: Tensor, _: Tensor) -> Tensor:
+        ends = torch.tensor([0, 33, 53, 96], device="cuda", dtype=torch.int32)
+        seen = torch.tensor([0, 33, 53, 116], device="cuda", dtype=torch.int32)
+        index = torch.cat([torch.arange(53), torch.arange(33, 96)]).to("cuda")
+        key, value = _laid_out(key, index), _laid_out(value, index)
+        return kernel(query, key, value, ends, 64, seen, 64, None, None)
+
+    return _agree(functools.partial(_whole, kernel), split, kv_heads=4)
+
+
+def _whole(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, window: int | None = None
+) -> Tensor:
+    return kernel(query, key, value, ends, 64, ends, 64, None, window)
 
 
 def _agree(one: Attention, other: Attention, kv_heads: int) -> bool:

@@ -12,7 +12,7 @@ from clusterkit.runs.diagnose.model import Change, Rule
 from clusterkit.runs.diagnose.present import Present
 from clusterkit.runs.trials import must_stay
 from trainer.config import RunConfig, flatten
-from trainer.config_agents import ChunksAgentConfig, QuestionAgentConfig
+from trainer.config_agents import ChunksAgentConfig
 
 PROMPT_TOKENS = 512
 """What a prompt's own words and the chat template may add to the limits of a row."""
@@ -93,10 +93,9 @@ def _next(rule: Rule, now: Any, least: float) -> Any:
 def longest_row(config: RunConfig) -> int:
     """About the most tokens that one conversation has: a micro-batch holds at least one."""
     a = config.agent
-    question = a.max_question_tokens if isinstance(a, QuestionAgentConfig) else 0
     chunk, memory = (a.chunk_tokens, a.max_memory_tokens) if isinstance(a, ChunksAgentConfig) else (0, 0)
-    update = chunk + 2 * memory + question
-    final = memory + question + a.max_final_tokens
+    update = chunk + 2 * memory + a.question_limit("update")
+    final = memory + a.question_limit("final") + a.max_final_tokens
     return max(update, final) + (PROMPT_TOKENS if a.template == "memagent" else 16)
 
 

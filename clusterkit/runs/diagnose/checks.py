@@ -39,6 +39,10 @@ REWARDS = ("task_reward", "final_reward", "rollout/reward")
 LOSSES = ("actor_loss", "loss", "grad_norm", "ppo_approx_kl", "importance_weight", "advantage")
 """Numbers that must be finite."""
 MOST_JUDGE_SHARE = 0.1
+FORGOTTEN_SHARE = 0.2
+"""Of the prompt tokens: computed again although an earlier prompt began with them."""
+LITTLE_SHARED = 0.5
+"""Of the prompt tokens: with the section before the memory three quarters and more are equal."""
 AHEAD = {
     2: "one batch is scored while the next is sampled and the last is learned from",
     4: "with more under way sampling keeps ahead: of a batch that comes late the scores are waited for, too",
@@ -61,8 +65,8 @@ def check_numbers(history: History, context: Context) -> list[Cause]:
 
 def check_speed(history: History, context: Context) -> list[Cause]:
     """What makes a run slower than it need be; no reason why one ended."""
-    finding = judge_wait(history, context)
-    return [] if finding is None else [finding]
+    findings = (judge_wait(history, context), read_again(history, context))
+    return [finding for finding in findings if finding is not None]
 
 
 def nan_loss(history: History, context: Context) -> Cause | None:
@@ -330,6 +334,45 @@ def judge_wait(history: History, context: Context) -> Cause | None:
         evidence=(_at(history.steps[-1], f"judge_share {fmean(shares):.3f} over {len(shares)} steps"),),
         changes=propose(tuple(rules), context),
         advice=("another judge server, of which there may be any number: clusterkit serve judge",),
+    )
+
+
+def read_again(history: History, context: Context) -> Cause | None:
+    """Prompts of a group are computed that begin as others did, or could."""
+    cached, possible = (_course(history, name)[-RECENT:] for name in ("cached_share", "shareable_share"))
+    if len(cached) < RECENT or len(possible) < RECENT or context.config is None:
+        return None
+    share, most, rollout = fmean(cached), fmean(possible), context.config.rollout
+    if context.config.engine == "embedded" and rollout.share_prefixes:
+        return None  # what it reads again takes less than another pass would
+    advice: tuple[str, ...] = ()
+    if most - share > FORGOTTEN_SHARE:
+        title = f"{most - share:.0%} of the prompt tokens are read again that an earlier prompt began with"
+        cause = (
+            "Prompts of a group are sent together and all miss the cache, or it is too small to keep what they share."
+        )
+        rules = [Rule("to", key="rollout.share_prefixes", to=True, why="the first prompt is read before the others")]
+        if rollout.share_prefixes:
+            rules = [Rule("more", key="rollout.gpu_memory_fraction", by=0.05, most=0.9, why="room in the cache")]
+            advice = ("prompts of a group under way at a time need room together: servers.count, rollout.max_running",)
+    elif (
+        most < LITTLE_SHARED and getattr(context.config.agent, "prompt_order", "") == "paper" and rollout.group_size > 1
+    ):
+        title = f"Only {most:.0%} of the prompt tokens can be shared: the memory stands before the section"
+        cause = (
+            "All trajectories of a group read the same section, but behind memories that differ. With the section "
+            "first it is read once for all of them; another order of the prompt is another policy, so of a new run."
+        )
+        rules = [Rule("to", key="agent.prompt_order", to="section_first", why="a group shares its sections")]
+    else:
+        return None
+    return Cause(
+        "read-again",
+        title,
+        cause,
+        evidence=(_at(history.steps[-1], f"cached_share {share:.3f}, shareable_share {most:.3f}"),),
+        changes=propose(tuple(rules), context),
+        advice=advice,
     )
 
 

@@ -1,0 +1,299 @@
+"""Whether the section may stand before the memory: what is learned with either order, the problem repeated or not.
+
+    python3 benchmarks/prompt_order.py tiny --out FOLDER [--jobs 16] [--seconds 900] [key=value …]
+    python3 benchmarks/prompt_order.py 135M --model MODEL --out FOLDER [--jobs 3] [--seconds 900] --flags="…"
+
+Real runs of the trainer (`python -m trainer`) of a preset: every seed with each of four wordings, the same seeds, steps
+and held-out questions. `tiny` builds its model from nothing on one CPU thread a run (three seeds, 60 steps); `135M`
+is SmolLM2-135M-Instruct's folder on the GPUs that are visible, which the runs share (two seeds, 20 steps). Any setting
+can be given as key=value. Warm-ups are kept in FOLDER/cache, and runs of one wording and seed share theirs.
+
+Printed: a JSON line a run as soon as it is over (also in FOLDER/runs.jsonl), and at the end a table: held-out accuracy
+before and after at the longest trained length and at 16 times that, as a mean over the seeds, with the interval of all
+their questions together (`evaluation.metrics.score_interval`, 95 %), and what each seed gained or lost against the
+paper's order. The same command goes on where it was: runs that are complete are read, interrupted ones go on from their
+recover checkpoint. After --seconds runs are interrupted, and the table has what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import yaml
+from gpu_suite import visible_gpus
+
+from clusterkit.config.resolve import resolve
+from evaluation.metrics import score_interval
+from trainer.config import RunConfig
+from trainer.paths import RunPaths
+
+ROOT = Path(__file__).resolve().parents[1]
+ARMS = {
+    "paper": ("paper", False),
+    "paper+repeat": ("paper", True),
+    "section_first": ("section_first", False),
+    "section_first+repeat": ("section_first", True),
+}
+FAR = 16
+"""Times the longest trained document."""
+GRACE_SECONDS = 45.0
+"""For an interrupted run to finish its step, write its recover checkpoint and end its servers."""
+STOP = threading.Event()
+PRINTING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """seeds, steps, tasks: by default. settings: of every run of the preset."""
+
+    seeds: tuple[int, ...]
+    steps: int
+    tasks: int
+    settings: tuple[str, ...]
+    jobs: int
+
+
+KINDS = {
+    "tiny": Kind((11, 12, 13), 60, 256, ("train.threads=1",), os.cpu_count() or 1),
+    # Room for the repeated problem, the same for all.
+    "135M": Kind((1, 2), 20, 128, ("model.context_window=704",), 1),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: where it stands in the table, and its configuration."""
+
+    arm: str
+    seed: int
+    config: RunConfig
+
+    @property
+    def logs(self) -> Path:
+        return RunPaths.of(self.config).logs
+
+    def summary(self) -> dict[str, Any] | None:
+        """What a complete run left; None of any other."""
+        try:
+            found: dict[str, Any] = json.loads((self.logs / "summary.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if found.get("table") and found["global_step"] >= self.config.train.total_steps else None
+
+    def record(self) -> dict[str, Any] | None:
+        """What is printed of a complete run. Accuracies: None where it was not measured."""
+        summary = self.summary()
+        if summary is None:
+            return None
+        lines = [json.loads(line) for line in (self.logs / "metrics.jsonl").read_text().splitlines() if line]
+        steps = [line for line in lines if line["kind"] == "step"]
+        wanted = ("before", "after", "sampled_before", "sampled_after")
+        table = {str(r["chunks"]): {name: r[name] for name in wanted} for r in summary["table"]}
+        return {
+            "arm": self.arm,
+            "seed": self.seed,
+            "steps": summary["global_step"],
+            "tasks": summary["num_tasks"],
+            "accuracy": table,  # by sections of a document, 0: as trained
+            "seconds": summary["time_split"],
+            "step_s": round(statistics.median(step["step_time_s"] for step in steps), 3),
+            **{name: steps[-1]["stats"][name] for name in ("cached_share",) if name in steps[-1]["stats"]},
+        }
+
+
+def runs(arguments: argparse.Namespace, out: Path) -> list[Run]:
+    """All runs, seed by seed, so that what is there after an interruption can be compared."""
+    kind = KINDS[arguments.preset]
+    found = []
+    for seed in arguments.seeds or kind.seeds:
+        for arm in arguments.arms:
+            order, repeat = ARMS[arm]
+            steps = arguments.steps or kind.steps
+            config = resolve(
+                arguments.preset,
+                None,
+                [
+                    f"seed={seed}",
+                    f"agent.prompt_order={order}",
+                    f"agent.repeat_problem={str(repeat).lower()}",
+                    f"experiment_name=prompt-order-{arguments.preset}",
+                    f"trial_name={arm.replace('+', '-')}-seed{seed}-steps{steps}",
+                    f"fileroot={out / 'runs'}",
+                    f"cache_dir={out / 'cache'}",
+                    f"train.total_steps={steps}",
+                    f"eval.num_tasks={arguments.tasks or kind.tasks}",
+                    "eval.split=test",
+                    "eval.every_steps=0",
+                    "eval.blank_memory=false",
+                    "rollout.save_trajectories=false",
+                    "monitor.tensorboard=false",
+                    *([f"model.path={Path(arguments.model).resolve()}"] if arguments.model else []),
+                    *([f"servers.flags={json.dumps(shlex.split(arguments.flags))}"] if arguments.flags else []),
+                    *kind.settings,
+                    *arguments.settings,
+                ],
+            ).config
+            longest = config.task.max_chunks
+            final = config.eval.model_copy(update={"final_chunks": [longest, FAR * longest]})
+            found.append(Run(arm, seed, config.model_copy(update={"eval": final})))
+    return found
+
+
+def carry_out(run: Run, out: Path, gpu: str, deadline: float) -> None:
+    """Train a run until it is complete or time is over, then print its line."""
+    if run.summary() is None and not STOP.is_set() and time.monotonic() < deadline:
+        file = out / f"{run.config.trial_name}.yaml"
+        file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "CUDA_VISIBLE_DEVICES": gpu,
+        }
+        if not gpu:
+            environment["OMP_NUM_THREADS"] = "1"
+        with file.with_suffix(".log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trainer", str(file)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C reaches it once, from here
+            )
+            _wait(process, deadline)
+    tell(run, out)
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
+    while process.poll() is None and not STOP.is_set() and time.monotonic() < deadline:
+        STOP.wait(0.5)
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def tell(run: Run, out: Path) -> None:
+    record = run.record()
+    if record is None:
+        log = out / f"{run.config.trial_name}.log"
+        record = {"arm": run.arm, "seed": run.seed, "incomplete": log.read_text()[-500:] if log.exists() else "no time"}
+    with PRINTING, (out / "runs.jsonl").open("a") as file:
+        print(json.dumps(record), flush=True)
+        file.write(json.dumps(record) + "\n")
+
+
+def table(complete: dict[tuple[str, int], dict[str, Any]], arms: list[str], longest: int) -> list[str]:
+    """Lines of a Markdown table."""
+    lengths = [longest, FAR * longest]
+    head = [f"{n} sections, {when}" for n in lengths for when in ("before", "after")]
+    head += [f"{n} sections, against paper, by seed" for n in lengths]
+    found = [f"| wording | seeds | {' | '.join(head)} |", "|---" * (len(head) + 2) + "|"]
+    for arm in arms:
+        seeds = sorted(seed for other, seed in complete if other == arm)
+        if not seeds:
+            found.append(f"| {arm} | none complete |" + " |" * len(head))
+            continue
+        cells = [share(complete, arm, seeds, n, when) for n in lengths for when in ("before", "after")]
+        cells += [", ".join(difference(complete, arm, seed, n) for seed in seeds) for n in lengths]
+        found.append(f"| {arm} | {', '.join(map(str, seeds))} | {' | '.join(cells)} |")
+    return found
+
+
+def share(complete: dict[tuple[str, int], dict[str, Any]], arm: str, seeds: list[int], chunks: int, when: str) -> str:
+    """Mean over the seeds in %, and the interval of their questions; rewards are 0 or 1, so a mean is a count."""
+    scores: list[float] = []
+    for seed in seeds:
+        record = complete[arm, seed]
+        value = record["accuracy"][str(chunks)][when]
+        if value is None:
+            return "not measured"
+        right = round(value * record["tasks"])
+        scores += [1.0] * right + [0.0] * (record["tasks"] - right)
+    low, high = score_interval(scores)
+    return f"{100 * statistics.mean(scores):.1f} ({100 * low:.1f} … {100 * high:.1f})"
+
+
+def difference(complete: dict[tuple[str, int], dict[str, Any]], arm: str, seed: int, chunks: int) -> str:
+    """Points after training above the paper's order, same seed and questions."""
+    if arm == "paper":
+        return "·"
+    if ("paper", seed) not in complete:
+        return "?"
+    after = [complete[name, seed]["accuracy"][str(chunks)]["after"] for name in (arm, "paper")]
+    return f"{100 * (after[0] - after[1]):+.1f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", choices=KINDS)
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs, cache and runs.jsonl; kept")
+    parser.add_argument("--model", default="", help="135M: folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--tasks", type=int, help="held-out questions of every length")
+    parser.add_argument("--jobs", type=int, help="runs side by side; tiny: as many as cores, 135M: 1")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for all runs together")
+    parser.add_argument("--flags", default="", help="135M: more options for the servers")
+    arguments = parser.parse_intermixed_args()
+    if (arguments.preset == "135M") != bool(arguments.model):
+        parser.error("--model FOLDER belongs to 135M, and 135M needs it")
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has them ignored
+        signal.signal(number, signal.default_int_handler)
+    out = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = arguments.jobs or KINDS[arguments.preset].jobs
+    gpus = visible_gpus() if arguments.model else []
+    if arguments.model:
+        if not gpus:
+            parser.error("135M needs a GPU, and none is visible")
+        side_by_side = -(-jobs // len(gpus))
+        arguments.settings.insert(0, f"rollout.gpu_memory_fraction={min(0.4, round(0.45 / side_by_side, 2))}")
+    wanted = runs(arguments, out)
+    deadline = time.monotonic() + arguments.seconds - GRACE_SECONDS
+    places: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for number in range(jobs):
+        places.put(gpus[number % len(gpus)] if gpus else "")
+
+    def place_and_run(run: Run) -> None:
+        place = places.get()
+        try:
+            carry_out(run, out, place, deadline)
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(place_and_run, run) for run in wanted]
+        try:
+            for future in futures:
+                future.result()
+        except KeyboardInterrupt:
+            STOP.set()
+    complete = {(run.arm, run.seed): record for run in wanted if (record := run.record())}
+    print("\n".join(table(complete, arguments.arms, wanted[0].config.task.max_chunks)))
+    return 0 if len(complete) == len(wanted) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

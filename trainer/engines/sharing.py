@@ -1,0 +1,350 @@
+"""Prompts of a group that begin alike are read once.
+
+A prefix cache such as SGLang's serves only what has been read: requests that arrive together all miss it. So of prompts
+that begin alike the common prefix is sent first, alone and for one token, and the prompts follow when it is read. What
+they share is found from their token ids; a group is whatever asks under one key. An agent that knows how its next
+prompts begin may say so (`expect`), and then nobody has to come first to find it out.
+
+Nothing depends on it but speed: whatever goes wrong, and whatever takes too long, the prompts are sent as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+log = logging.getLogger(__name__)
+
+Ids = npt.NDArray[np.int32]
+
+LEAST_SHARED = 64
+"""Tokens; less is read again sooner than it is waited for."""
+SHARE = 1 / 8
+"""Of a prompt; less is not waited for either."""
+MOST_WAIT_S = 30.0
+"""Seconds that a prompt waits for others to be read, in all."""
+ROUNDS = 3
+"""How often it looks again after what it waited for was cut off by new weights or lost with its server."""
+PREFIXES_KEPT = 16
+"""Of a group: those of its present turn and some more."""
+GROUPS_KEPT = 1024
+SETTLE_S = 0.05
+"""After requests were sent, until what can be read ahead is looked at: they go first."""
+
+State = Literal["expected", "sent", "reading", "read"]
+
+
+@dataclass(slots=True, eq=False)
+class _Prefix:
+    """Token ids that prompts of a group begin with.
+
+    state: expected: announced and not read. sent: of a prompt on its way; when it is read nobody knows. place: of those
+    that are read, where. announced: by the agent: what comes behind it no other prompt has. used: another prompt began
+    with at least half of it.
+    """
+
+    ids: Ids
+    state: State
+    place: Hashable = None
+    announced: bool = False
+    used: bool = False
+    job: asyncio.Task[None] | None = None
+
+    def is_at(self, place: Hashable) -> bool:
+        return self.state == "read" and self.place == place
+
+
+@dataclass(slots=True)
+class _Group:
+    """live: requests under way. arriving: prompts about which nothing is decided yet. guess: a prompt that was read
+    ahead because the last one turned out to be shared; None: nothing was learned yet.
+    """
+
+    live: int = 0
+    prefixes: list[_Prefix] = field(default_factory=list)
+    arriving: list[Ids] = field(default_factory=list)
+    shares: bool = False
+    guess: _Prefix | None = None
+
+    def keep(self, prefix: _Prefix) -> _Prefix:
+        self.prefixes.append(prefix)
+        if len(self.prefixes) > PREFIXES_KEPT:
+            # What is being read is waited for.
+            old = next((p for p in self.prefixes if p.state != "reading"), self.prefixes[0])
+            self.prefixes.remove(old)
+        return prefix
+
+
+class PrefixSharing:
+    """Decides when a prompt is sent, and what is read before it.
+
+    Args:
+        read: has token ids read for a key; returns the place (server and weights) where they then are, None where that
+            failed.
+        place: where a key's requests go now; None where that is not decided.
+        admitted: returns once requests may be sent.
+        room: whether the key's server has room for something that nobody waits for.
+
+    Attributes:
+        enabled: whether anything is done at all. holds: whether prompts wait for one another; a server that reads once
+            what prompts in one batch share has no need of it. ahead: whether announced prefixes are read while the
+            server has room, before a prompt with them comes. waits, wait_seconds: prompts that were held back until a
+        prefix of theirs was read, and Σ of the time of each.
+
+    """
+
+    def __init__(
+        self,
+        read: Callable[[list[int], str], Awaitable[Hashable]],
+        place: Callable[[str], Hashable],
+        admitted: Callable[[], Awaitable[None]],
+        room: Callable[[str], bool] = lambda _key: True,
+    ) -> None:
+        self.enabled = True
+        self.holds = True
+        self.ahead = False
+        self.waits, self.wait_seconds = 0, 0.0
+        self._read_ids, self._place, self._admitted, self._room = read, place, admitted, room
+        self._groups: OrderedDict[str, _Group] = OrderedDict()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queue: deque[tuple[str, _Prefix]] = deque()
+        self._busy: set[Hashable] = set()
+        self._look_due = False
+
+    @contextmanager
+    def member(self, key: str) -> Iterator[None]:
+        """A request of this key is under way during the block. When all of them are cancelled, so is reading ahead."""
+        if not self.enabled or not key:
+            yield
+            return
+        group = self._group(key)
+        group.live += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            if group.live == 1:
+                self._drop(key, group)
+            raise
+        finally:
+            group.live -= 1
+
+    async def ready(self, prompt: Sequence[int], key: str) -> _Prefix | None:
+        """Return when a prompt is best sent; what it returns is for `answered`."""
+        if not self.enabled or not key or len(prompt) < LEAST_SHARED:
+            return None
+        if not self.holds:
+            self._look_later()
+            return None
+        group, ids = self._group(key), np.array(prompt, dtype=np.int32)
+        deadline = time.monotonic() + MOST_WAIT_S
+        try:
+            for _ in range(ROUNDS):
+                await self._admitted()
+                group.arriving.append(ids)
+                try:  # one turn of the event loop later all that come at this moment are there
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    wanted = self._wanted(group, ids, key)
+                finally:
+                    _remove(group.arriving, ids)
+                if wanted is None:
+                    break
+                assert wanted.job is not None
+                began = time.monotonic()
+                await asyncio.wait({wanted.job}, timeout=max(0.0, deadline - began))
+                self.waits += 1
+                self.wait_seconds += time.monotonic() - began
+                if time.monotonic() >= deadline or wanted.state == "read":
+                    break
+            return self._note_sent(group, ids, key)
+        finally:
+            self._look_later()
+
+    def answered(self, sent: _Prefix | None, key: str) -> None:
+        """A prompt for which `ready` returned `sent` was answered: so it has been read."""
+        if sent is not None and sent.state == "sent":
+            sent.state, sent.place = "read", self._place(key)
+
+    def expect(self, prefix: Sequence[int], key: str) -> None:
+        """Announce how prompts of this key are going to begin; may be said by each of the requests."""
+        if not self.enabled or not (self.holds or self.ahead) or not key or len(prefix) < LEAST_SHARED:
+            return
+        group, ids = self._group(key), np.array(prefix, dtype=np.int32)
+        if any(len(p.ids) == len(ids) and p.announced and np.array_equal(p.ids, ids) for p in group.prefixes):
+            return
+        made = group.keep(_Prefix(ids, "expected", announced=True))
+        if self.ahead:
+            self._queue.append((key, made))
+
+    # -- one prompt -------------------------------------------------------------------------------------------------
+
+    def _wanted(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
+        """What is being read, or read from now on, that this prompt had better wait for."""
+        place, least = self._place(key), least_shared(len(ids))
+        shared = [(common_prefix(ids, p.ids), p) for p in group.prefixes]
+        for length, prefix in shared:
+            prefix.used = prefix.used or 2 * length >= len(prefix.ids)
+        known = max((length for length, prefix in shared if prefix.is_at(place)), default=0)
+        worth = [pair for pair in shared if pair[1].state == "reading" and pair[0] - known >= least]
+        if worth:
+            return max(worth, key=lambda pair: pair[0])[1]
+        if group.live < 2:
+            return None
+        announced = [prefix for length, prefix in shared if prefix.announced and length == len(prefix.ids)]
+        if announced:
+            longest = max(announced, key=lambda prefix: len(prefix.ids))
+            return self._start(group, longest, key) if len(longest.ids) - known >= least else None
+        others = [common_prefix(ids, other) for other in group.arriving if other is not ids]
+        on_their_way = [length for length, prefix in shared if prefix.state == "sent"]
+        most = max([*others, *on_their_way], default=0)
+        if most - known >= least:
+            group.shares = group.shares or most in on_their_way
+            return self._start(group, group.keep(_Prefix(ids[:most], "expected", used=True)), key)
+        return self._guessed(group, ids, key) if len(ids) - known >= least else None
+
+    def _guessed(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
+        """The first prompt of a turn, where in the last one only a second prompt showed what the group shares."""
+        if group.guess is not None and not group.guess.used:
+            group.shares = False
+        if not group.shares:
+            return None
+        group.guess = group.keep(_Prefix(ids, "expected"))
+        return self._start(group, group.guess, key)
+
+    def _note_sent(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
+        """Remember a prompt that is sent now, where it has so much of its own that another might share it."""
+        least, place = least_shared(len(ids)), self._place(key)
+        for prefix in group.prefixes:
+            length = common_prefix(ids, prefix.ids)
+            there = prefix.state in ("reading", "sent") or prefix.is_at(place)
+            if there and (len(ids) - length < least or (prefix.announced and length == len(prefix.ids))):
+                return None
+        return group.keep(_Prefix(ids, "sent"))
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def _start(self, group: _Group, prefix: _Prefix, key: str) -> _Prefix:
+        prefix.state = "reading"
+        prefix.job = asyncio.get_running_loop().create_task(self._read(group, prefix, key))
+        return prefix
+
+    async def _read(self, group: _Group, prefix: _Prefix, key: str) -> None:
+        place: Hashable = None
+        try:
+            place = await self._read_ids(prefix.ids.tolist(), key)
+        except Exception as error:
+            log.warning("a prefix could not be read ahead: %s: %s", type(error).__name__, error)
+        finally:
+            if place is not None:
+                prefix.state, prefix.place = "read", place
+            elif prefix.announced:
+                prefix.state = "expected"
+            elif prefix in group.prefixes:
+                prefix.state = "expected"
+                group.prefixes.remove(prefix)
+
+    def _look_later(self) -> None:
+        if self._queue and not self._look_due:
+            self._look_due = True
+            asyncio.get_running_loop().call_later(SETTLE_S, self._look)
+
+    def _look(self) -> None:
+        """Have announced prefixes read that no prompt has wanted yet: one at a time on each server with room."""
+        self._look_due = False
+        for _ in range(len(self._queue)):
+            key, prefix = self._queue.popleft()
+            group, place = self._groups.get(key), self._place(key)
+            if group is None or not group.live or prefix.state != "expected" or prefix not in group.prefixes:
+                continue
+            if place is None or place in self._busy or not self._room(key):
+                self._queue.append((key, prefix))
+                continue
+            self._busy.add(place)
+            started = self._start(group, prefix, key)
+            assert started.job is not None
+            started.job.add_done_callback(lambda _job, place=place: self._read_ahead(place))  # type: ignore[misc]
+
+    def _read_ahead(self, place: Hashable) -> None:
+        self._busy.discard(place)
+        if self._loop is not None and not self._loop.is_closed():
+            self._look()
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def _group(self, key: str) -> _Group:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # what was being read ended with the event loop that read it
+            self._groups.clear()
+            self._queue.clear()
+            self._busy.clear()
+            self._look_due = False
+            self._loop = loop
+        group = self._groups.setdefault(key, _Group())
+        self._groups.move_to_end(key)
+        if len(self._groups) > GROUPS_KEPT:
+            idle = next((name for name, one in self._groups.items() if not one.live and name != key), None)
+            if idle is not None:
+                del self._groups[idle]
+        return group
+
+    def _drop(self, key: str, group: _Group) -> None:
+        for prefix in group.prefixes:
+            if prefix.job is not None and prefix.state == "reading":
+                prefix.job.cancel()
+        self._groups.pop(key, None)
+
+
+def least_shared(length: int) -> int:
+    """Tokens that a prompt of this length must have in common with another to be held back for it."""
+    return max(LEAST_SHARED, int(length * SHARE))
+
+
+def common_prefix(one: Ids, other: Ids) -> int:
+    """Tokens with which both begin."""
+    size = min(len(one), len(other))
+    differs = one[:size] != other[:size]
+    first = int(differs.argmax()) if size else 0
+    return first if size and differs[first] else size
+
+
+def common_beginnings(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """For each of some different prompts, the tokens with which it and others begin; 0 where it begins like no other.
+
+    Prompts belong together while sorted neighbours share half of the shorter one at least. The last token of a prompt
+    is never shared.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
+    arrays = [np.array(prompts[i], dtype=np.int32) for i in order]
+    found = [0] * len(prompts)
+    first, shared = 0, 0
+    for place in range(1, len(order) + 1):
+        more = 0
+        if place < len(order):
+            one, other = arrays[place - 1], arrays[place]
+            least = min(len(one), len(other))
+            length = min(common_prefix(one, other), least - 1)
+            more = length if 2 * length >= least else 0
+        if more:
+            shared = min(shared, more) if place - first > 1 else more
+            continue
+        if place - first > 1:
+            for i in order[first:place]:
+                found[i] = min(shared, len(prompts[i]) - 1)
+        first, shared = place, 0
+    return found
+
+
+def _remove(arrays: list[Ids], one: Ids) -> None:
+    for place, array in enumerate(arrays):
+        if array is one:
+            del arrays[place]
+            return

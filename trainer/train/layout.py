@@ -1,0 +1,220 @@
+"""Where the segments of a packed row lie, and the blocks or key lists that attention takes them by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.train import families, varlen
+
+# Rows go into one block while the shortest is at least this share of the longest: bounds the padding.
+SIMILAR = 0.75
+# The same of groups that follow a prefix: for its length, the longest of what follows, and how many follow.
+SIMILAR_GROUPS = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of similar length. index: [rows, length] positions in the packed row, padding points at position 0 of the
+    row itself; valid: [rows, length] bool.
+    """
+
+    index: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """Similar groups of segments that follow a prefix.
+
+    prefix: [groups, P] and index: [groups, segments, S] positions in the packed row, padding points at the first of the
+    group's prefix or segment. prefix_lengths: [groups]. valid: [groups, segments, S] bool.
+    """
+
+    prefix: Tensor
+    prefix_lengths: Tensor
+    index: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Where the segments lie in a packed row of tokens.
+
+    lengths: tokens of the segments, laid end to end. prefixes: of each the number of the segment that it goes on after,
+    and whose tokens it sees (-1: none); a prefix goes on after nothing. ends: [segments + 1] int32 on the device, 0
+    first. keyed: a flash kernel is told which keys each segment sees, also where each sees itself alone, so that one
+    compilation serves all micro-batches of a run.
+    """
+
+    lengths: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    device: torch.device
+    ends: Tensor
+    keyed: bool
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device, prefixes: Sequence[int] | None = None) -> PackedLayout:
+        """Layout of segments of the given lengths (tokens), laid end to end. prefixes: None: whole rows."""
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        before = (-1,) * len(lengths) if prefixes is None else tuple(prefixes)
+        return cls(tuple(lengths), before, device, to_device(ends, device), prefixes is not None)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments."""
+        return sum(self.lengths)
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(tokens before it that it sees, tokens up to its end) of every segment."""
+        before = [self.lengths[prefix] if prefix >= 0 else 0 for prefix in self.prefixes]
+        return tuple((seen, seen + length) for seen, length in zip(before, self.lengths, strict=True))
+
+    @property
+    def longest(self) -> int:
+        """An upper bound of the longest segment's tokens that changes seldom (see varlen.LENGTH_STEP)."""
+        return _stepped(max(self.lengths))
+
+    @cached_property
+    def keys(self) -> varlen.Keys | None:
+        """What the segments see, for a flash kernel; None for whole rows."""
+        if not self.keyed:
+            return None
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        own = [np.arange(starts[i], starts[i + 1]) for i in range(len(self.lengths))]
+        pieces = [piece for i, p in enumerate(self.prefixes) for piece in ((own[p], own[i]) if p >= 0 else (own[i],))]
+        seen = [end for _, end in self.spans]
+        ends = torch.tensor([0, *seen], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        index = torch.from_numpy(np.concatenate(pieces))
+        return varlen.Keys(to_device(index, self.device), to_device(ends, self.device), _stepped(max(seen)))
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each segment begins."""
+        return [0, *itertools.accumulate(self.lengths)][:-1]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Attention blocks that cover all positions of segments without a prefix once."""
+        alone = [i for i, prefix in enumerate(self.prefixes) if prefix < 0]
+        order = sorted(alone, key=lambda i: (-self.lengths[i], i))
+        blocks = []
+        for members in _runs(order, lambda i, first: self.lengths[i] >= SIMILAR * self.lengths[first]):
+            index, valid = self._positions(members)
+            blocks.append(Block(index, valid))
+        return tuple(blocks)
+
+    @cached_property
+    def shared_blocks(self) -> tuple[SharedBlock, ...]:
+        """Attention blocks that cover all positions of segments after a prefix once."""
+        following: dict[int, list[int]] = {}
+        for i, prefix in enumerate(self.prefixes):
+            if prefix >= 0:
+                following.setdefault(prefix, []).append(i)
+        sizes = {
+            prefix: (self.lengths[prefix], max(self.lengths[i] for i in members), len(members))
+            for prefix, members in following.items()
+        }
+
+        def similar(prefix: int, first: int) -> bool:
+            return all(
+                SIMILAR_GROUPS * max(pair) <= min(pair) for pair in zip(sizes[prefix], sizes[first], strict=True)
+            )
+
+        blocks = []
+        for heads in _runs(sorted(following, key=lambda prefix: (*(-size for size in sizes[prefix]), prefix)), similar):
+            most = max(sizes[head][2] for head in heads)
+            # Groups with fewer segments repeat their first, of which then nothing is valid.
+            rows = [i for head in heads for i in (*following[head], *following[head][:1] * (most - sizes[head][2]))]
+            real = torch.tensor([n < sizes[head][2] for head in heads for n in range(most)], device=self.device)
+            index, valid = self._positions(rows)
+            shape = (len(heads), most, index.shape[1])
+            before, _ = self._positions(heads)
+            lengths = torch.tensor([self.lengths[head] for head in heads], device=self.device)
+            blocks.append(
+                SharedBlock(before, lengths, index.view(shape), (valid & real[:, None]).view(shape)),
+            )
+        return tuple(blocks)
+
+    def _positions(self, segments: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """[segments, longest] positions in the packed row, padded with each segment's first, and which are its own."""
+        lengths = torch.tensor([self.lengths[i] for i in segments], device=self.device)
+        start = torch.tensor([self.starts[i] for i in segments], device=self.device)
+        offsets = torch.arange(int(lengths.max()), device=self.device)
+        valid = offsets[None, :] < lengths[:, None]
+        return start[:, None] + torch.where(valid, offsets[None, :], 0), valid
+
+    @cached_property
+    def _masks(self) -> dict[tuple[int, int | None], Tensor]:
+        return {}
+
+    def band(self, length: int, window: int | None) -> Tensor:
+        """[length, length] bool, True where a query may see a key: its own past, the last `window` positions of it.
+
+        One tensor for all layers of a pass.
+        """
+        if (length, window) not in self._masks:
+            self._masks[length, window] = causal_band(length, length, window, self.device)
+        return self._masks[length, window]
+
+    def shared_mask(self, number: int, window: int | None) -> Tensor:
+        """[groups, 1, S, P + S] bool of shared block `number`, True where a query may see a key; one for all layers."""
+        if (-1 - number, window) not in self._masks:
+            block = self.shared_blocks[number]
+            most, length = block.prefix.shape[1], block.index.shape[2]
+            ends = block.prefix_lengths[:, None, None]
+            before = torch.arange(most, device=self.device)
+            query = torch.arange(length, device=self.device)[:, None]
+            seen = (before < ends).expand(-1, length, -1)
+            if window is not None:
+                seen = seen & (before > ends + query - window)
+            own = causal_band(length, length, window, self.device).expand(len(block.prefix), -1, -1)
+            self._masks[-1 - number, window] = torch.cat([seen, own], 2)[:, None]
+        return self._masks[-1 - number, window]
+
+    def arguments(self, dtype: torch.dtype, head_size: int, model: Any) -> dict[str, Any]:
+        """Keyword arguments for a model of ours whose attention is to see these rows. model: its configuration."""
+        capped, windowed = families.has_capped_attention(model), any(families.windows(model))
+        if not capped and varlen.usable(self.device, dtype, head_size, windowed, self.keyed):
+            found: dict[str, Any] = {"row_ends": self.ends, "longest_row": self.longest}
+            if self.keys is not None:
+                found |= {"key_index": self.keys.index, "key_ends": self.keys.ends, "longest_keys": self.keys.longest}
+            return found
+        return {"packed_layout": self}
+
+
+def _stepped(tokens: int) -> int:
+    """The next multiple of varlen.LENGTH_STEP."""
+    return -(-tokens // varlen.LENGTH_STEP) * varlen.LENGTH_STEP
+
+
+def _runs(order: Sequence[int], belongs: Callable[[int, int], bool]) -> Iterator[Sequence[int]]:
+    """Cut a sequence into runs; belongs(item, first of the run) says whether an item goes into the run."""
+    first = 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or not belongs(order[end], order[first]):
+            yield order[first:end]
+            first = end
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, without waiting for what the device is doing."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def causal_band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """[queries, keys] bool, True where a query may see a key. The queries are the last of the keys' positions."""
+    key = torch.arange(keys, device=device)
+    query = torch.arange(keys - queries, keys, device=device)[:, None]
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)

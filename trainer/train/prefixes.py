@@ -1,0 +1,120 @@
+"""Rows that begin alike: found from their token ids, so that what they share is computed once.
+
+The trajectories of a group read the same section at the same turn, and with the section before the memory 75 to 90 % of
+their tokens are equal (PrefixGrouper, arXiv 2506.05433). Rows are sorted, which brings those that begin alike together,
+and neighbours are compared. Common prefixes of any length make groups; those are taken whose sharing saves most. No agent
+has to say what its rows share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.types import Row
+
+LEAST_SHARED = 16
+"""Tokens. A shorter common prefix, such as a chat template's first words, saves less than its bookkeeping costs."""
+
+Sharers = tuple[list[int], int]
+"""Places of sorted rows, and the tokens that they share; one row alone: 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Rows whose first `prefix` tokens are equal and computed once; 0 for a row that shares nothing.
+
+    The last token of a prompt predicts the first of the response, so `prefix` is less than the prompt of any member.
+
+    rows: numbers of the rows, those with the same prompt and response in one tuple: they are one computation.
+    """
+
+    prefix: int
+    rows: tuple[tuple[int, ...], ...]
+
+
+def token_array(row: Row) -> npt.NDArray[np.int32]:
+    """Prompt and response [tokens] int32, a view."""
+    return np.frombuffer(row.ids, dtype=np.int32)
+
+
+def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
+    """Every row in one group, in the order of the groups' first rows.
+
+    Args:
+        rows: of one optimizer step, or of one micro-batch.
+        share: False: only rows that are equal altogether are put together, with no prefix.
+
+    """
+    equal: dict[tuple[bytes, int], list[int]] = {}
+    for number, row in enumerate(rows):
+        equal.setdefault((row.ids, len(row.prompt_ids)), []).append(number)
+    distinct = [tuple(numbers) for numbers in equal.values()]
+    if not share or len(distinct) < 2:
+        return [PrefixGroup(0, (numbers,)) for numbers in distinct]
+    keys = list(equal)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    shared = _common_prefixes([keys[i] for i in order])
+    return sorted(
+        (
+            PrefixGroup(prefix, tuple(distinct[i] for i in sorted(order[place] for place in places)))
+            for places, prefix in _most_saving(shared)
+        ),
+        key=lambda group: group.rows[0][0],
+    )
+
+
+def _common_prefixes(keys: list[tuple[bytes, int]]) -> list[int]:
+    """Tokens that each row shares with the next one in sorted order, less than either's prompt."""
+    found = []
+    for (ids, prompt), (next_ids, next_prompt) in itertools.pairwise(keys):
+        most = min(prompt, next_prompt) - 1
+        if most <= 0:
+            found.append(0)
+            continue
+        differs = np.frombuffer(ids, np.int32, most) != np.frombuffer(next_ids, np.int32, most)
+        first = int(differs.argmax())
+        found.append(first if differs[first] else most)
+    return found
+
+
+def _most_saving(shared: list[int]) -> list[Sharers]:
+    """Sorted rows in groups that save as many tokens as the best disjoint runs of neighbours do, or more.
+
+    Runs of rows that all share d tokens form a tree (the intervals of a longest-common-prefix array; Abouelhoda et al.
+    2004). Going up, the groups found inside a run either stay as they are, where n rows with a prefix of p tokens save
+    (n - 1)·p, or join one group of the run, where each row saves d, less the d of the prefix itself.
+
+    Args:
+        shared: tokens that each row shares with the next one.
+
+    """
+    open_runs: list[tuple[int, list[Sharers]]] = [(0, [])]  # the tokens that all of a run share, rising, and its groups
+    for row, depth in enumerate([*shared, 0]):
+        if depth > open_runs[-1][0]:
+            open_runs.append((depth, [([row], 0)]))
+            continue
+        open_runs[-1][1].append(([row], 0))
+        while open_runs[-1][0] > depth:
+            deeper, inside = open_runs.pop()
+            groups = _joined(inside, deeper)
+            if open_runs[-1][0] < depth:
+                open_runs.append((depth, groups))
+            else:
+                open_runs[-1][1].extend(groups)
+    return open_runs[0][1]
+
+
+def _joined(groups: list[Sharers], depth: int) -> list[Sharers]:
+    """Groups that all share `depth` tokens, after those have joined that save more as one."""
+    if depth < LEAST_SHARED:
+        return groups
+    gains = [len(rows) * depth - (len(rows) - 1) * prefix for rows, prefix in groups]
+    if sum(gain for gain in gains if gain > 0) <= depth:
+        return groups
+    joined = [row for (rows, _), gain in zip(groups, gains, strict=True) if gain > 0 for row in rows]
+    return [(joined, depth), *(group for group, gain in zip(groups, gains, strict=True) if gain <= 0)]
