@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from clusterkit.config.resolve import resolve
 from trainer.agents.memory import INSERT
 from trainer.config import RunConfig
-from trainer.judge.registry import judge_urls, judges_folder
+from trainer.judge.servers import judge_urls, judges_folder
 from trainer.paths import RunPaths, user_name
 from trainer.rewards.make import make_reward
 

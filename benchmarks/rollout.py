@@ -32,7 +32,7 @@ from trainer.engines.http import Server, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.served import ServedEngine
 from trainer.rollout.controller import RolloutController, SamplingPlan
-from trainer.serving.server_placement import server_options
+from trainer.serving.host import server_options
 from trainer.tasks import make_source
 from trainer.train.model import load_tokenizer
 from trainer.types import Group, SamplingParams

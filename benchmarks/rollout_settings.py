@@ -201,7 +201,7 @@ class Bench:
         from trainer.engines.http import Limits, ServerPool  # noqa: PLC0415
         from trainer.engines.launching import launch  # noqa: PLC0415
         from trainer.engines.served import ServedEngine  # noqa: PLC0415
-        from trainer.serving.server_placement import server_options  # noqa: PLC0415
+        from trainer.serving.host import server_options  # noqa: PLC0415
 
         kind = self.given.engine
         base = BASES[kind] if self.given.base_flags is None else self.given.base_flags

@@ -41,7 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from trainer.weights.environment import NCCL_SETTINGS
+from trainer.weights.choose import NCCL_SETTINGS
 
 os.environ.update(NCCL_SETTINGS)
 
@@ -50,11 +50,12 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from trainer.config import ModelConfig, RunConfig, WeightsConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig, WeightsConfig
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.launching import launch
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, free_port
 from trainer.engines.served import ServedEngine
 from trainer.rollout.background import BackgroundLoop
@@ -62,7 +63,7 @@ from trainer.train.distributed import World
 from trainer.train.learner import Learner
 from trainer.train.model import load_lm
 from trainer.types import Row, SamplingParams
-from trainer.weights.colocated import SERVER_FLAGS, ColocatedPublisher
+from trainer.weights.colocated import ColocatedPublisher
 from trainer.weights.folders import FolderPublisher, choose_root
 from trainer.weights.nccl import NcclPublisher
 from trainer.weights.publisher import Outlet, Publisher, PublishStats
@@ -288,7 +289,7 @@ async def start(bench: Bench, parts: list[str]) -> tuple[dict[str, Server], list
 
     def options(name: str) -> ServerOptions:
         far = name == "far"
-        more = () if far else SERVER_FLAGS
+        more = () if far else (MEMORY_SAVER,)
         log = bench.given.logs / f"{name}.log"
         gpus = (1,) if far else (0,)
         fraction = 0.7 if far else 0.4

@@ -26,13 +26,14 @@ SHOWN_PROMPT = 20_000
 def ask(
     config: EvalConfig, kind: str, folder: Path, rows: list[Row], place: Path, stop: Callable[[], bool]
 ) -> tuple[dict[str, str], float]:
-    """Get the answers that rows lack, and grade them: versions of what answered, and seconds that it took.
+    """Get the answers that rows lack, and grade them.
 
-    Loading is not counted.
+    Returns:
+        Versions of the engine's software, and seconds without loading.
 
     Raises:
-        UserError: a row cannot be asked. RunError: the engine does not start, or answers are missing.
-
+        UserError: a row cannot be asked.
+        RunError: the engine does not start, or answers are missing.
     """
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)

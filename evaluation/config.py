@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config_0_1 import without_others
 from trainer.config_agents import AnyAgentConfig, MemagentConfig
-from trainer.config_judge import JudgeConfig
-from trainer.config_parts import Section
+from trainer.config_choice import Section
+from trainer.config_parts import JudgeConfig
 from trainer.config_tasks import AnyTaskConfig, RecallConfig
 
 Method = Literal["memagent", "long_context", "rag", "no_context"]
@@ -22,14 +22,14 @@ class ServerConfig(Section):
     """Where the answers come from."""
 
     engine: Literal["auto", "embedded", "sglang", "vllm", "openai"] = "auto"
-    """embedded: transformers in this process. sglang, vllm: servers, started for this evaluation, or one that runs at
-    `url`. openai: one that runs at `url`. auto: SGLang, else vLLM, where there are GPUs and they are installed; else
-    embedded; openai with a `url`."""
+    """embedded: transformers in this process. sglang, vllm: servers that are started for this evaluation, or one that
+    runs at `url`. openai: a server that runs at `url`. auto: openai with a `url`; else SGLang, then vLLM, where there
+    are GPUs and they are installed; else embedded."""
     url: str = ""
     """Address of a running server. openai: with /v1/completions; a key is read from OPENAI_API_KEY only. sglang, vllm:
-    one that is asked with token ids, started as those of an evaluation or a training are."""
+    a server that takes token ids, started like those of an evaluation or a training."""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs for servers; 0: all that there are (vLLM without one runs on the CPU)."""
+    """GPUs for servers; 0: all (without any, vLLM runs on the CPU)."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """GPUs of one server; there are gpus / tensor_parallel servers."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.85
@@ -39,7 +39,7 @@ class ServerConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """embedded: parameter dtype on a GPU; on a CPU always float32."""
     concurrency: Annotated[int, Field(ge=0)] = 0
-    """Requests under way at a time; 0: 256 a server, 32 for the embedded engine."""
+    """Most requests in flight; 0: 256 per server, 32 for the embedded engine."""
     flags: list[str] = []  # noqa: RUF012 (pydantic copies it)
     """Further options of the server's own command line."""
     python: str = ""
@@ -47,9 +47,9 @@ class ServerConfig(Section):
     start_seconds: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a server must answer."""
     wait_s: Annotated[float, Field(ge=0)] = 60.0
-    """openai: seconds that a server which stopped answering is waited for; then the evaluation ends, to be resumed."""
+    """openai: seconds to wait for a server that stopped answering; then the evaluation ends, and can be resumed."""
     restarts: Annotated[int, Field(ge=0)] = 2
-    """How often a server that dies is started again within an evaluation."""
+    """Restarts of a server that dies during an evaluation."""
 
 
 class EvalConfig(Section):
@@ -62,11 +62,11 @@ class EvalConfig(Section):
     data_names: list[str]
     """Suites by name, NAME@SIZE, or files: see `evaluation.suites`."""
     data_path: str = ""
-    """Folder that data are looked for in first."""
+    """Folder to look for data in first."""
     cache_dir: str = ""
     """Asset cache; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
     num_questions: Annotated[int, Field(ge=0)] = 0
-    """Only the first so many questions of each suite; 0: all."""
+    """Questions of each suite, the first ones; 0: all."""
     prompt_type: str = "auto"
     """Name of a prompt template of problems; auto: the tokenizer's chat template."""
     max_gen_tokens: Annotated[int, Field(ge=0)] = 0
@@ -76,35 +76,35 @@ class EvalConfig(Section):
     n_sampling: Annotated[int, Field(ge=-1)] = -1
     """Sampled answers to every question; -1: 32 to problems, none on memory suites."""
     temperature: Annotated[float, Field(gt=0)] = 0.6
-    """Of the sampled answers."""
+    """For sampled answers."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Of the sampled answers."""
+    """For sampled answers."""
     top_k: Annotated[int, Field(ge=-1)] = -1
-    """Of the sampled answers; -1: off."""
+    """For sampled answers; -1: off."""
     seed: int = 0
-    """Of the sampled answers."""
+    """For sampled answers."""
     methods: list[Method] = ["memagent"]  # noqa: RUF012
-    """How documents are read: memagent; long_context (all in one prompt, the middle cut out where it does not fit); rag
-    (the paragraphs that BM25 finds); no_context (the question alone: what the model knows anyway)."""
+    """How documents are read: memagent; long_context (one prompt, without the middle where it does not fit); rag (the
+    paragraphs that BM25 finds); no_context (the question alone: what the model knows)."""
     rag_top_k: Annotated[int, Field(ge=1)] = 8
     """rag: paragraphs in the prompt."""
     agent: AnyAgentConfig = MemagentConfig()
     """memagent: wording and limits; max_final_tokens is also the other methods' response limit."""
     task: AnyTaskConfig = RecallConfig()
-    """recall: what its documents are made of."""
+    """Settings of generated documents, and of the run's held-out tasks."""
     judge: JudgeConfig = JudgeConfig()
-    """memalpha: who answers from a structured memory, and judges answers to what was said in dialogues."""
+    """memalpha: the reader that answers from a structured memory, and judges answers about dialogues."""
     server: ServerConfig = ServerConfig()
     percent_lenient: bool = False
-    """Count an answer as right that is a hundred times or a hundredth of the truth, as AReaL v0.2 does."""
+    """Also count a hundred times or a hundredth of the truth as right, as AReaL v0.2 does."""
     last_number: bool = False
-    """Where no answer is marked take the last number of the response, as AReaL v0.2 does."""
+    """Where no answer is marked, take the last number of the response, as AReaL v0.2 does."""
     grading_seconds: Annotated[float, Field(gt=0)] = 5.0
-    """CPU seconds of one comparison; beyond it the answer is wrong."""
+    """Most CPU seconds of one comparison; a slower one counts as wrong."""
     grading_workers: Annotated[int, Field(ge=0)] = 0
     """Grading processes; 0: half of the cores, at least one."""
     compare: list[str] = []  # noqa: RUF012
-    """Earlier results to compare with, question by question: their folders."""
+    """Folders of earlier results to compare with, question by question."""
 
     @model_validator(mode="before")
     @classmethod

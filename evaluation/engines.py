@@ -18,10 +18,10 @@ from transformers import AutoConfig, GenerationConfig
 
 from evaluation.config import EvalConfig, ServerConfig
 from evaluation.delegating import Delegating
-from evaluation.kinds import visible_gpus
 from evaluation.openai_engine import OpenAIEngine
+from evaluation.plan import visible_gpus
 from evaluation.servers import KeptServers
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.engines.base import Engine, EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.embedded import EmbeddedEngine
@@ -35,7 +35,7 @@ from trainer.types import Completion, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An engine, how many requests it takes at a time, and what it is, for the record."""
+    """An engine, how many requests it takes at a time, and versions of its software."""
 
     engine: Engine
     concurrency: int
@@ -48,7 +48,7 @@ least busy server: answers to one question would all go to the same."""
 
 
 class Sampling(Delegating):
-    """An engine whose sampled (not greedy) answers have top_p and top_k."""
+    """Applies top_p and top_k to sampled (not greedy) answers."""
 
     def __init__(self, inner: Engine, top_p: float, top_k: int) -> None:
         super().__init__(inner)
@@ -78,11 +78,10 @@ def context_window(folder: Path, server: ServerConfig) -> int:
 async def open_engine(
     config: EvalConfig, kind: str, folder: Path, tokenizer: Any, logs: Path, cancelled: Callable[[], bool]
 ) -> AsyncIterator[Opened]:
-    """Start what is needed once for the whole evaluation, and end it afterwards.
+    """Start an engine for the whole evaluation, and end it afterwards.
 
     Raises:
         UserError: the engine cannot be used here. RunError: a server did not start; the message holds the cause.
-
     """
     if kind == "embedded":
         yield _embedded(config, folder, tokenizer, cancelled)
@@ -111,7 +110,7 @@ def _embedded(config: EvalConfig, folder: Path, tokenizer: Any, cancelled: Calla
 
 @asynccontextmanager
 async def _running(config: EvalConfig, kind: str, folder: Path, tokenizer: Any) -> AsyncIterator[Opened]:
-    """A server that runs already, asked as those that are started here are: with token ids, by its own routes."""
+    """A server that runs already; asked like those that are started here, with token ids on its own routes."""
     url = config.server.url.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--server-url {url}: give the address of a running server, http://HOST:PORT")

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import table
-from evaluation.checkpoint import checkpoint_sha256
 from evaluation.config import EvalConfig
-from evaluation.kinds import choose_kind
-from evaluation.plan import RECORDS, Row, make_rows
+from evaluation.plan import RECORDS, Row, choose_kind, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
 from evaluation.results import RESULTS, compare, find_results, read_results, row_results
-from evaluation.steps import keep_scores
+from evaluation.steps import checkpoint_sha256, keep_scores
 from trainer.assets import resolve_model
 from trainer.files import write_atomic
 
@@ -31,7 +29,6 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
 
     Raises:
         UserError: with its subclasses for failed and interrupted evaluations; the message is meant for the user.
-
     """
     output = Path(config.output_path).expanduser().absolute()
     folder = resolve_model(config.model_path, config.cache_dir)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.config import EvalConfig
-from evaluation.grade_qa import found_strings, qa_verdict
 from evaluation.record import text_sha
 from evaluation.suites.base import Grading
-from trainer.grading.extract import final_answer
+from trainer.grading.extract import READ_CHARACTERS, final_answer
 from trainer.grading.pool import GradingPool
 from trainer.rewards.boxed import boxed_reward
-from trainer.rewards.qa import extract_answer
+from trainer.rewards.qa import extract_answer, qa_metrics
 from trainer.rewards.sources import needs_judge, scorer
 
 VERSION = 1
@@ -78,3 +77,36 @@ def _by_source(truths: Sequence[str], text: str, sample: dict[str, Any]) -> dict
         return {"answer": text[:2000], "right": bool(said), "score": float(said), "reason": "the judge's verdict"}
     score = scorer(source)(text, truths)
     return {"answer": text[:2000], "right": score == 1.0, "score": score, "reason": f"the rule of {source}"}
+
+
+def qa_verdict(response: str, answers: Sequence[str]) -> tuple[float, str, str, dict[str, float]]:
+    """Score (sub_em, as MemAgent's tables), extracted answer, reason and all metrics of a response.
+
+    The answer is the content of the last box, or what follows "the answer is"; else the answer is empty, and wrong. See
+    `trainer.rewards.qa`.
+    """
+    text = response[-READ_CHARACTERS:]
+    metrics = qa_metrics(text, answers)
+    predicted = extract_answer(text)
+    if not predicted.strip():
+        return 0.0, "", "no answer", metrics
+    reason = next((name for name in ("em", "sub_em_1way", "sub_em") if metrics[name]), "none of the gold answers")
+    return metrics["sub_em"], predicted, reason, metrics
+
+
+def found_strings(response: str, expected: Sequence[str], any_of: bool = False) -> tuple[float, str, str]:
+    """Share of the expected strings that the answer holds (case does not matter), the answer, and which are missing.
+
+    RULER's string_match_all (Hsieh et al. 2024, arXiv 2404.06654); any_of: one is enough, its string_match_part. The
+    answer is the content of the last box where there is one, else all that follows the last </think>.
+    """
+    text = response[-READ_CHARACTERS:]
+    answer = extract_answer(text) or text.rpartition("</think>")[2].strip()
+    lowered = answer.lower()
+    missing = [string for string in expected if string.lower() not in lowered]
+    share = 1 - len(missing) / len(expected)
+    if any_of:
+        share = float(share > 0)
+    if not answer:
+        return 0.0, "", "no answer"
+    return share, answer, "found" if share == 1 else f"missing: {', '.join(missing[:5])}"

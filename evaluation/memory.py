@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evaluation.config import EvalConfig
-from trainer.agents.memagent import RolloutOptions
+from evaluation.reader import Reader as Answering
+from trainer.agents.base import RolloutOptions
 from trainer.agents.memalpha import MemAlpha, PreparedText
 from trainer.agents.memory import Memory
 from trainer.assets import cache_root
@@ -23,9 +24,6 @@ from trainer.rewards.sources import needs_judge
 from trainer.seeding import derive_seed
 from trainer.types import Task, Trajectory
 
-if TYPE_CHECKING:
-    from evaluation.methods import Reader as Answering
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -36,7 +34,7 @@ class Asked:
 
 
 class StructuredMemory:
-    """Way to answer: the agent reads, the reader answers from its memory. See `evaluation.methods.Reader`."""
+    """Way to answer: the agent reads, the reader answers from its memory. See `evaluation.reader.Reader`."""
 
     def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
         self.agent = MemAlpha(as_class(MemalphaAgentConfig, config.agent), tokenizer)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import bm25s
 
 from evaluation.config import MOST_GENERATED, EvalConfig, Method
 from evaluation.memory import Judged, StructuredMemory
+from evaluation.reader import Reader
 from evaluation.suites.base import Suite
 from evaluation.templates import bare_question, template_named
-from trainer.agents.memagent import MemAgent, RolloutOptions, check_window
+from trainer.agents.base import RolloutOptions
+from trainer.agents.memagent import MemAgent
 from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig
@@ -28,22 +30,6 @@ from trainer.types import SamplingParams, Task, Trajectory, Turn
 
 _DOCUMENT = re.compile(r"\n\n(?=Document \d+:\n)")
 NOTHING = "none"
-
-
-class Reader(Protocol):
-    """A way to answer; `prepare` raises UserError for what does not fit."""
-
-    def prepare(self, tasks: Sequence[Task]) -> list[Any]:
-        """What `answer` wants, for every task."""
-        ...
-
-    def first_prompt(self, prepared: Any) -> str:
-        """The first prompt that the model is sent, as text."""
-        ...
-
-    async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
-        """One trajectory."""
-        ...
 
 
 def make_reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: int, suite: Suite) -> Reader:
@@ -173,7 +159,7 @@ class Memory:
 
     def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
         self.agent = MemAgent(as_class(MemagentConfig, config.agent), tokenizer)
-        check_window(self.agent, window)
+        self.agent.check_window(window)
         self.tokenizer = tokenizer
 
     def prepare(self, tasks: Sequence[Task]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Numbers of an evaluation from its verdicts; standard library only, so that the operator side can compare runs.
+"""Statistics of an evaluation; standard library only, so that the operator side can compare runs.
 
 A question's samples are a list of bool (or scores from 0 to 1). Accuracies are from 0 to 1 here; tables show them times
 100.
@@ -16,8 +16,9 @@ from statistics import NormalDist
 from typing import Any
 
 DOUBT = 1.0
-"""Of one question that is all right or all wrong: coverage of 95 % and more from 30 questions on, by the tests."""
+"""Design effect of one question that is all right or all wrong; gives 95 % coverage from 30 questions on (tests)."""
 EXACT_SIGNS = 12
+QA_METRICS = ("sub_em", "sub_em_1way", "em", "f1", "boxed_em")
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -79,7 +80,7 @@ def score_interval(scores: Sequence[float], share: float = 0.95) -> tuple[float,
 
 
 def row_interval(row: Mapping[str, Any], measure: str) -> tuple[float, float] | None:
-    """The interval of a measure of a row of results, from its questions; of a row without them, the one that it has."""
+    """Interval of a measure of a row of results, from its questions; else the interval that the row has."""
     key = {"greedy_acc": "greedy", "sample_pass@1": "sampled"}[measure]
     scores = [question[key] for question in (row.get("questions") or {}).values() if question.get(key) is not None]
     if scores:
@@ -90,7 +91,7 @@ def row_interval(row: Mapping[str, Any], measure: str) -> tuple[float, float] | 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Two checkpoints on the same questions. gained, lost: questions that went up or down. p_value: two-sided."""
+    """Comparison of two checkpoints. gained, lost: questions whose score rose or fell. p_value: two-sided."""
 
     difference: float
     gained: int
@@ -128,13 +129,10 @@ def _sign_changes(changes: Sequence[float], seed: int) -> float:
         return 1.0
     seen = abs(sum(changes)) - 1e-12
     if len(changes) <= EXACT_SIGNS:
-        sums = [abs(sum(s * c for s, c in zip(signs, changes, strict=True))) for signs in _all_signs(len(changes))]
+        every = product((1, -1), repeat=len(changes))
+        sums = [abs(sum(s * c for s, c in zip(signs, changes, strict=True))) for signs in every]
         return sum(total >= seen for total in sums) / len(sums)
     rng = random.Random(seed)
     rounds = 10_000
     more = sum(abs(sum(c if rng.getrandbits(1) else -c for c in changes)) >= seen for _ in range(rounds))
     return (more + 1) / (rounds + 1)
-
-
-def _all_signs(count: int) -> list[tuple[int, ...]]:
-    return list(product((1, -1), repeat=count))

@@ -21,17 +21,19 @@ from trainer.types import Completion, SamplingParams
 TRIES = 4
 LOOK_SECONDS = 1.0
 AWAY = (502, 503, 504)
-"""What a proxy says for a server that is not there, and a server that still starts."""
+"""Statuses of a proxy whose server is gone, and of a server that is starting."""
 UNWANTED = (401, 403, 404)
-"""Answers that every other request would get as well: a key that is wrong, a model that is not served any more."""
+"""Statuses that every other request would get, too: a wrong key, a model that is not served."""
 REQUEST_SECONDS = 3600.0
 
 
 class OpenAIEngine:
-    """Engine protocol over `url`; weights are the server's own, and stay.
+    """Engine over one server, whose weights never change.
 
-    tokenizer: of the checkpoint that the server is said to serve. wait_s: seconds that a server is waited for that has
-    answered before and then is away.
+    Args:
+        url: address of the server.
+        tokenizer: tokenizer of the checkpoint that it is said to serve.
+        wait_s: seconds to wait for a server that has answered before.
     """
 
     def __init__(self, url: str, tokenizer: Any, wait_s: float = 0.0) -> None:
@@ -125,11 +127,11 @@ class OpenAIEngine:
         await self._client.aclose()
 
     async def _call(self, method: str, path: str, body: Any) -> dict[str, Any]:
-        """Ask until it is answered: a server that is away is waited for, as long as `wait_s` says.
+        """Send a request until it is answered, waiting up to `wait_s` seconds for a server that is gone.
 
         Raises:
-            ServerGoneError: it was away for too long, or will not have us. EngineError: it refuses this one request.
-
+            ServerGoneError: it was gone for too long, or refuses every request.
+            EngineError: it refuses this one request.
         """
         tries = 0
         while True:
@@ -156,7 +158,7 @@ class OpenAIEngine:
             await asyncio.sleep(0.5 * 2**tries)
 
     async def _wait(self, problem: str) -> None:
-        """Between two tries of a server that is away. Raises ServerGoneError when that has gone on for too long."""
+        """Wait between two tries. Raises ServerGoneError when the server was gone for too long."""
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
@@ -181,4 +183,4 @@ async def _at_once() -> None:
 
 
 class ServerGoneError(RunError):
-    """The server does not answer, or will not have us."""
+    """The server does not answer, or refuses every request."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.config import EvalConfig, Method
+from evaluation.config import EvalConfig, Method, ServerConfig
 from evaluation.grade import grading_identity
 from evaluation.record import Key, RowRecord, wanted_keys
 from evaluation.suites import Finder
@@ -115,3 +117,26 @@ def _agent(config: EvalConfig) -> dict[str, Any]:
     settings = AGENT.defaults() | config.agent.model_dump()
     left_out = {"template_file"} | {name for name in ("wording", "repeat_problem") if not settings[name]}
     return {name: value for name, value in settings.items() if name not in left_out}
+
+
+def choose_kind(server: ServerConfig) -> str:
+    """The engine that `auto` means here."""
+    if server.engine != "auto":
+        return server.engine
+    if server.url:
+        return "openai"
+    if visible_gpus():
+        if importlib.util.find_spec("sglang"):
+            return "sglang"
+        if importlib.util.find_spec("vllm") or os.environ.get("CLUSTERKIT_VLLM_PYTHON"):
+            return "vllm"
+    return "embedded"
+
+
+def visible_gpus() -> int:
+    """GPUs that this process may use."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0  # no import of seconds to find out
+    import torch  # noqa: PLC0415 (seconds, and nothing to count without a device)
+
+    return int(torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""What an evaluation leaves on disk, row by row, so that no answer is ever sampled twice or mixed with others.
+"""Record of an evaluation on disk, row by row, so that no answer is sampled twice or mixed with others.
 
 A row (a suite read in one way) has a folder of its own, named by the hash of everything that shapes its answers:
 
@@ -7,7 +7,7 @@ A row (a suite read in one way) has a folder of its own, named by the hash of ev
                       samples.jsonl     one line an answer, appended as it comes; the last line for an answer counts
                       verdicts-HASH.jsonl   the same for its grading, by the settings of the grading
 
-Whoever kills the process costs the lines that were not written yet, and half of one.
+A kill costs the lines that were not written yet, and half of one.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def digest(value: Any) -> str:
 
 
 def wanted_keys(questions: Sequence[str], greedy: bool, samples: int) -> list[Key]:
-    """Every answer that is asked for, question by question."""
+    """Keys of all answers that are asked for, question by question."""
     names = [*([GREEDY] if greedy else []), *map(str, range(samples))]
     return [(question, name) for question in questions for name in names]
 
 
 @dataclass(slots=True)
 class Lines:
-    """A JSON-lines file that grows; entries are told apart by id and sample."""
+    """A growing JSON-lines file; its entries are identified by id and sample."""
 
     path: Path
     entries: dict[Key, dict[str, Any]]
@@ -52,7 +52,7 @@ class Lines:
 
     @classmethod
     def read(cls, path: Path) -> Lines:
-        """What is there; lines that a killed process left half written, or that are damaged, are passed over."""
+        """Read a file; half-written and damaged lines are skipped."""
         entries: dict[Key, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_bytes().split(b"\n"):
@@ -64,7 +64,7 @@ class Lines:
         return cls(path, entries)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Add an entry; it has reached the operating system when this returns. Raises RunError on a full disk."""
+        """Append an entry and flush it to the operating system. Raises RunError on a full disk."""
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         try:
             if self._file is None:
@@ -86,7 +86,7 @@ class Lines:
 
 
 class RowRecord:
-    """The folder of one row. inputs: what shapes its answers; grading: what shapes its verdicts."""
+    """Folder of one row. inputs: what shapes its answers. grading: what shapes its verdicts."""
 
     def __init__(self, root: Path, name: str, inputs: dict[str, Any], grading: dict[str, Any]) -> None:
         self.inputs, self.hash = inputs, digest(inputs)
@@ -163,7 +163,7 @@ def output_lock(folder: Path) -> Iterator[None]:
 
 
 def disk_failure(path: Path, error: OSError) -> UserError:
-    """What to tell of a disk's answer; the same command goes on with what is written."""
+    """Exception for an error of the disk; the same command goes on with what is written."""
     told = file_failure(error, path, "choose another --output-path")
     return type(told)(f"{told}. The same command then goes on with what is written")
 

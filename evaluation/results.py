@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import metrics
-from evaluation.grade_qa import METRICS
 from evaluation.record import GREEDY, RowRecord, text_sha, wanted_keys
 from trainer.errors import UserError
 
@@ -53,7 +52,9 @@ def row_results(
             row[f"{name}_interval"] = metrics.score_interval(scores)
     measured = [outcomes[q, GREEDY] for q in questions] if greedy else [o for q in questions for o in per_question[q]]
     if any(o["metrics"] for o in measured):
-        row["metrics"] = {name: metrics.mean([o["metrics"].get(name, 0.0) for o in measured]) for name in METRICS}
+        row["metrics"] = {
+            name: metrics.mean([o["metrics"].get(name, 0.0) for o in measured]) for name in metrics.QA_METRICS
+        }
     kept = [float(o["counters"]["memory_tokens"]) for o in there if "memory_tokens" in o["counters"]]
     if kept:
         row["memory_tokens"] = metrics.mean(kept)

@@ -11,12 +11,12 @@ from typing import Any
 from evaluation.config import EvalConfig
 from evaluation.engines import Opened, Sampling
 from evaluation.grade import Grader
-from evaluation.methods import Reader
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import Row
 from evaluation.progress import Progress
+from evaluation.reader import Reader
 from evaluation.record import GREEDY, Key
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import InterruptedRunError, RunError, UserError
@@ -52,7 +52,6 @@ class Runner:
 
         Raises:
             InterruptedRunError: `stop` said so. RunError: no server is left. What is written stays.
-
         """
         jobs: list[tuple[Loaded, int, Key]] = []
         kept = 0

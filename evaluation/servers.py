@@ -20,13 +20,17 @@ from trainer.types import Completion, SamplingParams
 
 POLL_SECONDS = 0.2
 END_SECONDS = 5.0
-"""So long after its connections broke a process that was killed has ended at the latest."""
+"""How long a process that was killed may take to end after its connections broke."""
 
 
 class KeptServers(Delegating):
-    """Engine protocol over servers that come back; a request that finds none waits for one.
+    """Engine over servers that are started again when they die; a request that finds none waits for one.
 
-    engine: over a pool that is empty yet. options: of every server. restarts: of each, until it is given up.
+    Args:
+        kind: sglang or vllm.
+        engine: engine over an empty pool.
+        options: options of every server.
+        restarts: how often each is started again.
     """
 
     def __init__(self, kind: Kind, engine: ServedEngine, options: Sequence[ServerOptions], restarts: int) -> None:
@@ -36,11 +40,10 @@ class KeptServers(Delegating):
         self._keepers: list[asyncio.Task[None]] = []
 
     async def start(self) -> list[str]:
-        """Start all of them; the versions of their software.
+        """Start all servers; returns the versions of their software.
 
         Raises:
             UserError: one cannot be started here; with the cause from its log, where it ended.
-
         """
         started = await asyncio.gather(*(launch(self.kind, one) for one in self.options), return_exceptions=True)
         running = [found for found in started if not isinstance(found, BaseException)]
@@ -68,7 +71,6 @@ class KeptServers(Delegating):
 
         Raises:
             EngineGoneError: all were given up, with what became of each. EngineError: see `ServedEngine.generate`.
-
         """
         while True:
             while not self.served.pool.usable() and self._may_come_back():
@@ -102,10 +104,10 @@ class KeptServers(Delegating):
 
 
 async def _lost(server: Server, process: ServerProcess | None) -> None:
-    """Return once a server gets no requests any more; where its process ended as well, with how as its problem."""
+    """Wait until a server gets no requests any more; where its process has ended, its problem then says how."""
     while not server.problem:
         await asyncio.sleep(POLL_SECONDS)
-    # A broken connection is often noticed first, and says less than the signal or the log's cause.
+    # A broken connection is often noticed first, and says less than the signal or the cause in the log.
     deadline = time.monotonic() + END_SECONDS
     while process is not None and process.running and time.monotonic() < deadline:
         await asyncio.sleep(0.02)

@@ -18,14 +18,11 @@ ABSENT = "-"
 
 def areal_cells(row: dict[str, Any]) -> list[str]:
     """Cells of a row of the results: counts as they are, accuracies times 100, one decimal; - for what is absent."""
-    numbers = [row.get(name) for name in COLUMNS[2:]]
-    scaled = [value if value is None or name.endswith("length") else 100 * value for name, value in _named(numbers)]
-    shown = [ABSENT if value is None else f"{value:.1f}" for value in scaled]
+    shown = []
+    for name in COLUMNS[2:]:
+        value, scale = row.get(name), 1 if name.endswith("length") else 100
+        shown.append(ABSENT if value is None else f"{scale * value:.1f}")
     return [str(row["dataset"]), str(row["num_questions"]), *shown]
-
-
-def _named(numbers: Sequence[Any]) -> list[tuple[str, Any]]:
-    return list(zip(COLUMNS[2:], numbers, strict=True))
 
 
 def areal_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -34,7 +31,7 @@ def areal_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def detail_table(rows: Sequence[dict[str, Any]]) -> str:
-    """What AReaL's table lacks: intervals, majority, and what did not go as it should."""
+    """What AReaL's table lacks: intervals, majority, and counts of problems."""
     header = ("dataset", "greedy_acc 95 %", "sample_pass@1 95 %", "maj@n", "no answer", "cut off", "gave up", "missing")
     body = []
     for row in rows:
@@ -59,7 +56,7 @@ def qa_table(rows: Sequence[dict[str, Any]]) -> str:
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
     """Score and length of the memory by data source, and their means over the sources; empty without such a row.
 
-    What reads the same sources without a memory has lines beside it, and a mean of its own.
+    Methods that read the same sources without a memory have lines and a mean of their own.
     """
     sources = {row["suite"] for row in rows if row.get("memory_tokens") is not None}
     kept = [row for row in rows if row["suite"] in sources]
@@ -100,16 +97,8 @@ def boxed(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "|" + "|".join(f" {_centre(str(cell), width)} " for cell, width in zip(cells, widths, strict=True)) + "|"
-
-
-def _centre(text: str, width: int) -> str:
-    """prettytable's centring: an odd space goes to the right of a text of odd length, to the left of an even one."""
-    excess = width - len(text)
-    half = excess // 2
-    if excess % 2 == 0:
-        return " " * half + text + " " * half
-    return " " * half + text + " " * (half + 1) if len(text) % 2 else " " * (half + 1) + text + " " * half
+    # str.center puts an odd space where prettytable does: behind a text of odd length, before one of even length.
+    return "|" + "|".join(f" {str(cell).center(width)} " for cell, width in zip(cells, widths, strict=True)) + "|"
 
 
 def _span(interval: Sequence[float] | None) -> str:

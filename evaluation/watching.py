@@ -1,9 +1,8 @@
 """`python -m evaluation.watching CONFIG.yaml LOG`: score every checkpoint of a folder as it appears.
 
-What `clusterkit eval --cluster --watch` runs there as a job, each evaluation in a process of its own. It ends when the
-run is complete and all of its checkpoints are scored, or when it is told to. Where GPUs are wanted, Ray is asked for
-them for each evaluation, so that nothing is held while there is nothing to score. Prints a line of JSON for whatever
-becomes of a checkpoint.
+`clusterkit eval --cluster --watch` runs it as a job of the cluster; each evaluation is a process of its own. It ends
+when the run is complete and all of its checkpoints are scored, or on a signal. Evaluations that need GPUs are tasks of
+Ray, so that no GPU is held while there is nothing to score. Prints a line of JSON for every event of a checkpoint.
 
 Exit codes: 0 all scored, 1 some were not, 2 bad configuration, 130 interrupted.
 """
@@ -27,6 +26,7 @@ from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in
 from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, UserError
+from trainer.files import last_records
 from trainer.signals import StopFlag
 
 LOOK_SECONDS = 5.0
@@ -37,13 +37,17 @@ Score = Callable[[Path], int]
 
 
 def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool], tell: Callable[..., None]) -> bool:
-    """Score what is there, oldest first, then what comes; whether nothing failed.
+    """Score the checkpoints that are there, oldest first, then those that appear; returns whether none failed.
 
-    logs: where requests are written. tell: gets what becomes of a checkpoint, as names and values.
+    Args:
+        config: what to score.
+        logs: folder for the evaluations' configurations.
+        score: runs an evaluation.
+        stop: whether to stop.
+        tell: gets every event of a checkpoint, as names and values.
 
     Raises:
         InterruptedRunError: `stop` said so.
-
     """
     done: set[Path] = set()
     failed: list[str] = []
@@ -70,22 +74,13 @@ def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool
 
 
 def is_complete(run_logs: str) -> bool:
-    """Whether the run whose folder this is has done all of its steps."""
-    path = Path(run_logs, "metrics.jsonl")
-    if not run_logs or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - (1 << 16), 0))
-        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-    try:
-        record = json.loads(last)
-    except ValueError:
-        return False
-    return bool(record.get("kind") == "finish" and record.get("status") == "completed")
+    """Whether the run of this log folder is complete."""
+    records = last_records(Path(run_logs, "metrics.jsonl")) if run_logs else []
+    return bool(records) and (records[-1].get("kind"), records[-1].get("status")) == ("finish", "completed")
 
 
 def _request(evaluation: EvalConfig, checkpoint: Path, logs: Path) -> Path:
-    """The evaluation of one checkpoint, written down."""
+    """Write the configuration of a checkpoint's evaluation; returns its path."""
     config = evaluation.model_copy(update={"model_path": str(checkpoint)})
     path = logs / f"{checkpoint.name}.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -93,7 +88,7 @@ def _request(evaluation: EvalConfig, checkpoint: Path, logs: Path) -> Path:
 
 
 def run_evaluation(request: str, stop: Callable[[], bool]) -> int:
-    """Run one evaluation in a process of its own, which prints what we would; its exit code."""
+    """Run one evaluation in a process of its own, with our output; returns its exit code."""
     process = subprocess.Popen([sys.executable, "-m", "evaluation", request])
     told = False
     try:
@@ -110,7 +105,7 @@ def run_evaluation(request: str, stop: Callable[[], bool]) -> int:
 
 
 def on_gpus(request: str, log: str) -> int:
-    """As `run_evaluation`, as a task of Ray on whichever node has the GPUs; it prints into the job's log."""
+    """As `run_evaluation`, on the node where Ray has placed this task; prints into the job's log."""
     with Path(log).open("ab") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
@@ -118,7 +113,7 @@ def on_gpus(request: str, log: str) -> int:
 
 
 def scored_by_ray(gpus: int, log: Path, stop: StopFlag, tell: Callable[..., None]) -> Score:
-    """Evaluations on so many GPUs of one host each, when Ray has them free."""
+    """Make a Score that runs every evaluation on `gpus` GPUs of one host, once Ray has them free."""
     import ray  # noqa: PLC0415 (only where evaluations want GPUs)
 
     ray.init(address="auto", logging_level=logging.WARNING, log_to_driver=False)

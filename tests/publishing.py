@@ -16,7 +16,7 @@ from forkserver import CONTEXT
 from safetensors.torch import load_file
 from weightserver import Faults, serve
 
-from trainer.config import WeightsConfig
+from trainer.config_parts import WeightsConfig
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served import ServedEngine

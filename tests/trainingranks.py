@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.config import ModelConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig
 from trainer.train import attention
 from trainer.train.distributed import World, join_world, leave_world, single_world, whole
 from trainer.train.learner import Learner

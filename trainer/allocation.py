@@ -32,7 +32,7 @@ class Dialect(StrEnum):
 
 
 class AllocationError(ValueError):
-    """Text that is no allocation. `position`: index of the wrong character, under which the message has a caret."""
+    """Text that is no allocation. position: index of the wrong character, which the message marks with a caret."""
 
     def __init__(self, text: str, position: int, problem: str, fix: str = "") -> None:
         self.text, self.position, self.problem, self.fix = text, position, problem, fix
@@ -62,9 +62,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Part:
-    """One engine. backend: empty where the text names none. experts: the layout of the experts, where it has its own.
+    """One engine.
 
+    backend: empty where the text names none.
+    layout: how the model is split.
     name: of the engine (colon, engines) or of the call (dots: `actor_gen`, `*`).
+    experts: layout of the experts, where they have their own.
     """
 
     backend: str
@@ -91,9 +94,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Allocation:
-    """groups: parts of one group share GPUs, groups do not. tail: `eval` or `cpu` where the text ends with it.
+    """The engines of a run and their GPUs. Two allocations that mean the same are equal, whatever their dialect.
 
-    dialect: the one it was written in; two that mean the same are equal.
+    groups: parts of one group share GPUs, groups do not.
+    tail: `eval` or `cpu` where the text ends with it.
+    dialect: the dialect that it was written in.
     """
 
     groups: tuple[tuple[Part, ...], ...]
@@ -140,7 +145,6 @@ class Allocation:
 
         Raises:
             ValueError: the dialect has no words for it.
-
         """
         return {Dialect.DOTS: _dots, Dialect.COLON: _colon, Dialect.ENGINES: _engines}[dialect](self)
 
@@ -190,15 +194,12 @@ def _dots_layout(layout: Layout) -> str:
 def _colon(allocation: Allocation) -> str:
     named = _named(allocation)
     plain = len(allocation.parts) < 3 and not allocation.colocated and not any(part.name for part in allocation.parts)
+    names = {part: "" if plain else f"[{name}]" for part, name in named.items()}
     groups = [
-        "|".join(_colon_part(part, "" if plain else named[part]) for part in group) for group in allocation.groups
+        "|".join(f"{_backend(part)}{names[part]}:{_colon_layout(part)}" for part in group)
+        for group in allocation.groups
     ]
     return "+".join([*groups, *filter(None, [allocation.tail])])
-
-
-def _colon_part(part: Part, name: str) -> str:
-    backend = _backend(part)
-    return f"{backend}[{name}]:{_colon_layout(part)}" if name else f"{backend}:{_colon_layout(part)}"
 
 
 def _colon_layout(part: Part) -> str:

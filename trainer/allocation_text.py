@@ -1,4 +1,4 @@
-"""Reading allocation_mode: one pass over the text, and every mistake is answered at its character."""
+"""Parser of allocation_mode: one pass over the text; every error names its character."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def parse(text: str) -> Allocation:
 
     Raises:
         AllocationError: with a caret under the wrong character.
-
     """
     text = re.sub(r"\s", " ", text)
     if not text.strip():

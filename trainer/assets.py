@@ -12,6 +12,8 @@ from pathlib import Path
 from trainer.errors import UserError
 from trainer.files import LFS_MARK, refuse_pointer
 
+SHARED_DATASETS = Path("/storage/datasets")
+"""Where `clusterkit setup` puts data sets on the shared storage."""
 MODEL_ASSETS = ("smollm2-135m",)
 """Models that `clusterkit assets get` can fetch."""
 
@@ -23,6 +25,13 @@ _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json
 def cache_root(cache_dir: str = "") -> Path:
     """Folder of the asset cache: `cache_dir`, else $CLUSTERKIT_CACHE, else ~/.cache/clusterkit."""
     return Path(cache_dir or os.environ.get("CLUSTERKIT_CACHE") or "~/.cache/clusterkit").expanduser()
+
+
+def data_places(name: str, cache_dir: str = "") -> list[Path]:
+    """Where a data set is looked for: $CLUSTERKIT_DATA/name, /storage/datasets/name, and name in the asset cache."""
+    own = os.environ.get("CLUSTERKIT_DATA")
+    roots = [*([Path(own).expanduser()] if own else []), SHARED_DATASETS, cache_root(cache_dir)]
+    return [root / name for root in roots]
 
 
 def model_folder(name: str, cache_dir: str = "") -> Path:

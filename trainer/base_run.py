@@ -1,4 +1,4 @@
-"""What the runs that learn have in common: steps, checkpoints, going on, stopping and the numbers of a step."""
+"""Base of runs that learn: optimizer steps, checkpoints, recovery, interruption, and the statistics of a step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import transformers
 
-from trainer import eval_table
 from trainer.checkpoint.export import checkpoint_name, export, parameter_digest
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
+from trainer.evaluate import time_split
 from trainer.files import write_atomic
 from trainer.metrics import Monitor, epoch_line, stats_line
 from trainer.paths import RunPaths
@@ -54,12 +54,14 @@ class Clock:
 
 
 class SteppedRun(ABC):
-    """One attempt at a run of training steps; `SteppedRun.__init__` first, then a subclass adds its parts.
+    """One attempt at a run of training steps; a subclass calls `SteppedRun.__init__`, then adds its parts.
 
     Args:
-        config: the resolved configuration. world: this rank. monitor: where numbers go. stop: asked at safe points
-            whether to stop. start: what to go on from.
-
+        config: the resolved configuration.
+        world: this rank.
+        monitor: gets log lines and numbers.
+        stop: called at safe points; whether to stop.
+        start: what to go on from.
     """
 
     course: Schedule
@@ -71,16 +73,16 @@ class SteppedRun(ABC):
     ) -> None:
         self.config, self.world, self.monitor, self.stop = config, world, monitor, stop
         self.paths, self.start = RunPaths.of(config), start
-        # A rank must not leave the others waiting in a collective: with several, stopping is agreed on between phases.
+        # No rank may leave the others waiting in a collective: several ranks agree on stopping between phases.
         self.stop_here: Callable[[], bool] = stop if world.size == 1 else lambda: False
         self.store = RecoverStore(self.paths.recover)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
         self.skipped_in_row = 0
-        self.longest_row = 0  # tokens of the longest row that is planned; 0: nothing is compared
+        self.longest_row = 0  # tokens of the longest planned row; 0: log-probs are not compared
         wanted = config.checkpoint.async_recover
         self.in_background = world.device.type == "cuda" if wanted is None else wanted
-        self.checkpoint_seconds = 0.0  # that checkpoints held the training up since the last step's record
+        self.checkpoint_seconds = 0.0  # time that the training waited for checkpoints since the last step's record
         self.last_recover_at = time.monotonic()
         self.recent: list[float] = []
         self.clock = Clock()
@@ -96,7 +98,7 @@ class SteppedRun(ABC):
 
     @abstractmethod
     def _publish(self, version: int) -> None:
-        """Hand the learner's weights to whoever else needs them; also called when they were loaded."""
+        """Give the learner's weights to the engines that sample; also called after they were loaded."""
 
     def _optimize(self, minibatches: list[list[Row]], number: int) -> StepStats:
         """All optimizer steps of a training step; returns their averaged numbers.
@@ -104,12 +106,11 @@ class SteppedRun(ABC):
         Raises:
             RunError: the gradient was not finite for train.max_skipped_steps optimizer steps in a row.
             UserError: as `_check_logprobs`.
-
         """
         self._check_logprobs()
         results = []
         for position, minibatch in enumerate(minibatches):
-            # Weights have moved after the first optimizer step: from there on the step is finished, never given up.
+            # After the first optimizer step the weights have changed, so the step is always finished.
             abandon = self.stop_here if position == 0 else (lambda: False)
             results.append(self.learner.step(minibatch, abandon))
         skipped = sum(not r.stepped and r.values["trained_tokens"] > 0 for r in results)
@@ -120,7 +121,7 @@ class SteppedRun(ABC):
         totals = {"trained_tokens", "trained_rows", "micro_batches", "masked_tokens"}
         merged = {}
         for key in keys:
-            # An optimizer step that had nothing to learn from has no ratios or losses to be averaged.
+            # An optimizer step with nothing to learn from has no ratios or losses.
             values = [r.values[key] for r in results if key in r.values]
             merged[key] = sum(values) / (1 if key in totals else len(values))
         work = sum((r.work for r in results), Work())
@@ -132,7 +133,6 @@ class SteppedRun(ABC):
 
         Raises:
             UserError: see `require_parity`.
-
         """
         if self.longest_row and self.config.train.max_logprob_gap != 0:
             found = require_parity(self.learner, self.longest_row, len(self.tokenizer))
@@ -140,12 +140,12 @@ class SteppedRun(ABC):
         self.longest_row = 0
 
     def _rest(self, weights: bool = True) -> None:
-        """Leave the GPU to whoever generates on it, where the run says so."""
+        """Offload the learner, where the configuration says so, so that an engine can use the GPU."""
         if self.config.train.offload:
             self.learner.offload(weights)
 
     def _count_skipped(self, results: list[StepStats], number: int) -> None:
-        """Give up when nothing is learned any more."""
+        """Raise RunError after too many skipped optimizer steps in a row."""
         limit = self.config.train.max_skipped_steps
         for result in results:
             if result.values["trained_tokens"] > 0:
@@ -166,7 +166,7 @@ class SteppedRun(ABC):
         began = time.perf_counter()
         self._note_recover(self.store.poll())
         c = self.config.checkpoint
-        # Clocks differ: what goes by time is agreed on, else some ranks would wait in a collective for the others.
+        # Clocks differ: ranks agree on what is due by time, or some would wait in a collective.
         if self.world.any(save_due(c, self.course, number, self.state.seconds - self.state.seconds_saved)):
             self._save_persistent(self._persistent_folder(number))
             self.state = replace(self.state, seconds_saved=self.state.seconds)
@@ -195,7 +195,7 @@ class SteppedRun(ABC):
         self._note_recover(record)
 
     def _note_recover(self, record: dict[str, Any] | None) -> None:
-        """Say that a recover checkpoint is whole."""
+        """Record a recover checkpoint that is whole."""
         if record is not None:
             self.monitor.record("recover", **record)
             self.monitor.info("Dumped recover info to file.")
@@ -208,13 +208,13 @@ class SteppedRun(ABC):
             self.monitor.warn(note)
         slot = self.start.slot
         if slot is None:
-            # An earlier run of this name may have left its closing table; this run has none yet.
+            # An earlier run of this name may have left its summary.
             if self.world.is_main:
                 (self.paths.logs / "summary.json").unlink(missing_ok=True)
             return
         self.store.load(self.learner, slot)
         self.state = slot.state
-        # What was taken from another run is kept as our own soon: that run may be removed.
+        # A checkpoint of another run is soon saved as our own: that run may be removed.
         self.saved_step = slot.state.global_step if slot.path.parent == self.paths.recover else 0
         self._publish(slot.state.version)
 
@@ -246,7 +246,7 @@ class SteppedRun(ABC):
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """The state is that of the end of the last whole step: keep it and leave."""
+        """Write a recover checkpoint of the last whole step and raise InterruptedRunError."""
         step = self.state.global_step
         if step > self.saved_step:
             self._save_recover()
@@ -256,12 +256,12 @@ class SteppedRun(ABC):
         raise InterruptedRunError(f"interrupted after step {step}: {kept}; the same command{again} goes on from there")
 
     def _close(self, **facts: Any) -> None:
-        """Write the last persistent checkpoint where it is missing, the summary, and the end of the log."""
+        """Write the last persistent checkpoint where it is missing, the summary, and the log's last line."""
         self._note_recover(self.store.wait())
         digest = parameter_digest(self.learner)
         folder = self._persistent_folder(self.state.global_step)
         if self.world.any(not folder.is_dir()):
-            # The run ends where it was not going to: total_steps was lowered to what is done already.
+            # total_steps was lowered to a step that is done already, and which was not the last one then.
             self._save_persistent(folder)
         if not self.world.is_main:
             return
@@ -274,16 +274,34 @@ class SteppedRun(ABC):
             **facts,
             "checkpoint": str(folder),
             "parameter_sha256": digest,
-            "time_split": eval_table.time_split(self.paths.logs),
+            "time_split": time_split(self.paths.logs),
         }
         write_atomic(self.paths.logs / "summary.json", json.dumps(summary, indent=1))
         self.monitor.info("Experiment Completes! Yeah!!!!!!!!")
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
+    def _eval_due(self, number: int) -> bool:
+        """Whether held-out tasks are evaluated after this step; after the last one the closing table comes anyway."""
+        every = self.config.eval.every_steps
+        return bool(every) and number % every == 0 and number < self.course.total_steps
+
     def _report_step(
-        self, number: int, numbers: dict[str, float], processed: float, seconds: float, task_ids: list[str]
+        self, number: int, numbers: dict[str, float], processed: float, began: float, task_ids: list[str]
     ) -> None:
+        """Count the step's time, report its numbers and write the checkpoints that are due.
+
+        Args:
+            number: of the step.
+            numbers: statistics of the step.
+            processed: tokens that went through the model.
+            began: start of the step, as time.perf_counter().
+            task_ids: what was learned from.
+        """
+        seconds = time.perf_counter() - began
+        self.state = replace(self.state, seconds=self.state.seconds + seconds)
+        self.recent = [*self.recent[-(RECENT_STEPS - 1) :], seconds]
+        numbers = dict(sorted(numbers.items()))
         position = self.course.position(number)
         known = sum(self.clock.seconds.values())
         self.clock.seconds["other"] += max(0.0, seconds - known)
@@ -308,17 +326,14 @@ class SteppedRun(ABC):
             task_ids=task_ids,
         )
         self.monitor.scalars(numbers | named("time", timings), number)
-        if number == self.config.checkpoint.ckpt_first_step:
-            self._warn_of_late_save(seconds)
-
-    def _warn_of_late_save(self, step_seconds: float) -> None:
-        wait = seconds_to_first_save(self.config.checkpoint, self.course, step_seconds)
-        if wait > LONG_WAIT_S:
+        wait = seconds_to_first_save(self.config.checkpoint, self.course, seconds)
+        if number == self.config.checkpoint.ckpt_first_step and wait > LONG_WAIT_S:
             self.monitor.warn(
-                f"at {step_seconds:.0f} s a step the first persistent checkpoint comes after {wait / 3600:.0f} hours; "
-                "until then there is only the recover checkpoint: set checkpoint.save_freq_steps or "
-                "checkpoint.save_freq_secs"
+                f"at {seconds:.0f} s a step the first persistent checkpoint comes after {wait / 3600:.0f} hours; until "
+                "then there is only the recover checkpoint: set checkpoint.save_freq_steps or checkpoint.save_freq_secs"
             )
+        with self.clock.phase("checkpoint"):
+            self._checkpoint(number)
 
 
 def named(prefix: str, values: dict[str, float]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """RunConfig: everything that defines a run, in one validated tree.
 
-Both sides read this module, so it imports nothing but pydantic, the standard library and modules of the same kind.
-Every field has a default, a bound and a sentence; `clusterkit presets explain` prints those. Unknown keys are errors.
+Both sides read this module and the config_* modules beside it, so they import nothing but pydantic, the standard
+library and modules of the same kind. Every field has a default, bounds and a sentence, which `clusterkit presets
+explain` prints. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -14,12 +15,32 @@ from trainer.algorithms.table import resolve
 from trainer.allocation import Allocation
 from trainer.allocation_text import parse as parse_allocation
 from trainer.config_0_1 import without_others
-from trainer.config_agents import AgentConfig, AnyAgentConfig, ChunksAgentConfig, MemagentConfig, MemalphaAgentConfig
-from trainer.config_checks import CHECKS
-from trainer.config_judge import JudgeConfig
-from trainer.config_parts import ModelConfig, RolloutConfig, Section, TinyModel
-from trainer.config_rewards import AnyRewardConfig, BoxedConfig, RewardConfig
-from trainer.config_servers import AnyServersConfig, ServersConfig
+from trainer.config_agents import (
+    AnyAgentConfig,
+    ChunksAgentConfig,
+    MemagentConfig,
+    MemalphaAgentConfig,
+    OwnAgentConfig,
+    SingleTurnConfig,
+)
+from trainer.config_choice import Section
+from trainer.config_parts import (
+    AlgorithmConfig,
+    AnyServersConfig,
+    CheckpointConfig,
+    ControlConfig,
+    EvalConfig,
+    JudgeConfig,
+    ModelConfig,
+    MonitorConfig,
+    RolloutConfig,
+    ServersConfig,
+    TrainConfig,
+    TrainerConfig,
+    WarmupConfig,
+    WeightsConfig,
+)
+from trainer.config_rewards import AnyRewardConfig, BoxedConfig
 from trainer.config_tasks import (
     AnyTaskConfig,
     FactsConfig,
@@ -29,260 +50,7 @@ from trainer.config_tasks import (
     ProblemsConfig,
     RecallConfig,
     SftConfig,
-    TaskConfig,
 )
-
-__all__ = [
-    "AgentConfig",
-    "AlgorithmConfig",
-    "CheckpointConfig",
-    "JudgeConfig",
-    "ModelConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "Section",
-    "ServersConfig",
-    "TaskConfig",
-    "TinyModel",
-    "flatten",
-]
-
-
-class AlgorithmConfig(Section):
-    """Advantages and loss."""
-
-    name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
-    """Row of the algorithm table (trainer/algorithms/table.py; docs/algorithms.md). The fields below override the row
-    where set; with another name than the preset's, what the preset sets of them is left out."""
-    advantage: Literal["mean", "mean_std"] | None = None
-    """Reward minus group mean, or that divided by the group's standard deviation."""
-    clip_low: Annotated[float, Field(ge=0)] | None = None
-    """Lower clip range of the importance ratio, 1 - clip_low."""
-    clip_high: Annotated[float, Field(ge=0)] | None = None
-    """Upper clip range, 1 + clip_high."""
-    dual_clip: Annotated[float, Field(ge=0)] | None = None
-    """Bound of ratio times negative advantage (Ye et al. 2020), above 1; 0: off."""
-    loss_norm: Literal["token", "trajectory_mean", "constant"] | None = None
-    """token: one global mean over all response tokens. trajectory_mean: every trajectory weighs the same.
-    constant: divide by trajectories times response_limit (Dr. GRPO)."""
-    response_limit: Annotated[int, Field(ge=0)] = 0
-    """loss_norm=constant: response tokens of a trajectory that the loss is divided by, whatever was sampled. 0: the
-    most that the settings allow: chunks times agent.max_memory_tokens, plus agent.max_final_tokens."""
-    credit: Literal["share", "split"] = "share"
-    """share: every turn gets the trajectory's advantage. split: divided by the number of turns."""
-    turn_advantage: Literal["grpo", "gigpo"] = "grpo"
-    """Where every turn has a reward of its own (reward.name=memalpha). grpo: all turns of a group are one population.
-    gigpo: the trajectory's part among trajectories, plus the turns' discounted part among turns of the same number."""
-    gigpo_discount: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """gigpo: what a later turn's own reward counts for an earlier one, per turn between them."""
-    gigpo_weight: Annotated[float, Field(ge=0)] = 1.0
-    """gigpo: weight of the trajectory's part."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the k3 KL to the frozen starting policy; 0: no reference model is kept."""
-    old_logprobs: Literal["auto", "engine", "recompute"] = "auto"
-    """Log-probs that the policy's ratio starts from. engine: those that the engine returned. recompute: the trainer's
-    own before the step (decoupled PPO, with tis_cap): by a forward pass before it, save for the first of
-    train.minibatches, whose training pass has the very same. auto: recompute with rollout.max_staleness, else
-    engine."""
-    tis_cap: Annotated[float, Field(ge=0)] = 2.0
-    """Truncated importance sampling of trainer against engine (where old_logprobs are recomputed): cap; 0: off."""
-    sequence_mask: Literal["none", "max", "geometric"] = "none"
-    """Leave out turns whose trainer/engine ratio leaves [mask_low, mask_high]: any token, or the geometric mean. Acts
-    where old log-probs are recomputed; neither the policy's loss nor the KL is taken of a turn that is left out."""
-    mask_low: Annotated[float, Field(ge=0)] = 0.33
-    """Lower bound of sequence_mask."""
-    mask_high: Annotated[float, Field(gt=0)] = 3.0
-    """Upper bound of sequence_mask."""
-    mask_denominator: Literal["all", "kept"] = "all"
-    """What the loss is divided by where sequence_mask leaves turns out. all: their tokens count, so that the others
-    weigh what they always do (AReaL). kept: only what is learned from counts (verl); the log-probs of the first of
-    train.minibatches are then computed before it, too."""
-    drop_truncated_final: bool = False
-    """Leave out final answers that hit max_final_tokens (they stay in the group's mean)."""
-    overlong_tokens: Annotated[int, Field(ge=0)] | None = None
-    """DAPO's soft overlong punishment: over the last so many tokens below its limit a rewarded response loses up to
-    overlong_penalty. 0: none. Empty: as the row says, for dapo a fifth of the limit. Rewarded are final answers; every
-    turn where turns are rewarded apart."""
-    overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
-    """Largest overlong punishment, before task.reward_scale (reward.name=math)."""
-
-    @field_validator("dual_clip")
-    @classmethod
-    def _bounds_something(cls, value: float | None) -> float | None:
-        if value is not None and 0 < value <= 1:
-            raise ValueError(
-                f"dual_clip {value} would cut off ratios of 1: choose more than 1, 3 for example, or 0, off"
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _mask_holds_one(self) -> AlgorithmConfig:
-        if not self.mask_low <= 1 <= self.mask_high:
-            raise ValueError(
-                f"mask_low {self.mask_low} and mask_high {self.mask_high} leave out the ratio 1, so every turn: choose "
-                "mask_low at most 1 and mask_high at least 1"
-            )
-        return self
-
-
-class ControlConfig(Section):
-    """Negative controls: what the curve must look like when there is nothing to learn from."""
-
-    rewards: Literal["true", "shuffled", "flipped"] = "true"
-    """shuffled: permuted over the batch. flipped: sign turned round."""
-    zero_advantages: bool = False
-    """Set every advantage to zero: nothing may change."""
-
-
-class TrainerConfig(Section):
-    """What a run does."""
-
-    type: Literal["grpo", "sft", "null"] = "grpo"
-    """grpo: reinforcement learning (ppo, AReaL's word, means the same). sft: supervised learning of the answers in a
-    file of examples. null: no training, only trajectories of eval.num_tasks tasks of eval.split with their rewards."""
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        # Unquoted null in a YAML file is no text; AReaL's name of the training with a group's baseline is ppo.
-        return {None: "null", "ppo": "grpo"}.get(value, value)
-
-
-class TrainConfig(Section):
-    """Optimisation."""
-
-    total_steps: Annotated[int, Field(ge=0)] = 0
-    """Training steps in all; 0: total_epochs decides."""
-    total_epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the training tasks."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """Peak learning rate of AdamW."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up steps."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
-    """Optimizer steps of linear warm-up of the learning rate."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Final learning rate of linear and cosine, as a share of the peak."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """AdamW."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """AdamW."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW; not applied to biases and norms."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
-    """Largest gradient norm."""
-    minibatches: Annotated[int, Field(ge=1)] = 1
-    """Optimizer steps per rollout batch; tasks are split evenly over them."""
-    max_tokens_per_mb: Annotated[int, Field(ge=16)] = 16384
-    """Most tokens in one packed micro-batch of one rank; what rows begin with alike counts once."""
-    share_prefixes: bool = True
-    """Compute once what rows of a micro-batch begin with alike: a section that the trajectories of a group read at the
-    same turn. The same gradients up to rounding; false: every row whole."""
-    logprob_chunk: Annotated[int, Field(ge=1)] = 4096
-    """Loss positions whose [chunk, vocabulary] logits exist at a time."""
-    ranks: Annotated[int, Field(ge=1)] = 1
-    """Data-parallel FSDP2 ranks. 1 needs no process group. With allocation_mode its training GPUs count instead."""
-    compile: bool | None = None
-    """Compile the layers (torch.compile): faster after a minute of compiling at the start. Empty: on GPUs that have
-    Triton."""
-    max_skipped_steps: Annotated[int, Field(ge=0)] = 5
-    """Optimizer steps in a row whose gradient is not finite (they are skipped) before the run is given up; 0: never."""
-    max_logprob_gap: Annotated[float, Field(ge=0)] | None = None
-    """Largest mean difference, in nats, between the log-probs of one long row as they are trained on and by the model's
-    own forward pass; beyond it the run ends before its first step. Empty: 0.001 in float32, 0.2 in bfloat16; 0: not
-    compared."""
-    offload: bool = False
-    """Keep parameters and optimizer state in host memory while unused, 12 bytes per parameter of it: slower, for GPUs
-    that also generate."""
-    threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads per rank; 0: cores divided by ranks. Bit-identical runs need the same number."""
-
-
-class WarmupConfig(Section):
-    """Supervised warm-up on oracle traces, before the first RL step (only when the model starts from nothing)."""
-
-    recall_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of dense recall pre-training, at most; it stops early once it is right 98 % of the time."""
-    steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of supervised fine-tuning on demonstrations; 0: no warm-up."""
-    batch_size: Annotated[int, Field(ge=1)] = 64
-    """Sequences per step."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Peak learning rate; linear decay to a tenth."""
-    carry_share: Annotated[float, Field(ge=0, le=1)] = 0.15
-    """How often a demonstration carries a needed fact over a section without it (else it reads each section alone)."""
-    gate: Annotated[float, Field(ge=0, le=1)] = 0.98
-    """Single-section retrieval that the warm-up must reach, greedy, on held-out tasks."""
-    retries: Annotated[int, Field(ge=0)] = 2
-    """Further initialisations to try when the gate is missed."""
-
-
-class EvalConfig(Section):
-    """Held-out evaluation during training."""
-
-    every_steps: Annotated[int, Field(ge=0)] = 10
-    """Evaluate every so many steps; 0: only before the first and after the last step."""
-    num_tasks: Annotated[int, Field(ge=1)] = 128
-    """Held-out tasks per evaluation; with trainer.type=null: tasks in all."""
-    split: Literal["dev", "test", "train"] = "test"
-    """Which held-out tasks: dev is for choosing settings, test for reporting. train: the training tasks, only with
-    trainer.type=null."""
-    final_chunks: list[Annotated[int, Field(ge=1)]] = []  # noqa: RUF012 (pydantic copies it)
-    """recall: document lengths, in chunks, of the closing table."""
-    blank_memory: bool = True
-    """Closing table: also with the memory blanked and the policy forced to answer."""
-
-
-class CheckpointConfig(Section):
-    """Recover checkpoints (overwritten, to go on from) and persistent ones (kept, Hugging Face format)."""
-
-    ckpt_freq_secs: Annotated[float, Field(ge=0)] = 600.0
-    """Write a recover checkpoint when a step ends and this much time has passed since the last one."""
-    ckpt_first_step: Annotated[int, Field(ge=1)] = 2
-    """Write the first recover checkpoint after this step."""
-    ckpt_freq_steps: Annotated[int, Field(ge=0)] = 0
-    """Also write a recover checkpoint every so many steps; 0: by time only."""
-    async_recover: bool | None = None
-    """Write recover checkpoints in the background: a step only waits for the copy to host memory, which needs 12 bytes
-    per parameter there. Empty: on GPUs."""
-    save_freq_steps: Annotated[int, Field(ge=0)] = 0
-    """Persistent checkpoint every so many steps; 0: off."""
-    save_freq_epochs: Annotated[int, Field(ge=0)] = 1
-    """Persistent checkpoint every so many epochs; 0: off."""
-    save_freq_secs: Annotated[float, Field(ge=0)] = 0.0
-    """Persistent checkpoint when this much time has passed since the last one; 0: off."""
-
-
-class WeightsConfig(Section):
-    """How new weights reach the inference servers (only where servers generate)."""
-
-    transport: Literal["auto", "nccl", "disk"] = "auto"
-    """auto: over NCCL to SGLang servers on GPUs; through a folder to others, and from a failed transfer on. nccl: only
-    so; a server that cannot be reached is used no more. disk: always through a folder."""
-    bucket_mb: Annotated[int, Field(ge=1, le=16384)] = 1024
-    """Weights sent in one piece, in MiB. The trainer and each server need room for about two beside the weights."""
-    deadline_s: Annotated[float, Field(gt=0, le=300)] = 60.0
-    """Seconds within which a server must join the transfer, and within which each piece must have arrived."""
-    servers_per_group: Annotated[int, Field(ge=0)] = 1
-    """Servers that get their weights in one broadcast; 0: all. More is faster for many servers, but one that dies
-    in the middle takes those of its group with it."""
-    folder: str = ""
-    """Where versions are written for servers; empty: memory (/dev/shm) where all servers are on this host and there is
-    room, else the run's own folder."""
-
-
-class MonitorConfig(Section):
-    """Where numbers go beside main.log and metrics.jsonl."""
-
-    tensorboard: bool = True
-    """Write TensorBoard event files to the run directory."""
-    wandb: Literal["disabled", "offline", "online"] = "disabled"
-    """Weights & Biases; the key is read from WANDB_API_KEY only and is written nowhere."""
-    wandb_project: str = "clusterkit"
-    """Project at Weights & Biases."""
 
 
 class RunConfig(Section):
@@ -299,30 +67,30 @@ class RunConfig(Section):
     cache_dir: str = ""
     """Folder for warm-up weights and assets; empty: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."""
     code_dir: str = ""
-    """Folder that your own classes (agent.name=module:Class) are imported from, after PYTHONPATH; set by `clusterkit
-    train` to the folder it runs in."""
+    """Folder to import your own classes (agent.name=module:Class) from, after PYTHONPATH; `clusterkit train` sets it to
+    the folder that it runs in."""
     mode: Literal["local", "ray", "slurm"] = "local"
-    """Where the ranks run. local: on one machine. ray: on the nodes of the Ray cluster that runs the trainer. slurm: in
-    a batch job, which `clusterkit train` submits and in which it is ray."""
+    """Where the ranks run. local: on one machine. ray: on the nodes of the trainer's Ray cluster. slurm: in a batch job
+    that `clusterkit train` submits, and in which the mode is ray."""
     n_nodes: Annotated[int, Field(ge=1)] = 1
-    """Hosts that the run is spread over."""
+    """Hosts of the run."""
     n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
-    """GPUs of each host that the run takes; 0: it needs none."""
+    """GPUs of each host that the run uses; 0: none."""
     allocation_mode: str = ""
     """How engine servers and training share the GPUs: sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4, or
     rollout.backend=sglang:d4 actor.backend=fsdp:d4. Empty: no servers, the trainer's own process generates."""
     seed: int = 1
-    """Seeds initialisation, tasks and sampling."""
+    """Seed of initialisation, tasks and sampling."""
     recover_mode: Literal["auto", "resume", "disabled"] = "auto"
-    """auto: go on from a recover checkpoint where there is one. resume: demand one. disabled: start afresh."""
+    """auto: go on from a recover checkpoint if there is one. resume: fail without one. disabled: start afresh."""
     recover_from: str = ""
-    """Where a new run starts: another run's recover folder (its weights, optimizer and step go on), or the folder of
-    weights that model.path names. Written by `clusterkit train --recover-from`."""
+    """Start of a new run: another run's recover folder (weights, optimizer and step go on), or the folder of weights
+    that model.path names. `clusterkit train --recover-from` sets it."""
     recover_retries: Annotated[int, Field(ge=0)] = 10
-    """Restarts in a row, without a new step, of a run that died before it is given up. On a cluster and Slurm after
-    any failure; on this machine after a crash, not after an error that asks for something. 0: none."""
+    """Restarts in a row without a new step before a failed run is given up; 0: none. On a cluster and Slurm after any
+    failure; on this machine after a crash, not after an error that asks for a change."""
     recover_after: Annotated[float, Field(ge=0)] = 10.0
-    """Seconds before the first of these restarts; later ones wait longer."""
+    """Seconds before the first of these restarts; later ones come after longer."""
     model: ModelConfig = ModelConfig()
     task: AnyTaskConfig = RecallConfig()
     agent: AnyAgentConfig = MemagentConfig()
@@ -471,3 +239,247 @@ def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def check_sampling(c: RunConfig) -> None:
+    """Training samples from the whole distribution."""
+    if c.rollout.top_p < 1 or c.rollout.top_k != -1:
+        raise ValueError(
+            f"rollout.top_p={c.rollout.top_p} top_k={c.rollout.top_k}: training needs top_p=1 and top_k=-1, because "
+            "the trainer's log-probs cover the whole vocabulary and a cut distribution would bias every ratio"
+        )
+
+
+def check_type(c: RunConfig) -> None:
+    """Examples are for supervised learning, and it has no use for anything else."""
+    kind = c.trainer.type
+    if kind == "sft" and c.task.name != "sft":
+        raise ValueError(
+            f"trainer.type=sft learns from a file of examples, and task.name={c.task.name} is none: add --task sft "
+            "task.path=FILE.jsonl"
+        )
+    if kind != "sft" and c.task.name == "sft":
+        raise ValueError(f"task.name=sft has examples to learn from, and trainer.type is {kind}: set trainer.type=sft")
+    if kind != "null" and c.eval.split == "train":
+        raise ValueError("eval.split=train is for trainer.type=null: what is learned from is not held out")
+    if kind == "grpo" and not c.rollout.temperature:
+        raise ValueError("rollout.temperature=0 is for trainer.type=null: greedy trajectories are all the same")
+
+
+def check_heldout(c: RunConfig) -> None:
+    """Where nothing is held out, nothing held out is asked for."""
+    if not isinstance(c.task, FilesConfig) or c.task.eval_fraction or c.custom:
+        return
+    if c.task.name in ("hotpotqa", "sft"):
+        raise ValueError(f"task.eval_fraction=0: task.name={c.task.name} is always evaluated: hold out a share of it")
+    if c.task.name != "math" and not (c.task.name == "memalpha" and c.eval.split == "dev"):
+        return
+    kept = f"task.eval_fraction=0 keeps every row of task.name={c.task.name} for training"
+    if c.trainer.type == "null" and c.eval.split != "train":
+        raise ValueError(f"{kept}: set eval.split=train, or task.eval_fraction=0.2 for a held-out part")
+    if c.trainer.type == "grpo" and c.eval.every_steps:
+        raise ValueError(
+            f"eval.every_steps={c.eval.every_steps} measures held-out tasks, and {kept}: set task.eval_fraction=0.02 "
+            "to hold a part out, or eval.every_steps=0 and score checkpoints with clusterkit eval"
+        )
+
+
+def check_batch(c: RunConfig) -> None:
+    """A batch divides into minibatches and ranks, and an epoch has at least one."""
+    if c.trainer.type == "null":  # the last batch may be a part of one
+        return
+    if c.rollout.batch_size % c.train.minibatches:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.minibatches={c.train.minibatches}: "
+            f"choose a multiple of {c.train.minibatches}"
+        )
+    if c.engine == "embedded" and c.rollout.batch_size % c.train.ranks:  # every rank samples its share
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is not divisible by train.ranks={c.train.ranks}: "
+            f"choose a multiple of {c.train.ranks}"
+        )
+    if c.rollout.batch_size > c.task.train_size:
+        raise ValueError(
+            f"rollout.batch_size={c.rollout.batch_size} is larger than task.train_size={c.task.train_size}: "
+            "one epoch would have no whole step"
+        )
+
+
+def check_warmup(c: RunConfig) -> None:
+    """A model built from nothing learns recall in its own words, a pretrained one everything else."""
+    if c.model.path is None and c.task.name in ("hotpotqa", "math", "memalpha", "needles"):
+        raise ValueError(
+            f"task.name={c.task.name} needs a pretrained model: set model.path, or use --preset 135M_cpu "
+            "(a model built from nothing can only learn task.name=recall or facts, examples, and tasks of your own)"
+        )
+    if c.model.path is not None and c.task.name in ("recall", "facts") and c.agent.template == "words":
+        raise ValueError(
+            "agent.template=words is for the tiny model's own vocabulary: with model.path set agent.template=memagent"
+        )
+
+
+def check_sections(c: RunConfig) -> None:
+    """recall and facts cut their own sections: one must fit into what the agent reads at a time."""
+    task, agent = c.task, c.agent
+    if not isinstance(task, RecallConfig | FactsConfig) or not isinstance(agent, ChunksAgentConfig):
+        return
+    if agent.template == "words" and task.section_tokens > agent.chunk_tokens:
+        raise ValueError(
+            f"a section has 3 x task.facts_per_chunk={task.facts_per_chunk} + task.filler_per_chunk="
+            f"{task.filler_per_chunk} = {task.section_tokens} tokens and agent.chunk_tokens is {agent.chunk_tokens}: "
+            "raise agent.chunk_tokens, or lower the other two"
+        )
+
+
+def check_window(c: RunConfig) -> None:
+    """The limits alone must fit into the context window; the prompt's own words are added once a tokenizer is there."""
+    a, window, name = c.agent, c.model.context_window, "model.context_window"
+    if isinstance(a, OwnAgentConfig) or c.trainer.type == "sft":
+        return  # what they send is theirs; it is looked at when it is sent
+    if isinstance(a, MemalphaAgentConfig):
+        _check_memory_window(c, a)
+        return
+    # A model built from nothing runs with template=words only.
+    own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
+    if own and (not window or own < window):
+        window, name = own, "model.tiny.max_position_embeddings"
+    if not window:
+        return
+    question = f"agent.max_question_tokens={a.max_question_tokens}"
+    if isinstance(a, SingleTurnConfig):
+        total, largest = a.max_question_tokens + a.max_final_tokens, "agent.max_final_tokens"
+        terms = f"{question} + agent.max_final_tokens={a.max_final_tokens}"
+    else:
+        memory = f"agent.max_memory_tokens={a.max_memory_tokens}"
+        update = a.chunk_tokens + 2 * a.max_memory_tokens + a.question_limit("update")
+        final = a.max_memory_tokens + a.question_limit("final") + a.max_final_tokens
+        total, largest = max(update, final), "agent.chunk_tokens" if update >= final else "agent.max_final_tokens"
+        terms = f"{memory} + {question} + agent.max_final_tokens={a.max_final_tokens}"
+        if update >= final:
+            twice = "2 x " if a.question_limit("update") > a.max_question_tokens else ""
+            terms = f"agent.chunk_tokens={a.chunk_tokens} + 2 x {memory} + {twice}{question}"
+    if total > window:
+        raise ValueError(
+            f"{terms} = {total} tokens, before the prompt's own words, and the context window is {window} ({name}): "
+            f"lower {largest}, or another of these limits, by {total - window} or more"
+        )
+
+
+def check_loss(c: RunConfig) -> None:
+    """A loss that is divided by a constant has one."""
+    row = resolve(c.algorithm)
+    if c.trainer.type == "grpo" and row.loss_norm == "constant" and not c.response_limit:
+        why = "algorithm.loss_norm=constant" if c.algorithm.loss_norm else f"algorithm.name={c.algorithm.name}"
+        own = "agent.name" in c.custom or c.agent.name == "memalpha"
+        raise ValueError(
+            f"{why} divides the loss by the most response tokens that a trajectory may have, and no setting bounds "
+            "them: set algorithm.response_limit=TOKENS" + ("" if own else ", or agent.max_chunks")
+        )
+
+
+def check_overlong(c: RunConfig) -> None:
+    """The part of a response that is punished for its length is no longer than the response."""
+    a, given = c.agent, c.algorithm.overlong_tokens or 0
+    name, limit = "max_final_tokens", a.max_final_tokens
+    if isinstance(a, MemalphaAgentConfig):
+        name, limit = "max_memory_tokens", a.max_memory_tokens
+    if given > limit:
+        raise ValueError(
+            f"algorithm.overlong_tokens={given} is over agent.{name}={limit}, the limit of a response: lower it"
+        )
+
+
+def check_gpus(c: RunConfig) -> None:
+    """Every GPU that is taken has work, and every engine has its GPUs."""
+    wanted = c.allocation
+    if wanted is None or wanted.gpus == c.gpus:
+        return
+    sides = [f"{wanted.rollout_gpus} generate"] if wanted.rollout_gpus else []
+    sides += [f"{wanted.training_gpus} train"] if wanted.training_gpus else []
+    shared = ", the same ones" if wanted.colocated else ""
+    raise ValueError(
+        f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPUs ({' and '.join(sides)}{shared}), and n_nodes="
+        f"{c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: change one of them; `clusterkit presets plan "
+        f"{c.preset or 'PRESET'} --nodes N` works it out"
+    )
+
+
+def check_servers(c: RunConfig) -> None:
+    """What only servers can do is asked of servers, and no more of them is waited for than can come."""
+    if c.engine == "embedded" and c.rollout.max_staleness:
+        raise ValueError(
+            f"rollout.max_staleness={c.rollout.max_staleness} needs engine servers, which sample while the trainer "
+            "learns: set servers.engine=sglang or vllm, or rollout.max_staleness=0"
+        )
+    if c.engine == "sglang" and not c.n_gpus_per_node:
+        raise ValueError(
+            "servers.engine=sglang needs GPUs: set n_gpus_per_node and allocation_mode (sglang:d1+fsdp:d1 for one GPU "
+            "each, sglang:d1|fsdp:d1 for one GPU that both share), or servers.engine=vllm on a CPU"
+        )
+    shared = c.engine == "sglang" and c.allocation is not None and c.allocation.colocated
+    if c.weights.transport == "nccl" and (shared or c.engine == "vllm"):
+        why = "NCCL does not join two processes on one GPU" if shared else "vLLM servers take weights by folder only"
+        raise ValueError(f"weights.transport=nccl: {why}: set weights.transport=auto")
+    together = c.engine != "embedded" and c.allocation is not None and c.allocation.colocated
+    if together and not c.serving.shutdown_on_exit:
+        raise ValueError(
+            f"servers.shutdown_on_exit=false: with allocation_mode={c.allocation_mode} the servers share the trainer's "
+            "GPUs and end with it: set servers.shutdown_on_exit=true, or give them GPUs of their own (as in "
+            "sglang:d1+fsdp:d1)"
+        )
+    if c.rollout.window > c.rollout.batch_size:
+        raise ValueError(
+            f"rollout.window={c.rollout.window} is larger than rollout.batch_size={c.rollout.batch_size}: lower it"
+        )
+
+
+def check_memory(c: RunConfig) -> None:
+    """A structured memory is written by its agent, asked by its tasks and scored by its reward: all three, or none."""
+    if c.custom or c.trainer.type == "sft":
+        return
+    parts = {
+        f"task.name={c.task.name}": c.task.name in ("facts", "memalpha"),
+        f"agent.name={c.agent.name}": c.agent.name == "memalpha",
+        f"reward.name={c.reward.name}": c.reward.name == "memalpha",
+    }
+    if len(set(parts.values())) > 1:
+        raise ValueError(
+            f"{', '.join(parts)} do not belong together: with agent.name=memalpha set task.name=memalpha (or facts) "
+            "and reward.name=memalpha, or start from --preset memalpha-tiny or memalpha-4B"
+        )
+    if c.task.name == "memalpha" and c.judge.reader == "rules":
+        raise ValueError("judge.reader=rules knows task.name=facts only: documents need judge.reader=server")
+
+
+def _check_memory_window(c: RunConfig, a: MemalphaAgentConfig) -> None:
+    """The context that the agent keeps to must be one that the model and a micro-batch have."""
+    own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
+    limits = {
+        "model.tiny.max_position_embeddings": own,
+        "model.context_window": c.model.context_window,
+        "train.max_tokens_per_mb": c.train.max_tokens_per_mb if c.trainer.type == "grpo" else 0,
+    }
+    for name, limit in limits.items():
+        if limit and a.context_tokens > limit:
+            raise ValueError(f"agent.context_tokens={a.context_tokens} is over {name}={limit}: lower it, or raise that")
+    if a.chunk_tokens + a.max_memory_tokens > a.context_tokens:
+        raise ValueError(
+            f"agent.chunk_tokens={a.chunk_tokens} + agent.max_memory_tokens={a.max_memory_tokens} (the response) leave "
+            f"no room in agent.context_tokens={a.context_tokens}: lower one of them"
+        )
+
+
+CHECKS = (
+    check_type,
+    check_servers,
+    check_sampling,
+    check_heldout,
+    check_batch,
+    check_warmup,
+    check_sections,
+    check_memory,
+    check_window,
+    check_loss,
+    check_overlong,
+    check_gpus,
+)

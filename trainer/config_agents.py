@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from trainer.config_choice import Choice, named_class, plain_options
-from trainer.config_parts import Section
+from trainer.config_choice import Choice, OwnSection, Section
 from trainer.errors import UserError
 from trainer.wording import NO_MEMORY, check_wording, read_wording
 
@@ -17,14 +16,15 @@ class AgentConfig(Section):
     """What every agent has."""
 
     name: str
-    """memagent; single_turn (the question in one prompt, one response of up to max_final_tokens, no memory); memalpha
-    (a structured memory, written by tool calls); or `module:Class` for one of your own (docs/custom.md)."""
+    """memagent: one memory text, overwritten with every chunk. single_turn: the question in one prompt, one response of
+    up to max_final_tokens, no memory. memalpha: a structured memory, written by tool calls. Or `module:Class`, a class
+    of your own (docs/custom.md)."""
     template: Literal["memagent", "words"] = "memagent"
-    """Prompt wording. words: a few single words, for models that are trained from nothing."""
+    """Wording of prompts. words: a few single words, for models that start from random weights."""
     enable_thinking: bool = False
-    """Let a chat template that knows the switch (Qwen3) turn thinking on."""
+    """Turn thinking on in chat templates that have such a switch (Qwen3)."""
     max_final_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest final answer, in tokens. memalpha gives none; other methods of its evaluations do."""
+    """Longest final answer, in tokens. memalpha has none, but other methods of its evaluations do."""
 
     def response_limit(self, kind: str) -> int:  # noqa: ARG002 (for those that write a memory)
         """Most tokens of a response of a kind, `update` or `final`."""
@@ -39,7 +39,7 @@ class QuestionAgentConfig(AgentConfig):
     """An agent that is told the question."""
 
     max_question_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Longest question; a longer one is refused, never cut."""
+    """Longest question, in tokens; a longer one is refused, never cut."""
 
     def question_limit(self, kind: str) -> int:  # noqa: ARG002 (for those that repeat it)
         """See AgentConfig."""
@@ -56,7 +56,8 @@ class ChunksAgentConfig(AgentConfig):
     max_chunks: Annotated[int, Field(ge=0)] = 0
     """Most chunks that are read; a longer document is handled as `overflow` says. 0: no limit."""
     overflow: Literal["center", "error"] = "center"
-    """Document longer than max_chunks: keep its first and last halves (counted), or refuse the document and stop."""
+    """What to do with a document of more than max_chunks. center: read its first and last chunks, and count it. error:
+    end the run."""
 
     def response_limit(self, kind: str) -> int:
         """See AgentConfig."""
@@ -68,9 +69,9 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
 
     template_file: str = ""
     """YAML file with your own wording of both prompts: update with {problem}, {memory} and {section}, final with
-    {problem} and {memory}, and no_memory, the text of a memory before the first (docs/coming-from-areal.md)."""
+    {problem} and {memory}, and no_memory, the text of the memory before the first chunk (docs/coming-from-areal.md)."""
     wording: dict[str, str] = {}  # noqa: RUF012 (pydantic copies it)
-    """What template_file holds, read from it by the command and carried along."""
+    """Content of template_file; the command reads it."""
     prompt_order: Literal["paper", "section_first"] = "paper"
     """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
     repeat_problem: bool = False
@@ -112,9 +113,9 @@ class StoresAgentConfig(ChunksAgentConfig):
     """An agent whose memory has stores of entries, written by tool calls."""
 
     context_tokens: Annotated[int, Field(ge=32)] = 16384
-    """Most tokens of a prompt and its response; what is shown of the memory shrinks to fit (counted)."""
+    """Most tokens of a prompt and its response; where the memory does not fit, less of it is shown (counted)."""
     core_tokens: Annotated[int, Field(ge=1)] = 512
-    """Longest core memory; a longer one is cut and the call's answer says so."""
+    """Longest core memory, in tokens; a longer one is cut, and the answer to the call says so."""
     shown_items: Annotated[int, Field(ge=0)] = 20
     """Entries of each store that a prompt shows, the newest ones."""
     tool_format: Literal["auto", "chat", "json"] = "auto"
@@ -140,34 +141,11 @@ class MemalphaAgentConfig(StoresAgentConfig):
     name: Literal["memalpha"] = "memalpha"
 
 
-class OwnAgentConfig(OverwritingAgentConfig, StoresAgentConfig):
+class OwnAgentConfig(OwnSection, OverwritingAgentConfig, StoresAgentConfig):
     """An agent of the user's own, which may build on any of ours."""
 
-    options: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
-    """Settings of an agent of your own, as it wants them: agent.options.NAME=VALUE."""
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return named_class(name, "agent.name", tuple(AGENT.ours))
-
-    @field_validator("options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return plain_options(options)
-
-
-AGENT = Choice(
-    "agent",
-    "memagent",
-    {"memagent": MemagentConfig, "single_turn": SingleTurnConfig, "memalpha": MemalphaAgentConfig},
-    OwnAgentConfig,
-)
-AnyAgentConfig = Annotated[
-    Annotated[MemagentConfig, Tag("memagent")]
-    | Annotated[SingleTurnConfig, Tag("single_turn")]
-    | Annotated[MemalphaAgentConfig, Tag("memalpha")]
-    | Annotated[OwnAgentConfig, Tag("own")],
-    Discriminator(AGENT.tag),
-]
+OurAgentConfig = MemagentConfig | SingleTurnConfig | MemalphaAgentConfig
+AGENT = Choice.by_name("agent", OwnAgentConfig, *get_args(OurAgentConfig))
+AnyAgentConfig = Annotated[OurAgentConfig | OwnAgentConfig, AGENT]
 """What an agent's section may be."""

@@ -1,9 +1,7 @@
 """Sections of which one field chooses the class: task, agent and reward by `name`, servers by `engine`.
 
-Each has the fields of what is chosen and no others.
-
-A task, agent or reward of the user's own, `module:Class`, may build on any of ours, so its section has the fields of
-all of them.
+Each class has the fields that apply to what is chosen, and no others. A task, agent or reward of the user's own
+(`module:Class`) may build on any of ours, so its section has the fields of all of them.
 """
 
 from __future__ import annotations
@@ -12,24 +10,36 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from trainer.config_parts import Section
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validator
+from pydantic_core import CoreSchema, core_schema
 
 OWN = "own"
-"""Tag of the class for a class of the user's own, and for names that are not known: it refuses those."""
+"""Tag of the section for a class of the user's own, which also refuses unknown names."""
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """`module:Class`, with dots within the module's name."""
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused and defaults are validated too."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
 
 S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A section and its classes: those of ours, by name, and the one for any other name, which refuses unknown ones.
+    """A section and its classes; as metadata of an annotation, what tells pydantic which class a mapping belongs to.
 
-    default: the name where none is given. key: the field that holds it.
+    section: name of the section.
+    default: the name where none is given.
+    ours: classes by name.
+    own: the class for any other name; it refuses unknown ones.
+    key: the field that holds the name.
     """
 
     section: str
@@ -38,13 +48,24 @@ class Choice:
     own: type[Section]
     key: str = "name"
 
+    @classmethod
+    def by_name(cls, section: str, own: type[OwnSection], *ours: type[Section]) -> Choice:
+        """Choose between classes by the default of their field `name`; the first is the default."""
+        names = {one.model_fields["name"].default: one for one in ours}
+        own.choice = cls(section, next(iter(names)), names, own)
+        return own.choice
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {name: handler.generate_schema(cls) for name, cls in {**self.ours, OWN: self.own}.items()}
+        return core_schema.tagged_union_schema(choices, discriminator=self.tag)
+
     @property
     def setting(self) -> str:
         """Dotted key of the name."""
         return f"{self.section}.{self.key}"
 
     def tag(self, value: Any) -> str:
-        """Tag of the class that a mapping, or a section that was made, belongs to: pydantic's discriminator."""
+        """Tag of the class that a mapping or a section belongs to: pydantic's discriminator."""
         mapping = isinstance(value, Mapping)
         name = value.get(self.key, self.default) if mapping else getattr(value, self.key, self.default)
         return OWN if self.chosen(name) is self.own else str(name)
@@ -72,7 +93,14 @@ class Choice:
         return {field: info.get_default(call_default_factory=True) for field, info in infos.items()}
 
     def refusal(self, name: str, field: str, what: str = "this run", advice: str = ": leave it out") -> str:
-        """The sentence for a field that the chosen name does not have. what has that name, and what to do."""
+        """Sentence for a field that the chosen name does not have.
+
+        Args:
+            name: the chosen name.
+            field: the field that does not apply.
+            what: what has that name.
+            advice: what to do, after the sentence.
+        """
         names = self.having(field)
         whose = _listed(names) if names else "module:Class, one of your own"
         setting = f"{self.section}.{field}"
@@ -84,23 +112,34 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def as_class(cls: type[S], section: Section) -> S:
-    """A section as one of the class: itself if it is one, else what both have, and defaults."""
+    """The section itself where it is of the class, else one of the class with the fields that both have."""
     if isinstance(section, cls):
         return section
     shared = (name for name in cls.model_fields if name != "name" and name in type(section).model_fields)
     return cls.model_validate({name: getattr(section, name) for name in shared})
 
 
-def named_class(name: str, setting: str, known: tuple[str, ...]) -> str:
-    """The name of one of ours, or `module:Class`. Raises ValueError for anything else."""
-    if name in known or CLASS_NAME.fullmatch(name):
-        return name
-    raise ValueError(f"{setting}={name} is not known: choose {', '.join(known)}, or name a class of yours module:Class")
+class OwnSection(Section):
+    """Part of the section of a class of the user's own."""
 
+    options: dict[str, Any] = {}
+    """Settings of a class of your own, as it wants them: options.NAME=VALUE, below the section's name."""
+    choice: ClassVar[Choice]
 
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON knows them, so that they survive every file they are written to. Raises ValueError."""
-    try:
-        return dict(json.loads(json.dumps(options, allow_nan=False)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"options must be numbers, texts, true, false, lists and mappings: {error}") from None
+    @field_validator("name", check_fields=False)
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name in cls.choice.ours or CLASS_NAME.fullmatch(name):
+            return name
+        raise ValueError(
+            f"{cls.choice.setting}={name} is not known: choose {', '.join(cls.choice.ours)}, or name a class of yours "
+            "module:Class"
+        )
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:  # as JSON knows them, so that they survive every file they are written to
+            return dict(json.loads(json.dumps(options, allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"options must be numbers, texts, true, false, lists and mappings: {error}") from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from trainer.config_choice import Choice, named_class, plain_options
-from trainer.config_parts import Section
+from trainer.config_choice import Choice, OwnSection, Section
 
 
 class TaskConfig(Section):
@@ -15,13 +14,12 @@ class TaskConfig(Section):
 
     name: str
     """recall: generated key-value facts spread over chunks. needles: the same in English, for pretrained models.
-    hotpotqa: real questions among real documents. math:
-    problems whose answer can be checked. sft: examples with their answers, for trainer.type=sft. facts: as recall, with
-    several questions that are asked once everything was read, for agent.name=memalpha. memalpha: the same with real
-    documents from files. Or `module:Class` for one of your own (docs/custom.md)."""
+    hotpotqa: real questions among real documents. math: problems with an answer that can be checked. sft: examples with
+    answers, for trainer.type=sft. facts: as recall, with several questions after everything was read, for
+    agent.name=memalpha. memalpha: the same with real documents from files. Or `module:Class`, a class of your own
+    (docs/custom.md)."""
     train_size: Annotated[int, Field(ge=1)] = 65536
-    """Tasks in one epoch. What is generated has that many; hotpotqa, math, memalpha and sft use at most that many of
-    theirs, what is held out not counted."""
+    """Training tasks in one epoch: the number of generated ones, the most rows of hotpotqa, math, memalpha and sft."""
 
 
 class SectionsConfig(TaskConfig):
@@ -34,7 +32,7 @@ class SectionsConfig(TaskConfig):
     facts_per_chunk: Annotated[int, Field(ge=1)] = 3
     """Facts in a chunk."""
     filler_per_chunk: Annotated[int, Field(ge=0)] = 4
-    """Filler in a chunk: words of recall and facts, sentences of needles."""
+    """Filler in a chunk: words in recall and facts, sentences in needles."""
     num_keys: Annotated[int, Field(ge=8, le=5000)] = 256
     """Distinct keys (names)."""
 
@@ -59,11 +57,11 @@ class SectionsConfig(TaskConfig):
 
 
 class WordsConfig(SectionsConfig):
-    """Facts `KEY value` among filler words; what the warm-up of a model built from nothing teaches."""
+    """Facts `KEY value` among filler words; the warm-up teaches these."""
 
     num_values: Annotated[int, Field(ge=96, le=128)] = 128
-    """Distinct values; a blind guess is right once in so many. With fewer than 96 some keys would have no held-out
-    value."""
+    """Distinct values; the chance of a blind guess is one in this number. With fewer than 96, some keys would have no
+    held-out value."""
 
     def _check_facts(self) -> None:
         # Words within a section, and those of a demonstration's two facts beside it, are distinct; a few must be left.
@@ -100,14 +98,15 @@ class DocumentsConfig(FilesConfig):
     """Questions among documents of which a context is put together."""
 
     path: str | None = None
-    """Folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: looked for under /storage/datasets and the
-    asset cache."""
+    """Folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: hotpotqa under /storage/datasets or the asset
+    cache."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of the questions (by hash of the id) that is held out, with its own pool of documents."""
+    """Share of the questions (by hash of the id) that is held out, with documents of its own."""
     num_documents: Annotated[int, Field(ge=2)] = 50
-    """Documents in one context, the question's own ones included."""
+    """Documents in one context, those of the question included."""
     compat_upstream: bool = False
-    """Shuffle as MemAgent's released script does, the same slots in every item (a shortcut, to compare)."""
+    """Put the question's documents into the same slots in every context, as MemAgent's released script does: a
+    shortcut, for comparisons."""
 
 
 class ProblemsConfig(FilesConfig):
@@ -118,10 +117,9 @@ class ProblemsConfig(FilesConfig):
     dataset: str = ""
     """JSON-lines file within `path`, one problem a line: prompt, query_id, solutions."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of the file's rows that is held out; 0: all are trained on."""
+    """Share of the file's rows that is held out; 0: train on all."""
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
-    """reward.name=math: the reward is (verdict - reward_bias) times this; the verdict is 1 for a right answer and -1
-    for a wrong one."""
+    """reward.name=math: scale of (verdict - reward_bias); the verdict is 1 for a right answer, -1 for a wrong one."""
     reward_bias: float = 0.0
     """reward.name=math: subtracted from the verdict before it is scaled."""
 
@@ -132,7 +130,7 @@ class TextsConfig(FilesConfig):
     path: str | None = None
     """A file, or a folder with train and test files, Parquet or JSON lines."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of the training file's rows that is held out; 0: all are trained on."""
+    """Share of the training file's rows that is held out; 0: train on all."""
     max_per_source: Annotated[int, Field(ge=0)] = 0
     """Most training rows of one data source; 0: all of them."""
 
@@ -178,7 +176,7 @@ class SftConfig(FilesConfig):
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the examples (by hash of their text) that is held out."""
     as_chat: bool = True
-    """Give prompt and answer the model's chat template; false: the text as it stands."""
+    """Put prompt and answer into the model's chat template; false: use the text as it is."""
 
 
 class MemalphaConfig(TextsConfig):
@@ -187,50 +185,16 @@ class MemalphaConfig(TextsConfig):
     name: Literal["memalpha"] = "memalpha"
 
 
-class OwnTaskConfig(QuestionsConfig, DocumentsConfig, ProblemsConfig, TextsConfig):
-    """A task of the user's own, which may build on any of ours; what recall has is also its warm-up's."""
+class OwnTaskConfig(OwnSection, QuestionsConfig, DocumentsConfig, ProblemsConfig, TextsConfig):
+    """A task of the user's own, which may build on any of ours; its warm-up is that of recall."""
 
     path: str | None = None
     """Folder or file of the task's data, as it wants it."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share that is held out, where the task goes by it."""
-    options: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
-    """Settings of a task of your own, as it wants them: task.options.NAME=VALUE."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return named_class(name, "task.name", tuple(TASK.ours))
-
-    @field_validator("options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        return plain_options(options)
 
 
-TASK = Choice(
-    "task",
-    "recall",
-    {
-        "recall": RecallConfig,
-        "needles": NeedlesConfig,
-        "hotpotqa": HotpotqaConfig,
-        "math": MathConfig,
-        "sft": SftConfig,
-        "facts": FactsConfig,
-        "memalpha": MemalphaConfig,
-    },
-    OwnTaskConfig,
-)
-AnyTaskConfig = Annotated[
-    Annotated[RecallConfig, Tag("recall")]
-    | Annotated[NeedlesConfig, Tag("needles")]
-    | Annotated[HotpotqaConfig, Tag("hotpotqa")]
-    | Annotated[MathConfig, Tag("math")]
-    | Annotated[SftConfig, Tag("sft")]
-    | Annotated[FactsConfig, Tag("facts")]
-    | Annotated[MemalphaConfig, Tag("memalpha")]
-    | Annotated[OwnTaskConfig, Tag("own")],
-    Discriminator(TASK.tag),
-]
+OurTaskConfig = RecallConfig | NeedlesConfig | HotpotqaConfig | MathConfig | SftConfig | FactsConfig | MemalphaConfig
+TASK = Choice.by_name("task", OwnTaskConfig, *get_args(OurTaskConfig))
+AnyTaskConfig = Annotated[OurTaskConfig | OwnTaskConfig, TASK]
 """What a task's section may be."""

@@ -19,7 +19,6 @@ def read_config(path: Path, model: type[M]) -> M:
 
     Raises:
         UserError: it cannot be read, is not YAML, or a value is not allowed; every such value is named.
-
     """
     try:
         return model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})

@@ -1,7 +1,7 @@
 """Turns a GGUF checkpoint into a Hugging Face folder that can be trained: `python -m trainer.convert gguf SOURCE OUT`.
 
 Weights are dequantised and stored as bfloat16 safetensors; tokenizer and chat template come from the GGUF's metadata.
-The folder appears only after it has been loaded again and compared. A JSON summary goes to stdout.
+The folder appears once it was loaded again and compared. A JSON summary goes to stdout.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ def convert_gguf(source: Path, out: Path) -> dict[str, Any]:
     Raises:
         UserError: no such file, not a GGUF that transformers can read, `out` exists, or a package is missing.
         RunError: the disk is full, or the folder does not hold what the file held.
-
     """
     file = find_gguf(source)
     try:
         from trainer import gguf_model  # noqa: PLC0415 (seconds of imports, of packages that may be missing)
     except ImportError as error:
         raise UserError(f"converting a GGUF file needs {error.name}: pip install 'clusterkit[train,assets]'") from error
-    gguf_model.be_quiet()
     with staged_folder(out) as staging:
         try:
             model = gguf_model.read_model(file)
             tokenizer = gguf_model.read_tokenizer(file)
-            gguf_model.save(model, tokenizer, staging)
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
         except Exception as error:
             # safetensors reports a full disk as an error of its own type, which derives from Exception alone.
             if "No space left" in str(error):

@@ -1,7 +1,7 @@
-"""Classes of the user's own, named `module:Class`: found, checked against what is asked of them, and made.
+"""Classes of the user's own, named `module:Class`: imported, checked for their methods, and instantiated.
 
-Imports nothing heavy, so that the operator side can have `python -m trainer.custom` look at a class before a run is
-started without importing the user's module itself.
+Imports nothing heavy, so that the operator can check a class with `python -m trainer.custom` before a run starts,
+without importing the user's module itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEEDS = {
 NODE_ONLY = frozenset({"torch", "transformers", "tokenizers", "safetensors", "numpy", "ray", "sglang", "vllm"})
 """Packages that nodes have and the operator's machine need not have."""
 UNKNOWN_HERE = 3
-"""Exit code of the look at a class whose module wants one of those where it is not installed."""
+"""Exit code for a class whose module imports one of NODE_ONLY where it is not installed."""
 
 log = logging.getLogger("trainer")
 
@@ -37,13 +37,15 @@ def is_custom(name: str) -> bool:
 
 
 def load_class(setting: str, name: str, code_dir: str = "") -> type[Any]:
-    """Import a class and see that it has the methods that its use asks for.
+    """Import a class and check that it has the methods that its use needs.
 
-    setting: agent.name, task.name or reward.name. code_dir: folder that is looked in after PYTHONPATH.
+    Args:
+        setting: agent.name, task.name or reward.name.
+        name: module:Class.
+        code_dir: folder to import from, after PYTHONPATH.
 
     Raises:
         UserError: there is no such module or class, importing it fails, or it lacks a method.
-
     """
     if code_dir and code_dir not in sys.path:
         sys.path.append(code_dir)
@@ -77,11 +79,10 @@ def load_class(setting: str, name: str, code_dir: str = "") -> type[Any]:
 
 
 def make(setting: str, name: str, code_dir: str, *arguments: Any) -> Any:
-    """An object of a class of the user's own.
+    """Instantiate a class of the user's own.
 
     Raises:
         UserError: as `load_class`, or the class refuses the arguments.
-
     """
     cls = load_class(setting, name, code_dir)
     try:
@@ -100,17 +101,13 @@ def _check_methods(where: str, setting: str, cls: type[Any]) -> None:
     missing = [method for method in NEEDS[setting] if not callable(getattr(cls, method, None))]
     missing += [method for method in getattr(cls, "__abstractmethods__", ()) if method not in missing]
     if missing:
+        noun = {"agent.name": "an agent", "task.name": "a task", "reward.name": "a reward"}[setting]
         raise UserError(
-            f"{where}: class {cls.__name__} has no {' and no '.join(missing)}: {_article(setting)} needs "
+            f"{where}: class {cls.__name__} has no {' and no '.join(missing)}: {noun} needs "
             f"{', '.join(NEEDS[setting])} (docs/custom.md)"
         )
     if setting == "agent.name" and not inspect.iscoroutinefunction(cls.rollout):
         raise UserError(f"{where}: rollout of {cls.__name__} is no coroutine: write it as `async def rollout`")
-
-
-def _article(setting: str) -> str:
-    noun = setting.partition(".")[0]
-    return f"an {noun}" if noun == "agent" else f"a {noun}"
 
 
 def _place(error: BaseException) -> str:
@@ -122,13 +119,13 @@ def _place(error: BaseException) -> str:
 
 
 def check(config: RunConfig) -> None:
-    """See that every class of the user's own can be imported and has its methods. Raises UserError."""
+    """Check that every class of the user's own can be imported and has its methods. Raises UserError."""
     for setting, name in config.custom.items():
         load_class(setting, name, config.code_dir)
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m trainer.custom CODE_DIR SETTING=module:Class …`: 0, 2 with a message, or 3: not to be told here."""
+    """`python -m trainer.custom CODE_DIR SETTING=module:Class …`: exits with 0, 2 and a message, or UNKNOWN_HERE."""
     code_dir, *named = arguments
     for text in named:
         setting, _, name = text.partition("=")

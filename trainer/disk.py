@@ -1,4 +1,4 @@
-"""What to tell of a file that cannot be written or read: its path, its disk, and the way out."""
+"""Messages for a file that cannot be written or read: its path, its disk, and what to do."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def file_failure(error: OSError, path: Path | str | None = None, instead: str = "") -> UserError:
-    """What to raise for an operating system's error about a file or folder.
+    """Make the exception for an operating system's error about a file or folder.
 
     Args:
-        error: what the system answered.
-        path: what was to be written or read, where the error does not name it.
+        error: the system's error.
+        path: the file or folder, where the error does not name it.
         instead: how to choose another place, such as "choose another folder with --fileroot DIR".
 
     Returns:
-        RunError where the disk is full or lost; UserError (exit code 2) where the place is no right one.
-
+        RunError where the disk is full or lost; UserError (exit code 2) where the path cannot be used.
     """
     place = Path(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path or ".").absolute()
     also = f", or {instead}" if instead else ""
@@ -48,7 +47,7 @@ def file_failure(error: OSError, path: Path | str | None = None, instead: str = 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError of the block the path that it lacks, as those of a write do."""
+    """Add the path to an OSError of the block that has none, such as that of a write."""
     try:
         yield
     except OSError as error:
@@ -67,7 +66,7 @@ def file_failures(path: Path, instead: str = "") -> Iterator[None]:
 
 
 def disk_of(path: Path) -> str:
-    """The disk that a path is on, or would be: "The disk at /data has 1.5 GiB free of 20.0 GiB"."""
+    """Describe the disk of a path, which need not exist: "The disk at /data has 1.5 GiB free of 20.0 GiB"."""
     place = _nearest(path)
     mount = place
     with suppress(OSError):
@@ -85,7 +84,7 @@ def disk_of(path: Path) -> str:
 
 
 def is_full(path: Path) -> bool:
-    """Whether next to nothing fits on the disk of a path."""
+    """Whether the disk of a path is full, or nearly."""
     try:
         found = os.statvfs(_nearest(path))
     except OSError:
@@ -95,7 +94,7 @@ def is_full(path: Path) -> bool:
 
 
 def _cause(error: OSError, place: Path) -> str:
-    """Why a place cannot be used, and what changes that."""
+    """Why a path cannot be used, and what to do."""
     nearest = _nearest(place)
     if error.errno == errno.EROFS:
         return f"{disk_of(place)} and is mounted for reading only: mount it for writing"
@@ -117,7 +116,7 @@ def _cause(error: OSError, place: Path) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there and can be seen."""
+    """The path, or the nearest folder above it that exists and is visible."""
     for place in (path, *path.parents):
         try:
             place.lstat()

@@ -1,13 +1,21 @@
-"""Held-out evaluation: the same agent loop on tasks that are never trained on."""
+"""Held-out evaluation by the agent loop on tasks that are never trained on, and the closing table of a run:
+accuracy before and after, at greater lengths, and with the memory blanked.
+"""
 
 from __future__ import annotations
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from trainer.config import RunConfig
+from trainer.config_tasks import FactsConfig, RecallConfig
 from trainer.errors import UserError
+from trainer.files import write_atomic
 from trainer.rewards.qa import qa_metrics
 from trainer.rollout.controller import SamplingPlan
 from trainer.tasks.base import Split, TaskSource
@@ -18,7 +26,13 @@ Roll = Callable[[Sequence[Task], SamplingPlan], list[Group]]
 
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
-    """What to evaluate on: `num_tasks` tasks of `split`; chunks 0 is the training mixture of lengths."""
+    """What to evaluate on, and how.
+
+    split, num_tasks: the first `num_tasks` tasks of `split`.
+    chunks: length of their documents; 0: the training mixture of lengths.
+    temperature: 0 is greedy.
+    blank_memory, banned_final_ids: see RolloutOptions.
+    """
 
     split: Split
     num_tasks: int
@@ -27,12 +41,19 @@ class EvalSpec:
     blank_memory: bool = False
     banned_final_ids: tuple[int, ...] = ()
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether it is the training mixture, with its memory."""
+        return not self.chunks and not self.blank_memory
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """accuracy: mean reward, or what the reward counts in its place (r1 of a memory). metrics: means of the QA metrics,
-    or of the reward's own. Failed trajectories count as wrong.
-    sampled_accuracy: the same at the training temperature, where it was measured beside the greedy one.
+    """Result of an evaluation; failed trajectories count as wrong.
+
+    accuracy: mean reward, or what the reward counts in its place (r1 of a memory).
+    metrics: means of the QA metrics, or of the reward's own.
+    sampled_accuracy: accuracy at the training temperature, where it was measured beside the greedy one.
     """
 
     accuracy: float
@@ -55,13 +76,15 @@ class EvalResult:
 
 
 def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
-    """Roll out each held-out task once and average; the same tasks and seeds every time it is called.
+    """Roll out each held-out task once and average; tasks and seeds are the same in every call.
 
-    roll: tasks and how they are sampled -> their groups (`Sampler.groups`, or `RolloutController.run` of one process).
+    Args:
+        roll: tasks and how they are sampled -> their groups (`Sampler.groups`, or `RolloutController.run`).
+        source: of the tasks.
+        spec: what to evaluate on.
 
     Raises:
         UserError: the split has no task.
-
     """
     began = time.perf_counter()
     count = min(spec.num_tasks, source.num_heldout(spec.split))
@@ -112,3 +135,88 @@ def _means(scores: list[_Score]) -> dict[str, float]:
         values = [score.metrics[name] for score in scores if name in score.metrics]
         means[name] = sum(values) / (len(values) if "/" in name else len(scores))
     return means
+
+
+BEFORE = "before.json"
+
+
+def trained_chunks(config: RunConfig) -> list[int]:
+    """Fewest and most chunks of a training document; empty where the task does not choose its lengths."""
+    task = config.task
+    return [task.min_chunks, task.max_chunks] if isinstance(task, RecallConfig | FactsConfig) else []
+
+
+def time_split(folder: Path) -> dict[str, float]:
+    """Seconds by phase over all attempts of a run, warm-up and closing measurements included, from its metrics.jsonl.
+
+    Steps that were done twice, because the run went back to a recover checkpoint, count twice: so did the time.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if record["kind"] == "step":
+            for name, value in record["timings"].items():
+                seconds[name] += value
+        elif record["kind"] == "warmup":
+            seconds["warmup"] += record.get("seconds", 0.0)
+        elif record["kind"] == "eval" and record["name"] != "heldout":
+            seconds["eval"] += record["seconds"]
+    return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def table_specs(config: RunConfig, refusal_ids: tuple[int, ...] = ()) -> list[EvalSpec]:
+    """Lines of the table: the training mixture, then longer documents, then the mixture with the memory blanked.
+
+    refusal_ids: tokens that the policy may not answer with where the memory is blanked, so that it must guess.
+    """
+    split, count = config.eval.split, config.eval.num_tasks
+    assert split != "train"  # RunConfig allows it only where nothing is learned
+    # A task of the user's own need not know lengths, nor an agent of theirs a memory.
+    lengths = [] if "task.name" in config.custom else config.eval.final_chunks
+    table = [EvalSpec(split, count, chunks) for chunks in (0, *lengths)]
+    if config.eval.blank_memory and "agent.name" not in config.custom:
+        table.append(EvalSpec(split, count, blank_memory=True, banned_final_ids=refusal_ids))
+    return table
+
+
+def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
+    """Keep the measurements from before the first step, for a run that is interrupted."""
+    rows = [
+        {
+            "chunks": spec.chunks,
+            "blank_memory": spec.blank_memory,
+            "accuracy": r.accuracy,
+            "sampled_accuracy": r.sampled_accuracy,
+            "metrics": r.metrics,
+        }
+        for spec, r in results.items()
+    ]
+    write_atomic(folder / BEFORE, json.dumps(rows))
+
+
+def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[str, Any]]:
+    """Rows of summary.json. `before` is null where it was not measured (a run recovered without its record)."""
+    try:
+        stored = json.loads((folder / BEFORE).read_text())
+    except (OSError, ValueError):
+        stored = []
+    before = {(row["chunks"], row["blank_memory"]): row for row in stored}
+    rows = []
+    for spec, result in after.items():
+        old = before.get((spec.chunks, spec.blank_memory), {})
+        rows.append(
+            {
+                "chunks": spec.chunks,
+                "blank_memory": spec.blank_memory,
+                "before": old.get("accuracy"),
+                "after": result.accuracy,
+                "sampled_before": old.get("sampled_accuracy"),
+                "sampled_after": result.sampled_accuracy,
+                "metrics_before": old.get("metrics"),
+                "metrics_after": result.metrics,
+            }
+        )
+    return rows

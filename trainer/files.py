@@ -1,17 +1,20 @@
-"""Files that are read later are written beside their place, synced and renamed: a reader sees all of it or nothing."""
+"""Atomic files: written beside their place, synced and renamed, so that a reader sees all of a file or nothing."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from trainer.disk import naming
 from trainer.errors import UserError
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
-"""How the small file begins that git clone leaves in the place of a large one where Git LFS was missing."""
+"""First bytes of the pointer that git clone leaves in place of a large file where Git LFS is missing."""
 
 
 def refuse_pointer(path: Path) -> None:
@@ -25,26 +28,26 @@ def refuse_pointer(path: Path) -> None:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` by `text`, durably. Raises OSError, which names the path."""
-    with naming(path):
-        _write_atomic(path, text)
-
-
-def _write_atomic(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with naming(path):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Make renames in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -53,14 +56,24 @@ def sync_folder(folder: Path) -> None:
 
 def sync_tree(folder: Path) -> None:
     """Make every file below `folder` durable."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    sync_folder(folder)
+    for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
+        _sync(path)
+
+
+def last_records(path: Path, size: int = 1 << 18) -> list[dict[str, Any]]:
+    """The whole JSON objects in the last `size` bytes of a JSON-lines file; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            start = max(file.seek(0, os.SEEK_END) - size, 0)
+            file.seek(start)
+            lines = file.read().split(b"\n")[1 if start else 0 :]
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        with suppress(ValueError):  # torn by a kill
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict)]
 
 
 def sha256(path: Path) -> str:

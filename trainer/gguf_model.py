@@ -17,14 +17,10 @@ from trainer.errors import RunError, UserError
 PROBE_TOKENS = 16
 
 
-def be_quiet() -> None:
-    """Keep transformers from telling of every step."""
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-
-
 def read_model(file: Path) -> Any:
     """The model, dequantised, in bfloat16. Raises UserError for a file that transformers cannot read."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         # from_pretrained(gguf_file=…) would do the same but wants accelerate and marks the model as quantised.
@@ -52,18 +48,11 @@ def read_tokenizer(file: Path) -> Any:
         raise UserError(f"{file} holds no tokenizer that transformers can read ({error})") from error
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write both as training loads them."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def check(model: Any, tokenizer: Any, folder: Path) -> None:
     """Load the folder as training will, compare every weight and the tokenizer, and run a few tokens through it.
 
     Raises:
         RunError: the folder does not hold what the file held.
-
     """
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     expected = model.state_dict()

@@ -1,4 +1,4 @@
-"""Locks of files: one process holds a file's lock, and says in the file who it is. The lock goes with the process."""
+"""Locks of files: the process that holds one writes its number into the file. The lock ends with the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def hold(file: BinaryIO, content: str | None = None) -> None:
     Raises:
         HeldError: another process holds it.
         OSError: the file system has no locks, or no room.
-
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The training loop, readable from top to bottom: roll out, learn, publish, look, keep."""
+"""The training loop, readable from top to bottom: roll out, learn, publish, evaluate, save."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trainer import eval_table
 from trainer.agents import make_agent
-from trainer.agents.memagent import MemAgent, check_budget, check_window
-from trainer.agents.memalpha import MemAlpha
+from trainer.agents.base import check_window
 from trainer.agents.template import encode
-from trainer.base_run import RECENT_STEPS, Clock, SteppedRun, named
+from trainer.base_run import Clock, SteppedRun, named
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.evaluate import EvalResult, EvalSpec, evaluate
+from trainer.evaluate import EvalResult, EvalSpec, closing_table, evaluate, store_before, table_specs, trained_chunks
 from trainer.metrics import Monitor
+from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward
 from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
@@ -25,9 +24,8 @@ from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
+from trainer.rollout.server_sampling import served_sampler
 from trainer.schedule import Schedule
-from trainer.serving.sampling import served_sampler
-from trainer.serving.server_placement import gives_memory_away
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
@@ -40,10 +38,7 @@ from trainer.types import Group
 class TrainingRun(SteppedRun):
     """One attempt at a run: builds the parts, goes on from a recover checkpoint, trains to the end.
 
-    Args:
-        config: the resolved configuration. model_folder: checkpoint that training starts from. world: this rank.
-        monitor: where numbers go. stop: asked at safe points whether to stop. start: what to go on from.
-
+    Arguments as in SteppedRun. model_folder: checkpoint that training starts from.
     """
 
     def __init__(
@@ -63,11 +58,7 @@ class TrainingRun(SteppedRun):
         leave_out_misfits(self.source, agent)
         self.evaluates = self._holds_out()
         window = context_window(origin.lm, config.model)
-        if isinstance(agent, MemAgent):
-            check_window(agent, window)
-            check_budget(agent, config.train.max_tokens_per_mb)
-        if isinstance(agent, MemAlpha):
-            agent.check_window(window)
+        check_window(agent, window, config.train.max_tokens_per_mb)
         room = min(window, config.train.max_tokens_per_mb)
         self.longest_row = min(agent.longest_conversation() or room, room)
         self.reward = make_reward(config)
@@ -95,7 +86,7 @@ class TrainingRun(SteppedRun):
             self._recover()
             self.sampler.begin(self.state.next_task, self.state.taken)
             self._announce()
-            if not gives_memory_away(self.config):  # else there is room only once the server has given its memory
+            if not gives_memory_away(self.config):  # else there is room only once the server has freed its memory
                 self._check_logprobs()
             if self.state.global_step == 0 and self.evaluates:
                 self._evaluate_before()
@@ -146,13 +137,13 @@ class TrainingRun(SteppedRun):
         self.sampler.publish(version)
 
     def _learn(self, groups: list[Group], number: int) -> tuple[TrainingBatch, StepStats]:
-        """All optimizer steps of a training step; returns their averaged numbers."""
+        """All optimizer steps of a training step; returns the batch and the averaged statistics."""
         batch = make_batch(groups, self.config, number)
         rows = [row for minibatch in batch.minibatches for row in minibatch]
         later = [row for minibatch in batch.minibatches[1:] for row in minibatch]
         left_out = 0
         if self.config.recomputes_old:
-            # The first minibatch takes them from its own forward pass, unless its weights depend on them.
+            # The first minibatch takes them from its own forward pass, unless the weights of its rows depend on them.
             before = rows if self.config.weighs_kept else later
             if before:
                 for row, values in zip(before, self.learner.logprobs(before), strict=True):
@@ -174,32 +165,25 @@ class TrainingRun(SteppedRun):
         """Evaluate, checkpoint and report at the end of a step, in that order of cost."""
         if (waited := batch.stats.get("judge_wait_s")) is not None:
             batch.stats["judge_share"] = waited / (time.perf_counter() - began)
-        every = self.config.eval.every_steps
-        if every and number % every == 0 and number < self.course.total_steps:
+        if self._eval_due(number):
             with self.clock.phase("eval"):
                 try:
                     self._evaluate_heldout(number)
                 except RolloutInterruptedError:
-                    # The step itself is done: it is reported and kept as any other; the next attempt evaluates it.
+                    # The step is done: it is reported and saved like any other, and the next attempt evaluates it.
                     self.state = replace(self.state, eval_due=True)
-        seconds = time.perf_counter() - began
-        self.state = replace(self.state, seconds=self.state.seconds + seconds)
-        self.recent = [*self.recent[-(RECENT_STEPS - 1) :], seconds]
-        numbers = dict(sorted((batch.stats | stats.values).items()))
+        numbers = batch.stats | stats.values
         processed = numbers["prompt_tokens"] + numbers["sampled_tokens"] + numbers["trained_tokens"]
-        self._report_step(number, numbers, processed, seconds, [g.task.id for g in groups])
-        with self.clock.phase("checkpoint"):
-            self._checkpoint(number)
+        self._report_step(number, numbers, processed, began, [g.task.id for g in groups])
 
     def _finish(self) -> None:
         """Closing table, summary and the end of the log."""
-        lines = eval_table.lines(self.config) if self.evaluates else []
-        results = {line: self._measure(line, "after") for line in lines}
+        results = self._measure_all("after") if self.evaluates else {}
         self._close(
             num_tasks=max((result.num_tasks for result in results.values()), default=0),
-            trained_chunks=eval_table.trained_chunks(self.config),
+            trained_chunks=trained_chunks(self.config),
             chance=getattr(self.source, "chance", None),
-            table=eval_table.table(self.paths.logs, results),
+            table=closing_table(self.paths.logs, results),
         )
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -222,33 +206,34 @@ class TrainingRun(SteppedRun):
         return False
 
     def _evaluate_before(self) -> None:
-        results = {line: self._measure(line, "before") for line in eval_table.lines(self.config)}
+        results = self._measure_all("before")
         if self.world.is_main:
-            eval_table.store_before(self.paths.logs, results)
+            store_before(self.paths.logs, results)
 
     def _evaluate_heldout(self, number: int) -> None:
-        spec = eval_table.spec(eval_table.TRAINING_MIXTURE, self.config, ())
+        spec = table_specs(self.config)[0]
         greedy = self._evaluate(spec)
-        self._report_eval("heldout", number, eval_table.TRAINING_MIXTURE, greedy)
+        self._report_eval("heldout", number, spec, greedy)
         self.monitor.scalars({"eval/accuracy": greedy.accuracy, **named("eval", greedy.metrics)}, number)
 
-    def _measure(self, line: eval_table.Line, name: str) -> EvalResult:
-        spec = eval_table.spec(line, self.config, self._refusal_ids())
-        result = self._evaluate(spec)
-        if line == eval_table.TRAINING_MIXTURE:
-            sampled = self._evaluate(replace(spec, temperature=self.config.rollout.temperature))
-            result = replace(result, sampled_accuracy=sampled.accuracy, seconds=result.seconds + sampled.seconds)
-        self._report_eval(name, self.state.global_step, line, result)
-        return result
+    def _measure_all(self, name: str) -> dict[EvalSpec, EvalResult]:
+        """All lines of the closing table; the training mixture is also sampled at the training temperature."""
+        # The tiny model has a word for an answer that it does not know: where the memory is blanked it must guess.
+        refusal_ids = tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
+        results = {}
+        for spec in table_specs(self.config, refusal_ids):
+            result = self._evaluate(spec)
+            if spec.is_mixture:
+                sampled = self._evaluate(replace(spec, temperature=self.config.rollout.temperature))
+                result = replace(result, sampled_accuracy=sampled.accuracy, seconds=result.seconds + sampled.seconds)
+            self._report_eval(name, self.state.global_step, spec, result)
+            results[spec] = result
+        return results
 
     def _evaluate(self, spec: EvalSpec) -> EvalResult:
         return evaluate(self.sampler.groups, self.source, spec)
 
-    def _refusal_ids(self) -> tuple[int, ...]:
-        """First tokens with which the policy says that it knows no answer (the tiny model has a word for that)."""
-        return tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
-
-    def _report_eval(self, name: str, number: int, line: eval_table.Line, result: EvalResult) -> None:
+    def _report_eval(self, name: str, number: int, line: EvalSpec, result: EvalResult) -> None:
         self.monitor.record(
             "eval",
             global_step=number,

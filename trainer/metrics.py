@@ -1,4 +1,4 @@
-"""What a run says: log lines in AReaL v0.2's shape, metrics.jsonl with every number, TensorBoard, W&B.
+"""Output of a run: log lines in AReaL v0.2's shape, metrics.jsonl with every number, TensorBoard, W&B.
 
 The formats are an interface (docs/run-directory.md): people and scripts search for them.
 """
@@ -30,7 +30,7 @@ def open_log(path: Path) -> None:
 
 
 class _LogFile(logging.Handler):
-    """Appends lines, each in one write. On a full disk it is mute: metrics.jsonl, which must be whole, fails aloud."""
+    """Appends lines, each in one write. A full disk is no error here: metrics.jsonl reports it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -50,19 +50,19 @@ class _AReaLFormatter(logging.Formatter):
 
 
 class Sink(Protocol):
-    """Somewhere else that scalars go."""
+    """A further destination of scalars."""
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         """Record values at a global step."""
         ...
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and close."""
         ...
 
 
 class Monitor:
-    """The writer of a run's numbers. Rank 0 has a real one; other ranks have one with `folder` None, which is mute."""
+    """Writes a run's log lines and numbers. With `folder` None, on all ranks but 0, it writes nothing."""
 
     def __init__(self, folder: Path | None, attempt: int, sinks: list[Sink] | None = None) -> None:
         self.attempt = attempt
@@ -76,7 +76,6 @@ class Monitor:
 
         Raises:
             OSError: it cannot be written (the disk is full); nothing of it is in the file.
-
         """
         if self._file is None:
             return
@@ -84,7 +83,7 @@ class Monitor:
         _append(self._file, (json.dumps(_finite(line)) + "\n").encode())
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        """Send values to TensorBoard, W&B … One that fails is dropped: a plot is not worth a run."""
+        """Send values to all sinks. A sink that fails is dropped: a plot is not worth a run."""
         for sink in list(self.sinks):
             try:
                 sink.scalars(values, step)
@@ -124,7 +123,7 @@ def _append(file: FileIO, data: bytes) -> None:
 
 
 def _end_torn_line(file: FileIO) -> None:
-    """A killed writer may have left half a line: end it, so that the next record stands on its own."""
+    """End the half line of a killed writer, so that the next record is a line of its own."""
     with Path(str(file.name)).open("rb") as reader:
         reader.seek(-1, os.SEEK_END)
         if reader.read(1) != b"\n":
@@ -159,7 +158,7 @@ def stats_line(stats: dict[str, float]) -> str:
 
 
 def make_sinks(config: RunConfig, folder: Path) -> list[Sink]:
-    """TensorBoard and W&B as configured. A missing package or key is said, and costs nothing but the plot."""
+    """TensorBoard and W&B as configured. A missing package or key is logged, and costs nothing but the plot."""
     sinks: list[Sink] = []
     if config.monitor.tensorboard:
         try:

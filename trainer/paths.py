@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.assets import cache_root
 from trainer.config import RunConfig
 
 
@@ -19,9 +20,8 @@ def user_name() -> str:
 
 
 def cache_folder(config: RunConfig) -> Path:
-    """Warm-up weights and assets: config.cache_dir, $CLUSTERKIT_CACHE, or ~/.cache/clusterkit."""
-    chosen = config.cache_dir or os.environ.get("CLUSTERKIT_CACHE") or "~/.cache/clusterkit"
-    return Path(chosen).expanduser().absolute()
+    """Folder of warm-up weights and assets."""
+    return cache_root(config.cache_dir).absolute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a run does, by `trainer.type`: its loop, where it starts, how far it is to go."""
+"""Runs by `trainer.type`: their loop, where they start, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainer.metrics import Monitor
 from trainer.paths import RunPaths
 from trainer.rollout.generate_only import RolloutRun, find_rollouts, number_of_tasks
 from trainer.schedule import Schedule
-from trainer.sft.examples import load_examples
 from trainer.sft.loop import SftRun
 from trainer.tasks import make_source
+from trainer.tasks.examples import load_examples
 from trainer.train.distributed import World
 
 AnyRun = TrainingRun | SftRun | RolloutRun
@@ -30,18 +30,17 @@ def make_run(
 
 
 def begin(config: RunConfig, paths: RunPaths) -> Start:
-    """What the run goes on from; nothing on disk is changed.
+    """What the run goes on from; changes nothing on disk.
 
     Raises:
         UserError: a class of the user's cannot be used, or what is there does not fit the settings.
-
     """
     custom.check(config)
     return find_rollouts(config, paths) if config.trainer.type == "null" else find_start(config, paths.recover)
 
 
 def is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:
-    """Whether the run has reached its end before and nothing more is asked for."""
+    """Whether an earlier attempt has reached the end that is asked for."""
     done = start.global_step
     if not done or completed_step(paths.logs) != done:
         return False

@@ -1,10 +1,11 @@
-"""When things happen: steps and epochs of a run, and whether a checkpoint is due. Plain arithmetic."""
+"""Steps and epochs of a run, and when checkpoints are due. Plain arithmetic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import CheckpointConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import CheckpointConfig
 from trainer.errors import UserError
 
 LONG_WAIT_S = 6 * 3600.0
@@ -12,7 +13,7 @@ LONG_WAIT_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps of a run. Everything counts from 1, as in AReaL's log lines."""
+    """Steps of a run. All numbers count from 1, as in AReaL's log lines."""
 
     steps_per_epoch: int
     total_steps: int
@@ -25,7 +26,6 @@ class Schedule:
 
         Raises:
             UserError: the tasks do not fill one batch.
-
         """
         per_epoch = train_size // config.rollout.batch_size
         if not per_epoch:
@@ -38,7 +38,7 @@ class Schedule:
 
     @property
     def epochs(self) -> int:
-        """Epochs that are begun."""
+        """Epochs, the last one perhaps in part."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     def first_task(self, global_step: int) -> int:
@@ -72,9 +72,7 @@ class Schedule:
 
 
 def recover_due(c: CheckpointConfig, global_step: int, seconds_since: float, have_one: bool) -> bool:
-    """Whether a recover checkpoint is written after this step: after `ckpt_first_step` if there is none yet, then by
-    time, then by steps.
-    """
+    """Whether a recover checkpoint is due: after `ckpt_first_step` if there is none yet, then by time and steps."""
     if not have_one and global_step >= c.ckpt_first_step:
         return True
     if c.ckpt_freq_steps and global_step % c.ckpt_freq_steps == 0:

@@ -1,8 +1,10 @@
-"""SIGINT and SIGTERM ask the run to stop at the next safe point; they never tear it apart."""
+"""SIGINT, SIGTERM and SIGHUP ask the run to stop at the next safe point; they do not end it at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,3 +29,14 @@ class StopFlag:
 
     def _set(self, number: int, _frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name
+
+
+def end_with_input(number: int) -> None:
+    """Send this process the signal `number` when its standard input ends: the process at the other end has gone."""
+
+    def read_to_the_end() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=read_to_the_end, daemon=True).start()

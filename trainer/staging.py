@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all: filled beside their place, synced, renamed. Standard library only."""
+"""Atomic folders: filled beside their place, synced and renamed. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from trainer.files import sync_folder, sync_tree
 def staged_folder(target: Path, replace: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends without an exception.
 
-    After an exception, Ctrl-C or SIGTERM (raised as KeyboardInterrupt) nothing of it is left; what a killed process
-    left is removed by the next call for the same target. With `replace` an existing target is replaced, else it is an
-    error.
+    After an exception, Ctrl-C or SIGTERM (raised as KeyboardInterrupt) nothing of it is left. What a killed process has
+    left is removed by the next call for the same target. An existing target is replaced with `replace`, else an error.
 
     Raises:
         UserError: the parent folder cannot be written, or the target exists.
         RunError: the disk is full or broken.
-
     """
     parent = target.parent
     with _explained(target):
@@ -74,7 +72,7 @@ def _publish(staging: Path, target: Path, replace: bool) -> None:
 
 
 def restore_replaced(target: Path) -> None:
-    """Bring back the old folder of a replacement that was killed between its two renames."""
+    """Restore the old folder of a replacement that was killed between its two renames."""
     replaced = target.with_name(f".{target.name}.replaced")
     if replaced.exists() and not target.exists():
         replaced.rename(target)
@@ -118,7 +116,7 @@ def disk_full(where: Path) -> RunError:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM end the block like Ctrl-C, so that it is cleaned up after."""
+    """Make SIGTERM end the block like Ctrl-C, so that it is cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

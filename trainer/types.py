@@ -24,10 +24,13 @@ class Question:
 class Task:
     """One question about one document, or several.
 
-    id: unique within the run. question, context: text. answers: accepted gold answers (at least one).
-    chunks: when set, the document's chunks as text, each at most `chunk_tokens` long, instead of cutting `context`.
-    meta: small facts for reports (source, number of documents, position of the evidence). questions: all of them, where
-    they are asked of what was kept after reading; `question` and `answers` are then the first one's.
+    id: unique within the run.
+    question: text of the question.
+    answers: accepted gold answers, at least one.
+    context: text of the document.
+    chunks: the document as chunks of at most `chunk_tokens` tokens, in place of cutting `context`.
+    meta: small facts for reports (source, number of documents, position of the evidence).
+    questions: all questions, where they are asked after reading; `question` and `answers` are then the first one's.
     """
 
     id: str
@@ -43,10 +46,12 @@ class Task:
 class SamplingParams:
     """How one response is sampled.
 
-    max_new_tokens: response limit, in tokens, the end token included. temperature: 0 means greedy (evaluation only).
-    seed: of this response alone, so that a result does not depend on what else is in the batch.
-    banned_token_ids: tokens given probability zero (renormalised; evaluation only). top_p, top_k: only the most likely
-    tokens that hold this share of the probability, or so many, are drawn from (1 and -1: from all, as training must).
+    max_new_tokens: response limit in tokens, the end token included.
+    temperature: 0 is greedy (evaluation only).
+    seed: of this response alone, so that it does not depend on the rest of the batch.
+    banned_token_ids: tokens with probability zero (renormalised; evaluation only).
+    top_p, top_k: draw only from the most likely tokens with this share of the probability, or from so many; 1 and -1:
+        from all, as training must.
     """
 
     max_new_tokens: int
@@ -61,10 +66,10 @@ class SamplingParams:
 class Completion:
     """What an engine returned for one prompt.
 
-    token_ids: sampled ids, the end token included when `finish_reason` is "stop". logprobs: natural log of each one's
-    probability under the distribution it was drawn from (same length). version: weight version that sampled them, the
-    oldest where there were several. spans: (version, number of tokens) in order, where the weights changed on the way;
-    empty otherwise.
+    token_ids: sampled ids, the end token included when `finish_reason` is "stop".
+    logprobs: natural log of each token's probability under the distribution that it was drawn from.
+    version: weight version that sampled them; the oldest where there were several.
+    spans: (version, number of tokens) in order, where the weights changed during the response; else empty.
     """
 
     token_ids: list[int]
@@ -122,7 +127,7 @@ def _turn(
 
 @dataclass(slots=True)
 class TurnRewards:
-    """Rewards that turns earn apart: the reward of turn i is `outcome`, the trajectory's part, plus `turns[i]`."""
+    """Rewards of single turns: the reward of turn i is `outcome`, the trajectory's part, plus `turns[i]`."""
 
     outcome: float
     turns: list[float]
@@ -137,12 +142,14 @@ class TurnRewards:
 class Trajectory:
     """All turns of one pass over one document, with one scalar reward.
 
-    answer_text: text of the final response. counters: explicit counts of what went out of the ordinary
-    (empty_memory, truncated_memory, truncated_final, truncated_context ...). metrics: further numbers of the reward.
-    error: why it failed; it then has reward 0 and no turns that are trained on. turn_rewards: where turns are rewarded
-    apart; `reward` is then their mean. accuracy: what an evaluation counts where that is not the reward. details: what
-    the agent and the reward tell of it, as JSON knows it, for the record. begun: what the reward's own `begin` returned
-    for it; None where there is no such method, and after scoring.
+    answer_text: text of the final response.
+    counters: counts of unusual events (empty_memory, truncated_memory, truncated_final, truncated_context ...).
+    metrics: further numbers of the reward.
+    error: why it failed; it then has reward 0 and no turns that are trained on.
+    turn_rewards: rewards of single turns; `reward` is then their mean.
+    accuracy: what an evaluation counts in place of the reward.
+    details: what agent and reward record of it, as JSON types.
+    begun: result of the reward's `begin`; None without that method, and after scoring.
     """
 
     task_id: str
@@ -170,10 +177,12 @@ class Group:
 class Row:
     """One turn as the trainer sees it: `prompt_ids + response_ids`, loss on the response only.
 
-    advantage: the trajectory's, after credit. weight: factor of every token's loss, already normalised over the whole
-    optimizer step (all ranks, all micro-batches). behave_logprobs: the engine's, one per response token.
-    trajectory: index into the step's flat list of trajectories. old_logprobs: the trainer's own before the step, where
-    they were recomputed. ref_logprobs: the frozen reference's, where a KL is wanted.
+    behave_logprobs: the engine's log-probs, one per response token.
+    advantage: the trajectory's advantage, after credit.
+    weight: factor of every token's loss, normalised over the whole optimizer step (all ranks, all micro-batches).
+    trajectory: index into the step's flat list of trajectories.
+    old_logprobs: the trainer's own before the step, where they were recomputed.
+    ref_logprobs: the frozen reference's, where there is a KL term.
     """
 
     prompt_ids: list[int]

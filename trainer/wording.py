@@ -23,7 +23,6 @@ def read_wording(path: Path) -> dict[str, str]:
 
     Raises:
         UserError: it cannot be read, is not YAML of that form, or a placeholder is missing, unknown or there twice.
-
     """
     where = f"agent.template_file={path}"
     try:

@@ -10,10 +10,16 @@ from clusterkit.common.text_plot import count, duration
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History
 from clusterkit.runs.trials import Trial, TrialState, run_directory
-from trainer.config import AgentConfig, RunConfig
-from trainer.config_agents import ChunksAgentConfig, OverwritingAgentConfig, QuestionAgentConfig, StoresAgentConfig
+from trainer.config import RunConfig
+from trainer.config_agents import (
+    AgentConfig,
+    ChunksAgentConfig,
+    OverwritingAgentConfig,
+    QuestionAgentConfig,
+    StoresAgentConfig,
+)
 from trainer.config_tasks import DocumentsConfig, FactsConfig, MemalphaConfig, RecallConfig, SectionsConfig
-from trainer.judge.registry import judge_urls, judges_folder
+from trainer.judge.servers import judge_urls, judges_folder
 from trainer.tasks.size import evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}

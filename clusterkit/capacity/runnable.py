@@ -11,7 +11,7 @@ from trainer.assets import resolve_model
 from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, SftConfig
 from trainer.errors import UserError
-from trainer.sft.examples import examples_file
+from trainer.tasks.examples import examples_file
 from trainer.tasks.hotpotqa_data import find_folder
 from trainer.tasks.memalpha import find_files
 from trainer.tasks.size import count_rows

@@ -18,7 +18,7 @@ import yaml
 
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.config.fields import applies
-from trainer.config import AlgorithmConfig
+from trainer.config_parts import AlgorithmConfig
 from trainer.errors import UserError
 
 ROW_SETTINGS = frozenset(

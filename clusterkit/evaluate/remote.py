@@ -31,7 +31,7 @@ from evaluation.steps import global_step
 from trainer.config import RunConfig
 from trainer.config_tasks import FilesConfig, MathConfig
 from trainer.errors import UserError
-from trainer.judge.registry import judges_folder, urls_of
+from trainer.judge.servers import judges_folder, urls_of
 
 Say = Callable[[str], None]
 NOWHERE = "/nonexistent"

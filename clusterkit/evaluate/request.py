@@ -18,7 +18,7 @@ from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES, refusal_of, setting_of
 from trainer.config_tasks import HotpotqaConfig, MathConfig
 from trainer.errors import UserError
-from trainer.judge.registry import judge_urls, judges_folder
+from trainer.judge.servers import judge_urls, judges_folder
 
 ADVICE = ": leave it out, or take that name as well (--set)"
 

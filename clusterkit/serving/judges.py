@@ -15,7 +15,7 @@ from clusterkit.provision.steps.step import Refused
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.serving.engines import START_SECONDS, remote_job, remote_servers
 from trainer.errors import RunError, UserError
-from trainer.judge.registry import judges_folder
+from trainer.judge.servers import judges_folder
 from trainer.serving.registry import Registration
 
 _MODULE = "trainer.launch.ray_judges"

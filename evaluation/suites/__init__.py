@@ -9,19 +9,17 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from evaluation.suites.base import Suite
-from evaluation.suites.hqa import DEFAULT_DOCUMENTS, hqa_suite, official_places, official_suite
+from evaluation.suites.hqa import DEFAULT_DOCUMENTS, hqa_suite, official_places, official_suite, text_qa_suite
 from evaluation.suites.memory import facts_suite, memory_suites
 from evaluation.suites.problems import find_problems, heldout_suite, problem_suite
 from evaluation.suites.recall import needles_suite, recall_suite
 from evaluation.suites.ruler import TASKS as RULER
 from evaluation.suites.ruler import ruler_suite
-from evaluation.suites.text_qa import text_qa_suite
-from trainer.assets import cache_root
+from trainer.assets import SHARED_DATASETS, cache_root
 from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, RecallConfig, TaskConfig
 from trainer.errors import UserError
 
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
-SHARED_DATASETS = Path("/storage/datasets")
 RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, DEFAULT_DOCUMENTS, 4096
 MEMORY = "memalpha"
 NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall", "needles", "facts", "math", MEMORY)
@@ -30,9 +28,13 @@ _SIZED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+?)@(?P<size>\d+)(?P<unit>[kKmM]?)"
 
 
 class Finder:
-    """Finds suites. data: a folder that is looked in before $CLUSTERKIT_DATA, /storage/datasets and the cache.
+    """Finds suites.
 
-    limit: only so many questions of each, the first; 0: all. task: settings of the recall documents.
+    Args:
+        data: folder to look in before $CLUSTERKIT_DATA, /storage/datasets and the cache.
+        cache_dir: asset cache.
+        limit: only the first so many questions of each suite; 0: all.
+        task: the run's task, for suites of its generated documents or held-out problems.
     """
 
     def __init__(self, data: str = "", cache_dir: str = "", limit: int = 0, task: TaskConfig | None = None) -> None:
@@ -46,7 +48,6 @@ class Finder:
 
         Raises:
             UserError: no such name (with the nearest ones) or file, a size that cannot be, or data that are missing.
-
         """
         if name.endswith((".jsonl", ".jsonl.gz", ".json")) or "/" in name:
             return self._file(Path(name).expanduser())

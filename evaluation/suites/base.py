@@ -17,13 +17,18 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One row of the table, but for how its documents are read.
+    """Tasks of one row of the table; the method of reading their documents is separate.
 
-    name: as it is asked for, such as ruler_hqa@50. grading: see `Grading`. identity: what defines its tasks, part of
-    the record's hash. load: makes the tasks; raises UserError for data that cannot be used. documents: its tasks have
-    documents, so that memory, the whole document, retrieval and nothing can be compared. samples: per question unless
-    the user says how many. source: where the data are from, in words. rule: data source whose rule scores, for
-    grading "source". as_trained: a problem is put to the model as the training's single-turn agent does it.
+    name: as it is asked for, such as ruler_hqa@50.
+    grading: see `Grading`.
+    identity: what defines its tasks; part of the record's hash.
+    load: makes the tasks; raises UserError for data that cannot be used.
+    documents: whether its tasks have documents, so that methods of reading can be compared.
+    samples: default number of samples per question.
+    source: where the data are from, in words.
+    notes: remarks for the results.
+    rule: data source whose rule scores, for grading "source".
+    as_trained: whether problems are put to the model as the training's single-turn agent does.
     """
 
     name: str

@@ -13,11 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.suites.base import Suite
+from evaluation.suites.base import CountTokens, Suite
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.seeding import derive_seed
-from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, Question, find_file, find_folder, load_corpus
+from trainer.tasks.hotpotqa_data import (
+    DOCUMENTS,
+    QUESTIONS,
+    Document,
+    Question,
+    find_file,
+    find_folder,
+    load_corpus,
+    render,
+)
 from trainer.tasks.hotpotqa_split import split_corpus
 from trainer.types import Task
 
@@ -73,7 +82,7 @@ def _item(question: Question, size: int, pool: Sequence[Document]) -> Task:
         id=question.id,
         question=question.question,
         answers=question.answers,
-        context="\n\n".join(f"Document {number}:\n{d.render()}" for number, d in enumerate(chosen, 1)),
+        context=render(chosen),
         meta={"num_documents": len(chosen), "gold_documents": " ".join(map(str, places))},
     )
 
@@ -120,3 +129,20 @@ def read_official(path: Path) -> list[Task]:
             raise UserError(f"{where}: index {task_id} occurs a second time")
         tasks[task_id] = Task(task_id, str(row["input"]), tuple(answers), context)
     return list(tasks.values())
+
+
+SAMPLED_DOCUMENTS = 400
+
+
+def text_qa_suite(tokens: int, folder: str | None, cache_dir: str = "", limit: int = 0) -> Suite:
+    """ruler_qa@TOKENS: the rebuilt RULER-HQA items, with a length instead of a number of documents."""
+    files = hqa_suite(2, folder, cache_dir).identity["files"]
+    place = find_folder(folder, cache_dir)
+    identity = {"kind": "ruler-qa-1", "tokens": tokens, "files": files, "limit": limit}
+
+    def load(count: CountTokens) -> list[Task]:
+        documents = load_corpus(place).documents[:SAMPLED_DOCUMENTS]
+        each = count(render(documents)) / len(documents)
+        return build_items(place, max(int(tokens / each), 2), limit)
+
+    return Suite(f"ruler_qa@{tokens}", "any_string", identity, load, True, 0, str(place))

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.suites.base import CountTokens, Suite
+from trainer.assets import data_places
 from trainer.config_choice import as_class
 from trainer.config_tasks import FactsConfig, TaskConfig
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.facts import SOURCE, Facts
-from trainer.tasks.memalpha import missing, usual_places
-from trainer.tasks.memalpha_data import Item, read_items
-from trainer.tasks.tables import ENDINGS, find_table
+from trainer.tasks.jsonl import ENDINGS, find_table
+from trainer.tasks.memalpha import Item, missing, read_items
 from trainer.types import Question, Task
 
 FACTS_ITEMS = 64
@@ -43,13 +43,12 @@ def memory_suites(places: Sequence[Path], cache_dir: str = "", limit: int = 0) -
 
     Raises:
         UserError: there are no such data, or a row is unusable.
-
     """
     file = find_texts(places)
     if file is None:
-        file = find_texts(usual_places(cache_dir))
+        file = find_texts(data_places("memalpha", cache_dir))
     if file is None:
-        raise UserError(missing([*places, *usual_places(cache_dir)]))
+        raise UserError(missing([*places, *data_places("memalpha", cache_dir)]))
     items = read_items(file)
     digest = sha256(file)
     suites = []

@@ -44,7 +44,6 @@ def heldout_suite(config: MathConfig, limit: int = 0) -> Suite:
 
     Raises:
         UserError: the settings name no such problems, or none is held out.
-
     """
     path = problems_file(config)
     most = limit or MOST_HELDOUT

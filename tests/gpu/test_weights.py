@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.realparts import require
-from trainer.config import ModelConfig, RunConfig, WeightsConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig, WeightsConfig
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.launching import launch
@@ -30,7 +31,7 @@ from trainer.engines.process import ServerProcess
 from trainer.engines.served import ServedEngine
 from trainer.rollout.background import BackgroundLoop
 from trainer.types import Completion, Row, SamplingParams
-from trainer.weights.environment import NCCL_SETTINGS
+from trainer.weights.choose import NCCL_SETTINGS
 
 pytestmark = pytest.mark.gpu
 
@@ -39,10 +40,11 @@ psutil = pytest.importorskip("psutil")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from trainer.engines.options import MEMORY_SAVER  # noqa: E402
 from trainer.train.distributed import World  # noqa: E402 (torch may be missing)
 from trainer.train.learner import Learner  # noqa: E402
 from trainer.train.model import load_lm, load_tokenizer  # noqa: E402
-from trainer.weights.colocated import SERVER_FLAGS, ColocatedPublisher  # noqa: E402
+from trainer.weights.colocated import ColocatedPublisher  # noqa: E402
 from trainer.weights.folders import FolderPublisher  # noqa: E402
 from trainer.weights.nccl import NcclPublisher  # noqa: E402
 from trainer.weights.publisher import Outlet  # noqa: E402
@@ -154,7 +156,7 @@ def rig(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def near(rig: Rig) -> ServedEngine:
     """One server on the trainer's own GPU."""
-    return rig.engine(("near",), 0, *SERVER_FLAGS)
+    return rig.engine(("near",), 0, MEMORY_SAVER)
 
 
 @pytest.fixture(scope="module")

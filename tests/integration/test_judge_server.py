@@ -20,7 +20,7 @@ from runs import ENVIRONMENT, REPOSITORY, Trial, command
 from vllmflags import FLAGS
 from vllmserver import vllm_python
 
-from trainer.judge.registry import judge_urls, judges_folder
+from trainer.judge.servers import judge_urls, judges_folder
 from trainer.paths import user_name
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

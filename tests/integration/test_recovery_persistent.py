@@ -12,7 +12,8 @@ import torch
 from runs import SHORT_WARMUP, TOTAL_STEPS, Forks, NewTrial, Trial
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.agents.memagent import MemAgent, RolloutOptions
+from trainer.agents.base import RolloutOptions
+from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.loop import TrainingRun
 from trainer.rewards.boxed import boxed_reward

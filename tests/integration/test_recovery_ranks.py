@@ -26,7 +26,7 @@ def two_ranks(forks: Forks, tmp_path_factory: pytest.TempPathFactory, warm_cache
 def _ranks(attempt: Attempt) -> list[psutil.Process]:
     """The ranks' processes, in order of rank."""
     children = psutil.Process(attempt.pid).children()
-    return sorted((p for p in children if "spawn_main" in " ".join(p.cmdline())), key=lambda p: p.pid)
+    return sorted((p for p in children if "trainer.launch.rank" in " ".join(p.cmdline())), key=lambda p: p.pid)
 
 
 def _gone(process: psutil.Process) -> bool:

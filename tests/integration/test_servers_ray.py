@@ -22,7 +22,7 @@ from vllmserver import START_SECONDS, random_qwen2, vllm_python
 
 from tests.realparts import require
 from trainer.engines.process import free_port
-from trainer.judge.registry import judge_urls, judges_folder
+from trainer.judge.servers import judge_urls, judges_folder
 from trainer.serving import registry
 
 pytestmark = pytest.mark.long

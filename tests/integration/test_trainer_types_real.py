@@ -13,7 +13,7 @@ import pytest
 
 from trainer.config import RunConfig
 from trainer.sft.encoding import Encoder
-from trainer.sft.examples import load_examples
+from trainer.tasks.examples import load_examples
 from trainer.train.model import load_tokenizer
 
 FACTS = {"Arnby": "the Ouzel", "Belk": "the Pell", "Corvale": "the Quern", "Dunmere": "the Rushy", "Eskow": "the Sable"}

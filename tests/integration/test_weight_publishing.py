@@ -21,7 +21,7 @@ from runs import wait_for
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.checkpoint.export import export
-from trainer.config import WeightsConfig
+from trainer.config_parts import WeightsConfig
 from trainer.engines.base import EngineError
 from trainer.engines.http import Server
 from trainer.errors import RunError, UserError

@@ -18,8 +18,7 @@ from clusterkit.data.datasets.texts import Shape, pack
 from trainer.config_tasks import HotpotqaConfig, MemalphaConfig
 from trainer.errors import UserError
 from trainer.tasks.hotpotqa import HotpotQA
-from trainer.tasks.memalpha import MemAlphaTexts
-from trainer.tasks.memalpha_data import Item, read_items
+from trainer.tasks.memalpha import Item, MemAlphaTexts, read_items
 
 SHAPE = Shape(questions=3, documents=8, chunk_words=60)
 

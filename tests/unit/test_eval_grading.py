@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.grade_qa import found_strings, qa_verdict
+from evaluation.grade import found_strings, qa_verdict
 from trainer.grading.extract import final_answer
 from trainer.grading.mathematics import judge
 from trainer.grading.pool import GradingPool

@@ -17,7 +17,7 @@ from evaluation.methods import make_reader
 from evaluation.plan import row_inputs
 from evaluation.suites import Finder
 from evaluation.table import memory_table
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.config_tasks import HotpotqaConfig, MemalphaConfig, RecallConfig, TaskConfig
 from trainer.errors import UserError
 from trainer.types import Task

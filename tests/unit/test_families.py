@@ -17,7 +17,7 @@ from families import GEMMA, KINDS, SIZES, VOCABULARY, make
 from transformers import AutoModelForCausalLM
 
 from trainer.checkpoint.export import export
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import UserError
 from trainer.train import attention

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer import assets
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
-from trainer.tasks import hotpotqa_data
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.hotpotqa_data import find_folder, load_corpus
 
@@ -178,7 +178,7 @@ def test_file_given_for_the_folder(mini_hotpotqa: Path) -> None:
 @pytest.fixture
 def no_usual_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Point every place that is searched at folders that do not exist."""
-    monkeypatch.setattr(hotpotqa_data, "SHARED_DATASETS", tmp_path / "storage")
+    monkeypatch.setattr(assets, "SHARED_DATASETS", tmp_path / "storage")
     monkeypatch.setenv("CLUSTERKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CLUSTERKIT_DATA", str(tmp_path / "data"))
     return tmp_path

@@ -15,11 +15,10 @@ from httpstub import Answer, Drop, Hang, HttpStub
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Timeouts, verify_model
-from trainer.judge.priority_limiter import ORDER, Turns
+from trainer.judge.priority_limiter import ORDER, PriorityLimiter
 from trainer.judge.reader import RuleReader, Unanswered
-from trainer.judge.registry import judges_folder
-from trainer.judge.retrieval import Ranking
-from trainer.judge.served import ServedReader, make_served_reader, read_verdict, read_yes_no
+from trainer.judge.served import Ranking, ServedReader, make_served_reader, read_verdict, read_yes_no
+from trainer.judge.servers import judges_folder
 from trainer.paths import user_name
 from trainer.serving import registry
 
@@ -313,7 +312,7 @@ def test_a_request_that_alone_takes_too_long_is_its_own_failure() -> None:
 
 def test_slots_are_halved_once_for_requests_of_one_time_and_come_back_with_answers() -> None:
     async def slots() -> None:
-        turns = Turns(8)
+        turns = PriorityLimiter(8)
         assert turns.narrow(began=1.0, now=2.0)
         assert not turns.narrow(began=2.0, now=2.5), "it was sent while there were 8"
         assert turns.allowed == 4

@@ -130,7 +130,7 @@ class Fixed:
 
 
 def test_one_turn_is_the_whole_trajectory() -> None:
-    from trainer.agents.memagent import RolloutOptions  # noqa: PLC0415
+    from trainer.agents.base import RolloutOptions  # noqa: PLC0415
 
     one = agent(100)
     prepared = one.prepare(Task("t", "what is it", ("a",)))

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 from builders import RecordingEngine, ScriptedEngine, byte_tokenizer, small_parts
 
-from trainer.agents.memagent import MemAgent, RolloutOptions, split_chunks
+from trainer.agents.base import RolloutOptions, split_chunks
+from trainer.agents.memagent import MemAgent
 from trainer.config_agents import MemagentConfig
 from trainer.rollout.batch import make_batch
 from trainer.types import Task, Trajectory

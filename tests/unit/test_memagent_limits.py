@@ -9,7 +9,7 @@ import pytest
 from builders import byte_tokenizer
 
 from clusterkit.config.resolve import resolve
-from trainer.agents.memagent import MemAgent, check_budget, check_window
+from trainer.agents.memagent import MemAgent
 from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
 from trainer.tasks.recall import Recall
@@ -200,21 +200,21 @@ def test_a_conversation_longer_than_a_micro_batch_is_refused_before_training() -
     agent = make_agent()
     longest = agent.longest_conversation()
 
-    check_budget(agent, longest)
+    agent.check_window(1 << 20, longest)
     with pytest.raises(UserError, match=rf"{longest} tokens and train\.max_tokens_per_mb is {longest - 1}: raise it"):
-        check_budget(agent, longest - 1)
+        agent.check_window(1 << 20, longest - 1)
 
 
 def test_a_conversation_longer_than_the_window_is_refused_with_a_chunk_that_fits() -> None:
     agent = make_agent()
     longest = agent.longest_conversation()
 
-    check_window(agent, longest)
+    agent.check_window(longest)
     with pytest.raises(
         UserError, match=rf"has {longest} tokens .* window of {longest - 2}: lower agent\.chunk_tokens"
     ) as e:
-        check_window(agent, longest - 2)
+        agent.check_window(longest - 2)
     fits = int(str(e.value).partition("agent.chunk_tokens to ")[2].split()[0])
     assert make_agent(chunk_tokens=fits).longest_conversation() <= longest - 2
     with pytest.raises(UserError, match="lower several of these limits"):
-        check_window(agent, 3)
+        agent.check_window(3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import ScriptedEngine, byte_tokenizer
 
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.agents.memalpha import MemAlpha
 from trainer.agents.memory import Memory
 from trainer.config_agents import MemalphaAgentConfig

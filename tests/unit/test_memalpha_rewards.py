@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.algorithms.advantages import gigpo_advantages
-from trainer.config import AlgorithmConfig
+from trainer.config_parts import AlgorithmConfig
 from trainer.config_rewards import MemalphaRewardConfig
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.rewards.memalpha import MemAlphaReward

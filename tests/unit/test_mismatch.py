@@ -15,7 +15,8 @@ from trainer.algorithms.losses import cispo, gspo, ppo_clip
 from trainer.algorithms.mismatch import sequence_keep, tis_weights
 from trainer.algorithms.objective import policy_loss
 from trainer.algorithms.table import TABLE, Algorithm, overlong_penalty, resolve
-from trainer.config import AlgorithmConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import AlgorithmConfig
 
 SEQUENCE = torch.tensor([0, 0, 1, 1, 2, 3])
 RATIOS = torch.tensor([1.0, 5.0, 0.5, 2.0, 0.2, 1.1], dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.errors import UserError
 from trainer.train.loading import open_checkpoint
 from trainer.train.model import load_lm

@@ -16,7 +16,7 @@ from trainer.algorithms.losses import LOG_RATIO_BOUND, ppo_clip
 from trainer.algorithms.mismatch import tis_weights
 from trainer.algorithms.objective import objective
 from trainer.algorithms.table import TABLE, resolve
-from trainer.config import AlgorithmConfig
+from trainer.config_parts import AlgorithmConfig
 
 SEQUENCE = torch.tensor([0, 0, 1, 1, 1, 2])
 LOGPROBS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6)

@@ -13,7 +13,7 @@ from families import KINDS, make
 
 from trainer.base_run import SteppedRun
 from trainer.checkpoint.start import Start
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.errors import UserError
 from trainer.metrics import Monitor
 from trainer.train import families, parity

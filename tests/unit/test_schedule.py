@@ -7,7 +7,7 @@ from builders import small_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import CheckpointConfig
+from trainer.config_parts import CheckpointConfig
 from trainer.errors import UserError
 from trainer.schedule import Schedule, recover_due, save_due, seconds_to_first_save
 from trainer.train.learner import learning_rate

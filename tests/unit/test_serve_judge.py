@@ -15,9 +15,8 @@ from clusterkit.cli.serve import app
 from trainer.engines.dialects import make_dialect
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
-from trainer.judge.gpu_groups import gpu_groups
-from trainer.judge.options import parser, require_model
 from trainer.judge.serve import make_hosts
+from trainer.judge.servers import gpu_groups, parser, require_model
 from trainer.serving import registry
 
 

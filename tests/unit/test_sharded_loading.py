@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.errors import UserError
 from trainer.train.distributed import single_world
 from trainer.train.loading import Origin, fill, open_checkpoint

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from clusterkit.cli.report import app as report_app
 from clusterkit.cli.trace import app
 from clusterkit.runs.directory import RunDirectory, user_name
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions
 from trainer.agents.memalpha import MemAlpha
 from trainer.config_agents import MemalphaAgentConfig
 from trainer.config_rewards import MemalphaRewardConfig

@@ -20,7 +20,7 @@ from clusterkit.evaluate.request import make_request
 from clusterkit.hosts.model import Cluster, Host
 from evaluation.config import EvalConfig
 from evaluation.plan import row_inputs
-from trainer.agents.memagent import MemAgent, check_window
+from trainer.agents.memagent import MemAgent
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.config import RunConfig
 from trainer.config_agents import MemagentConfig
@@ -168,9 +168,9 @@ def test_the_window_counts_the_files_words(tmp_path: Path) -> None:
     )
 
     assert long.longest_conversation() == short.longest_conversation() + 500
-    check_window(short, short.longest_conversation())
+    short.check_window(short.longest_conversation())
     with pytest.raises(UserError, match="over the model's context window"):
-        check_window(long, short.longest_conversation())
+        long.check_window(short.longest_conversation())
 
 
 def test_a_plan_counts_them_too(tmp_path: Path) -> None:

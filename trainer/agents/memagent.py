@@ -10,32 +10,15 @@ overflow) and everything out of the ordinary is counted.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from trainer.agents.base import RolloutOptions, TurnSampler, limit_chunks, split_chunks
 from trainer.agents.template import Prompts, encode, make_prompts
 from trainer.config_agents import OverwritingAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
-from trainer.types import SamplingParams, Task, Trajectory, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutOptions:
-    """How one trajectory is sampled.
-
-    temperature: 0 is greedy. seed_of_turn: turn number -> seed of its response. blank_memory: the ablation that resets
-    the memory after every chunk. banned_final_ids: tokens that the final answer may not hold (forces an answer).
-    turn_read: told of every turn that has ended, as `details` is going to have it, by agents that keep such a record.
-    """
-
-    temperature: float
-    seed_of_turn: Callable[[int], int]
-    blank_memory: bool = False
-    banned_final_ids: tuple[int, ...] = ()
-    turn_read: Callable[[dict[str, Any]], None] = lambda _turn: None
+from trainer.types import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +31,10 @@ class PreparedTask:
     dropped_tokens: int
 
 
-def split_chunks(ids: list[int], chunk_tokens: int) -> list[list[int]]:
-    """Cut ids into runs of `chunk_tokens`; the last may be shorter, none is empty (no ids: no chunk)."""
-    return [ids[i : i + chunk_tokens] for i in range(0, len(ids), chunk_tokens)]
-
-
 class MemAgent:
-    """One tokenizer, one wording, one set of limits; holds no state between tasks."""
+    """Agent of one tokenizer, one wording and one set of limits; it holds no state between tasks."""
+
+    builtin = True
 
     def __init__(self, config: OverwritingAgentConfig, tokenizer: Any) -> None:
         self.config = config
@@ -62,9 +42,9 @@ class MemAgent:
         self.prompts: Prompts = make_prompts(tokenizer, config)
 
     def longest_conversation(self, chunk_tokens: int | None = None) -> int:
-        """Tokens of the longest conversation that the limits allow: prompt plus response.
+        """Tokens of the longest conversation that the limits allow, prompt plus response.
 
-        chunk_tokens: instead of the configured limit.
+        chunk_tokens: in place of the configured limit.
         """
         c = self.config
         chunk = c.chunk_tokens if chunk_tokens is None else chunk_tokens
@@ -74,13 +54,30 @@ class MemAgent:
         final = self.prompts.final.length(filled) + c.max_final_tokens
         return max(update, final)
 
+    def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:
+        """See `agents.base.check_window`."""
+        longest, c = self.longest_conversation(), self.config
+        if longest > window:
+            fits, question = c.chunk_tokens - (longest - window), c.question_limit("update")
+            helps = fits > 0 and self.longest_conversation(fits) <= window
+            raise UserError(
+                f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
+                f"read and {c.max_memory_tokens} written, question {question}, the prompt's own words), "
+                f"over the model's context window of {window}: lower "
+                + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
+            )
+        if max_tokens_per_mb and longest > max_tokens_per_mb:
+            raise UserError(
+                f"the longest conversation has {longest} tokens and train.max_tokens_per_mb is {max_tokens_per_mb}: "
+                "raise it to at least that, or lower agent.chunk_tokens or another limit"
+            )
+
     def prepare(self, task: Task) -> PreparedTask:
         """Tokenise question and document and cut the document into chunks.
 
         Raises:
             UserError: the question, or a chunk that the task cut itself, is over its limit; or the document has more
                 chunks than `max_chunks` and `overflow` is "error".
-
         """
         c = self.config
         question = encode(self.tokenizer, task.question)
@@ -102,59 +99,34 @@ class MemAgent:
 
     def _limit(self, task: Task, chunks: list[list[int]]) -> tuple[list[list[int]], int]:
         """At most `max_chunks` chunks: the first and last halves of the document's ids."""
-        c = self.config
-        if not c.max_chunks or len(chunks) <= c.max_chunks:
-            return chunks, 0
-        if c.overflow == "error":
-            raise UserError(
-                f"task {task.id}: the document has {len(chunks)} chunks and agent.max_chunks is {c.max_chunks}: raise "
-                "it, or set agent.overflow=center to read the first and last halves only"
-            )
-        if task.chunks:
-            head = c.max_chunks // 2
-            kept = chunks[:head] + chunks[len(chunks) - (c.max_chunks - head) :]
-            return kept, sum(map(len, chunks)) - sum(map(len, kept))
+        kept, dropped = limit_chunks(task, chunks, self.config)
+        if not dropped or task.chunks:
+            return kept, dropped
+        # A document that we cut is cut anew, so that a short last chunk costs no room.
         ids = [i for chunk in chunks for i in chunk]
-        budget = c.max_chunks * c.chunk_tokens
+        budget = self.config.max_chunks * self.config.chunk_tokens
         head = budget // 2
-        return split_chunks(ids[:head] + ids[len(ids) - (budget - head) :], c.chunk_tokens), len(ids) - budget
+        ends = ids[:head] + ids[len(ids) - (budget - head) :]
+        return split_chunks(ends, self.config.chunk_tokens), len(ids) - budget
 
     async def rollout(self, prepared: PreparedTask, engine: Engine, options: RolloutOptions) -> Trajectory:
-        """Read the whole document and answer. The reward is left at 0: rewards are not the agent's business."""
-        counters: Counter[str] = Counter()
+        """Read the whole document and answer."""
+        sampler = TurnSampler(engine, options, self.config, prepared.task)
         if prepared.dropped_tokens:
-            counters["truncated_context"] += 1
-        turns: list[Turn] = []
-
-        async def converse(kind: Literal["update", "final"], prompt_ids: list[int]) -> list[int]:
-            final = kind == "final"
-            params = SamplingParams(
-                max_new_tokens=self.config.max_final_tokens if final else self.config.max_memory_tokens,
-                temperature=options.temperature,
-                seed=options.seed_of_turn(len(turns)),
-                banned_token_ids=options.banned_final_ids if final else (),
-            )
-            completion = await engine.generate(prompt_ids, params, key=prepared.task.id)
-            turns.append(Turn(kind, prompt_ids, completion))
-            if completion.finish_reason == "length":
-                counters["truncated_final" if final else "truncated_memory"] += 1
-                return completion.token_ids
-            return completion.token_ids[:-1]  # the end token is trained on but is not part of the memory
-
-        no_memory = self.prompts.no_memory
-        memory = no_memory
+            sampler.counters["truncated_context"] += 1
+        memory = no_memory = self.prompts.no_memory
         self._announce(prepared, 0, engine)
         for number, chunk in enumerate(prepared.chunks):
             self._announce(prepared, number + 1, engine)
             values = {"problem": prepared.question, "memory": memory, "section": chunk}
-            written = await converse("update", self.prompts.update.fill(values))
+            written = await sampler.sample("update", self.prompts.update.fill(values))
             if not written:
-                counters["empty_memory"] += 1
+                sampler.counters["empty_memory"] += 1
                 written = memory if self.config.empty_memory == "keep" else []
             memory = no_memory if options.blank_memory else written
-        answer = await converse("final", self.prompts.final.fill({"problem": prepared.question, "memory": memory}))
-        text = self.tokenizer.decode(answer, skip_special_tokens=True)
-        return Trajectory(prepared.task.id, turns, reward=0.0, answer_text=text, counters=dict(counters))
+        prompt = self.prompts.final.fill({"problem": prepared.question, "memory": memory})
+        answer = await sampler.sample("final", prompt)
+        return sampler.trajectory(self.tokenizer.decode(answer, skip_special_tokens=True))
 
     def _announce(self, prepared: PreparedTask, number: int, engine: Engine) -> None:
         """Tell the engine how the prompts about a chunk begin, where the memory comes behind the chunk."""
@@ -162,28 +134,3 @@ class MemAgent:
         if number < len(prepared.chunks) and template.stands_before("section", "memory"):
             known = {"problem": prepared.question, "section": prepared.chunks[number]}
             engine.prefetch(template.beginning(known), key=prepared.task.id)
-
-
-def check_window(agent: MemAgent, window: int) -> None:
-    """Raise UserError when the longest conversation does not fit into a context window of `window` tokens."""
-    longest = agent.longest_conversation()
-    if longest > window:
-        c = agent.config
-        fits = c.chunk_tokens - (longest - window)
-        helps = fits > 0 and agent.longest_conversation(fits) <= window
-        raise UserError(
-            f"the longest conversation has {longest} tokens (chunk {c.chunk_tokens}, memory {c.max_memory_tokens} "
-            f"read and {c.max_memory_tokens} written, question {c.question_limit('update')}, the prompt's own words), "
-            f"over the model's context window of {window}: lower "
-            + (f"agent.chunk_tokens to {fits} or less, or another limit" if helps else "several of these limits")
-        )
-
-
-def check_budget(agent: MemAgent, max_tokens_per_mb: int) -> None:
-    """Raise UserError when the longest conversation does not fit into a training micro-batch."""
-    longest = agent.longest_conversation()
-    if longest > max_tokens_per_mb:
-        raise UserError(
-            f"the longest conversation has {longest} tokens and train.max_tokens_per_mb is {max_tokens_per_mb}: raise "
-            "it to at least that, or lower agent.chunk_tokens or another limit"
-        )

@@ -11,18 +11,17 @@ carried out is answered and counted, never an error of the run.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.agents.memagent import RolloutOptions, split_chunks
+from trainer.agents.base import RolloutOptions, TurnSampler, limit_chunks, split_chunks
 from trainer.agents.memalpha_prompt import MemoryPrompts, encode_plain
 from trainer.agents.memory import Memory
 from trainer.agents.tool_calls import parse_calls
 from trainer.config_agents import StoresAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
-from trainer.types import SamplingParams, Task, Trajectory, Turn
+from trainer.types import Task, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,12 @@ EXCERPT = 400
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """A task as token ids. split: chunks of the task that were longer than agent.chunk_tokens and were cut."""
+    """A task as token ids.
+
+    chunks: what is read turn by turn.
+    split: the task's own chunks that were longer than agent.chunk_tokens and were cut.
+    dropped_tokens: tokens that max_chunks leaves out.
+    """
 
     task: Task
     chunks: list[list[int]]
@@ -41,7 +45,9 @@ class PreparedText:
 
 
 class MemAlpha:
-    """One tokenizer, one wording, one set of limits; holds no state between tasks."""
+    """Agent of one tokenizer, one wording and one set of limits; it holds no state between tasks."""
+
+    builtin = True
 
     def __init__(self, config: StoresAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
@@ -57,7 +63,6 @@ class MemAlpha:
 
         Raises:
             UserError: there is nothing to read, or more chunks than `max_chunks` with overflow=error.
-
         """
         c = self.config
         texts = task.chunks or (task.context,)
@@ -73,28 +78,17 @@ class MemAlpha:
                 "task %s: %d chunks have more than agent.chunk_tokens=%d tokens and are read in several turns",
                 task.id, split, c.chunk_tokens,
             )  # fmt: skip
-        dropped = 0
-        if c.max_chunks and len(pieces) > c.max_chunks:
-            if c.overflow == "error":
-                raise UserError(
-                    f"task {task.id}: the text has {len(pieces)} chunks and agent.max_chunks is {c.max_chunks}: raise "
-                    "it, or set agent.overflow=center to read the first and last of them only"
-                )
-            head = c.max_chunks // 2
-            kept = pieces[:head] + pieces[len(pieces) - (c.max_chunks - head) :]
-            dropped = sum(map(len, pieces)) - sum(map(len, kept))
-            pieces = kept
-        return PreparedText(task, pieces, split, dropped)
+        kept, dropped = limit_chunks(task, pieces, c)
+        return PreparedText(task, kept, split, dropped)
 
     async def rollout(self, prepared: PreparedText, engine: Engine, options: RolloutOptions) -> Trajectory:
-        """Read the whole text. The reward is left at 0; `details` holds the memory and what every call did."""
-        counters: Counter[str] = Counter()
+        """Read the whole text; `details` of the trajectory holds the memory and what every call did."""
+        sampler = TurnSampler(engine, options, self.config, prepared.task)
+        counters, told = sampler.counters, list[dict[str, Any]]()
         if prepared.dropped_tokens:
             counters["truncated_context"] += 1
         if prepared.split:
             counters["split_chunks"] += prepared.split
-        turns: list[Turn] = []
-        told: list[dict[str, Any]] = []
         memory = Memory(self._cut_core)
         for chunk in prepared.chunks:
             if options.blank_memory:
@@ -102,17 +96,8 @@ class MemAlpha:
             prompt = self.prompts.fill(memory, chunk)
             if prompt.shrunk:
                 counters["shrunk_prompts"] += 1
-                self._tell_shrunk(prepared.task.id, len(turns) + 1)
-            params = SamplingParams(
-                max_new_tokens=self.config.max_memory_tokens,
-                temperature=options.temperature,
-                seed=options.seed_of_turn(len(turns)),
-            )
-            completion = await engine.generate(prompt.ids, params, key=prepared.task.id)
-            turns.append(Turn("update", prompt.ids, completion))
-            whole = completion.finish_reason == "stop"
-            counters["truncated_memory"] += not whole
-            written = completion.token_ids[:-1] if whole else completion.token_ids
+                self._tell_shrunk(prepared.task.id, len(told) + 1)
+            written = await sampler.sample("update", prompt.ids)
             response = self.tokenizer.decode(written, skip_special_tokens=True)
             outcomes = [memory.apply(call) for call in parse_calls(response)]
             counters["tool_calls"] += len(outcomes)
@@ -121,21 +106,20 @@ class MemAlpha:
                 {
                     "chunk": self.tokenizer.decode(chunk[:EXCERPT])[:EXCERPT],
                     "chunk_tokens": len(chunk),
-                    "calls": [outcome.as_dict() for outcome in outcomes],
+                    "calls": [asdict(outcome) for outcome in outcomes],
                     "memory_tokens": sum(self.count(text) for text in memory.texts()),
                     "shrunk": prompt.shrunk,
                 }
             )
             options.turn_read(told[-1])
-        details = {"memory": memory.as_dict(), "turns": told}
-        return Trajectory(prepared.task.id, turns, reward=0.0, counters=dict(counters), details=details)
+        return sampler.trajectory(details={"memory": memory.as_dict(), "turns": told})
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
         return len(encode_plain(self.tokenizer, text))
 
-    def check_window(self, window: int) -> None:
-        """Raise UserError when the context that is kept to is larger than the model's window of `window` tokens."""
+    def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:  # noqa: ARG002 (RunConfig sees to that)
+        """See `agents.base.check_window`."""
         if self.config.context_tokens > window:
             raise UserError(
                 f"agent.context_tokens={self.config.context_tokens} is over the model's context window of {window} "

@@ -16,13 +16,17 @@ STORES = {"semantic": "sem", "episodic": "epi"}
 """Stores by name, with what the ids of their entries begin with."""
 
 MOST_CHARACTERS = 50_000
-"""Longest entry. A response of the usual limits cannot hold so much; one that does is no note."""
+"""Longest entry; responses within the usual limits are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What a call did. ok: it was carried out. store: core, semantic or episodic, "" where that was not clear.
-    memory_id, content: of the entry that was written; message: the answer to the call.
+    """What a call did.
+
+    ok: it was carried out.
+    message: the answer to the call.
+    store: core, semantic or episodic; "" where the call names none of them.
+    memory_id, content: id and text of the entry that was written.
     """
 
     tool: str
@@ -32,22 +36,6 @@ class CallOutcome:
     memory_id: str = ""
     content: str = ""
 
-    @property
-    def writes(self) -> bool:
-        """Whether something was written that can be judged."""
-        return self.ok and self.tool in (INSERT, UPDATE)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the record."""
-        return {
-            "tool": self.tool,
-            "ok": self.ok,
-            "message": self.message,
-            "store": self.store,
-            "memory_id": self.memory_id,
-            "content": self.content,
-        }
-
 
 class _RefusedError(Exception):
     """A call that cannot be carried out; its text is the answer."""
@@ -55,9 +43,12 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class Memory:
-    """core: one text. stores: entries by id, in the order in which they were made.
+    """The memory of one trajectory.
 
-    cut: shortens a core text to its limit; what it returns is kept.
+    cut: shortens a core text to its limit.
+    core: one text.
+    stores: entries by id in the order in which they were made, by store.
+    made: number of entries ever made, by store.
     """
 
     cut: Callable[[str], str] = lambda text: text
@@ -162,44 +153,29 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "an object")
 
 
-TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {"type": "object", "properties": properties, "required": required},
-        },
+_ID = {"memory_id": {"type": "string", "description": "Id of the entry; not for core."}}
+
+
+def _tool(name: str, description: str, stores: list[str], where: str, properties: dict[str, Any]) -> dict[str, Any]:
+    """A tool's schema; the store and a new text are required, the id of an entry is not."""
+    store = {"memory_type": {"type": "string", "enum": stores, "description": where}}
+    parameters = {
+        "type": "object",
+        "properties": {**store, **properties},
+        "required": ["memory_type", *(key for key in properties if key not in _ID)],
     }
-    for name, description, properties, required in (
-        (
-            INSERT,
-            "Add an entry to semantic or episodic memory.",
-            {
-                "memory_type": {"type": "string", "enum": list(STORES), "description": "The store to add to."},
-                "content": {"type": "string", "description": "The entry; it must be clear on its own."},
-            },
-            ["memory_type", "content"],
-        ),
-        (
-            UPDATE,
-            "Replace an entry, or the whole core memory.",
-            {
-                "memory_type": {"type": "string", "enum": ["core", *STORES], "description": "Where it is."},
-                "new_content": {"type": "string", "description": "What stands there from now on."},
-                "memory_id": {"type": "string", "description": "Id of the entry; not for core."},
-            },
-            ["memory_type", "new_content"],
-        ),
-        (
-            DELETE,
-            "Remove an entry, or empty the core memory.",
-            {
-                "memory_type": {"type": "string", "enum": ["core", *STORES], "description": "Where it is."},
-                "memory_id": {"type": "string", "description": "Id of the entry; not for core."},
-            },
-            ["memory_type"],
-        ),
-    )
-)
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS: tuple[dict[str, Any], ...] = (
+    _tool(
+        INSERT, "Add an entry to semantic or episodic memory.", list(STORES), "The store to add to.",
+        {"content": {"type": "string", "description": "The entry; it must be clear on its own."}},
+    ),
+    _tool(
+        UPDATE, "Replace an entry, or the whole core memory.", ["core", *STORES], "Where it is.",
+        {"new_content": {"type": "string", "description": "What stands there from now on."}, **_ID},
+    ),
+    _tool(DELETE, "Remove an entry, or empty the core memory.", ["core", *STORES], "Where it is.", _ID),
+)  # fmt: skip
 """The tools as chat templates want them."""

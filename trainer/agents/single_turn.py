@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.agents.memagent import RolloutOptions
+from trainer.agents.base import RolloutOptions, TurnSampler
 from trainer.agents.template import prompt_ids
 from trainer.config_agents import QuestionAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
-from trainer.types import SamplingParams, Task, Trajectory, Turn
+from trainer.types import Task, Trajectory
 
 MARK_TOKENS = 128
-"""More than a chat template adds to a question."""
+"""An upper bound of what a chat template adds to a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,9 @@ class Prompted:
 
 
 class SingleTurn:
-    """The question as a user's message in the model's chat template; one that holds such marks goes as it is."""
+    """Sends the question as a user's message in the model's chat template; a prompt with its marks goes as it is."""
+
+    builtin = True
 
     def __init__(self, config: QuestionAgentConfig, tokenizer: Any) -> None:
         self.config, self.tokenizer = config, tokenizer
@@ -50,7 +51,7 @@ class SingleTurn:
     def fits(self, task: Task) -> bool:
         """Whether the prompt is within agent.max_question_tokens."""
         limit = self.config.max_question_tokens
-        # A token is a byte or more: most prompts are short enough without being cut into tokens.
+        # A token has at least one byte: most prompts are known to be short enough without tokenising them.
         return len(task.question.encode()) + MARK_TOKENS <= limit or len(self._ids(task.question)) <= limit
 
     def _ids(self, question: str) -> list[int]:
@@ -61,15 +62,7 @@ class SingleTurn:
         return prompt_ids(self.tokenizer, question, self.config, lacks)
 
     async def rollout(self, prepared: Prompted, engine: Engine, options: RolloutOptions) -> Trajectory:
-        """One response. The reward is left at 0: rewards are not the agent's business."""
-        params = SamplingParams(
-            max_new_tokens=self.config.max_final_tokens,
-            temperature=options.temperature,
-            seed=options.seed_of_turn(0),
-            banned_token_ids=options.banned_final_ids,
-        )
-        completion = await engine.generate(prepared.ids, params, key=prepared.task.id)
-        counters = Counter({"truncated_final": int(completion.finish_reason == "length")})
-        text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        turns = [Turn("final", prepared.ids, completion)]
-        return Trajectory(prepared.task.id, turns, reward=0.0, answer_text=text, counters=dict(+counters))
+        """Sample one response."""
+        sampler = TurnSampler(engine, options, self.config, prepared.task)
+        ids = await sampler.sample("final", prepared.ids)
+        return sampler.trajectory(self.tokenizer.decode(ids, skip_special_tokens=True))

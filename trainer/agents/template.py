@@ -146,7 +146,6 @@ def user_prompt(
 
     Raises:
         UserError: the tokenizer has no chat template.
-
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UserError(f"{lacks}: put a chat_template.jinja into its folder, or {otherwise}")

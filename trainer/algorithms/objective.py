@@ -13,7 +13,7 @@ from trainer.algorithms.mismatch import sequence_keep, tis_weights
 from trainer.algorithms.table import Algorithm
 
 if TYPE_CHECKING:
-    from trainer.config import AlgorithmConfig
+    from trainer.config_parts import AlgorithmConfig
 
 
 def policy_loss(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from trainer.config import AlgorithmConfig
+    from trainer.config_parts import AlgorithmConfig
 
 
 @dataclass(frozen=True, slots=True)

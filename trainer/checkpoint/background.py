@@ -16,12 +16,11 @@ from trainer.train.hostmemory import host_room
 
 
 class HostCopy:
-    """A copy of a state dict in host memory, pinned where there is a GPU; room is made once, and filled for every
-    checkpoint.
+    """A copy of a state dict in host memory, pinned where there is a GPU; allocated once, filled for every checkpoint.
 
-    To pin memory takes seconds (7.8 s for SmolLM2-135M's state on an H200's host, where filling it takes 0.07 s), so
-    that it can be done ahead, in a thread. The function of PyTorch's that fills it is the one that its own asynchronous
-    saving uses; it knows how a sharded tensor is copied.
+    Pinning takes seconds (7.8 s for SmolLM2-135M's state on an H200's host, where a copy takes 0.07 s), so it can be
+    done ahead, in a thread. The copy is the function that PyTorch's own asynchronous saving uses: it knows sharded
+    tensors.
     """
 
     def __init__(self) -> None:
@@ -29,12 +28,12 @@ class HostCopy:
 
     @property
     def reserved(self) -> bool:
-        """Whether there is room, or it is being made."""
+        """Whether memory is allocated, or is being allocated."""
         return self._room is not None
 
     def reserve(self, tensors: dict[str, Any]) -> None:
-        """Begin to make room for a state dict like this one; returns at once."""
-        # Without contents: what the thread holds on to must not keep a GPU's memory from others.
+        """Begin to allocate memory for a state dict like this one; returns at once."""
+        # Shapes only: the thread must hold no GPU memory.
         shells = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), tensors)
         gpu = torch.cuda.is_available()
 
@@ -46,7 +45,7 @@ class HostCopy:
         pool.shutdown(wait=False)
 
     def take(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """The state dict as it is now; later changes of its tensors do not reach what is returned."""
+        """Copy the state dict; later changes of its tensors do not reach the copy."""
         if self._room is None:
             self.reserve(tensors)
         assert self._room is not None
@@ -58,7 +57,7 @@ class HostCopy:
 
 
 class BackgroundWriter:
-    """One piece of work at a time in a thread. Its error is raised by the next `wait`."""
+    """Runs one piece of work at a time in a thread; the next `wait` raises its error."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -66,7 +65,7 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], dict[str, Any]]) -> None:
-        """Begin; nothing else may be under way."""
+        """Start `work`; no other may be running."""
 
         def run() -> None:
             try:
@@ -79,13 +78,13 @@ class BackgroundWriter:
         self._thread.start()
 
     def poll(self) -> dict[str, Any] | None:
-        """What was made since the last call, if it is done; does not wait, and raises nothing."""
+        """Result of work that ended since the last call, else None; does not wait, and raises nothing."""
         if self._thread is None or self._thread.is_alive() or self._error is not None:
             return None
         return self.wait()
 
     def wait(self) -> dict[str, Any] | None:
-        """Wait for what is under way and return what it made; None where nothing is. Raises what went wrong in it."""
+        """Wait for the work and return its result, None where there is none; raises its error."""
         self.finish()
         result, error = self._result, self._error
         self._thread = self._result = self._error = None
@@ -94,6 +93,6 @@ class BackgroundWriter:
         return result
 
     def finish(self) -> None:
-        """Wait for what is under way, whatever becomes of it."""
+        """Wait for the end of the work; raises nothing."""
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Persistent checkpoints: Hugging Face format, complete at save time; nothing has to be merged or converted later."""
+"""Persistent checkpoints in Hugging Face format, complete when they are saved: nothing is merged or converted later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
     Raises:
         RunError: it cannot be written; nothing is left at `folder`.
-
     """
     began = time.perf_counter()
     learner.wake(state=False)
@@ -44,7 +43,7 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
     if world.is_main:
         temporary = folder.with_name(folder.name + ".tmp")
         lm = learner.policy.lm
-        # Gathered from ranks, tied weights have become copies: one of them is enough.
+        # After gathering, tied weights are copies: one of them is enough.
         tied = tied_names(lm)
         weights = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
         weights = {name: tensor.to(world.dtype) for name, tensor in weights.items() if name not in tied}
@@ -78,7 +77,7 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 def _name_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Let config.json name the dtype of the weights beside it, where the trainer's own are of another one."""
+    """Make config.json name the dtype of the weights beside it, where the trainer's own dtype differs."""
     facts = json.loads(config.read_text(encoding="utf-8"))
     name = str(dtype).removeprefix("torch.")
     if any(facts.get(key, name) != name for key in ("dtype", "torch_dtype")):

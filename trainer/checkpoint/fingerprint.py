@@ -1,6 +1,6 @@
-"""What must be the same for a run to go on from a recover checkpoint, and how a difference is told.
+"""Which settings must be the same for a run to go on from a recover checkpoint, and how they differ.
 
-A checkpoint that does not fit is never passed over in silence: the run refuses to start and shows what changed.
+A checkpoint that does not fit is never ignored in silence: the run refuses to start and shows what changed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.algorithms.table import resolve
-from trainer.config import AlgorithmConfig, RunConfig, flatten
+from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES
+from trainer.config_parts import AlgorithmConfig
 
-# May change between attempts: where things lie, what is watched, how long it goes on, how it is cut into pieces.
-# Settings by name, whole sections with a dot at the end.
+# Settings that may change between attempts: paths, monitoring, the length of the run, batching of the computation.
+# A dot at the end means the whole section.
 FREE = (
     "preset",
     "fileroot",
@@ -63,7 +64,7 @@ FREE = (
     "judge.cache",
 )
 
-# What a new run must have in common with the run whose checkpoint it starts from: the tensors must fit, and a step must
+# Settings that a new run must share with the run whose checkpoint it starts from: the tensors must fit, and a step must
 # be the same place in the tasks.
 SHARED = ("model.", "task.", "agent.template", "rollout.batch_size", "trainer.type")
 
@@ -71,7 +72,7 @@ SHARED = ("model.", "task.", "agent.template", "rollout.batch_size", "trainer.ty
 UNSET = "(not set)"
 ROW_FIELDS = ("advantage", "loss_norm", "clip_low", "clip_high", "dual_clip")
 ROW_NAMES = (*(f"algorithm.{name}" for name in ROW_FIELDS), "algorithm.overlong_tokens", "rollout.refill")
-# What acted before these fields were there, where that is not their default.
+# Values that acted before these fields existed, where they are not the defaults.
 BEFORE = {"algorithm.overlong_tokens": 0, "rollout.refill": False, "agent.wording": ""}
 
 
@@ -91,7 +92,7 @@ def is_free(name: str) -> bool:
 
 
 def shared_changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """As `changes`, of what must be the same for a new run to start from that checkpoint."""
+    """As `changes`, but only settings that a new run must share to start from that checkpoint."""
     return [change for change in changes(saved, now) if _listed(change[0], SHARED)]
 
 
@@ -107,12 +108,13 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Name, saved and present value of every setting that differs; `(not set)` where there is none.
 
-    A field that did not exist when the checkpoint was written had its default, which may since be the algorithm's: what
-    counts is what acts, so that `algorithm.dual_clip` unset and set to the row's own value are the same. Nor does a
-    field count that either task, agent or reward does not have: 0.1 saved those of all of them.
+    A field that did not exist when the checkpoint was written had its default. Values count as they act: an unset
+    `algorithm.dual_clip` and one that is set to the row's value are the same. Fields that the task, agent or reward of
+    either side lacks do not count, since 0.1 saved the fields of all of them.
     """
     saved, now = _of_both(saved, now)
-    defaults = {**flatten(RunConfig()), **_defaults(), **BEFORE}
+    of_all = {f"{c.section}.{field}": value for c in CHOICES.values() for field, value in c.defaults().items()}
+    defaults = {**flatten(RunConfig()), **of_all, **BEFORE}
     saved = {**{name: value for name, value in defaults.items() if name in now}, **saved}
     acted, acts = _acting(saved), _acting(now)
     found = []
@@ -127,7 +129,7 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, 
 
 
 def _of_both(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both without the fields that the task, agent or reward of either does not have."""
+    """Both without fields that the task, agent or reward of either lacks."""
 
     def foreign(name: str) -> bool:
         section, _, field = name.partition(".")
@@ -141,13 +143,8 @@ def _of_both(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any]
     return kept[0], kept[1]
 
 
-def _defaults() -> dict[str, Any]:
-    """Of every field of every task, agent and reward."""
-    return {f"{c.section}.{field}": value for c in CHOICES.values() for field, value in c.defaults().items()}
-
-
 def _acting(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, those that are left to the algorithm's row as the row has them; its name is that of its loss."""
+    """The settings as they act: unset ones have the values of the algorithm's row, whose name is that of its loss."""
     own = {name.removeprefix("algorithm."): value for name, value in settings.items() if name.startswith("algorithm.")}
     try:
         row = resolve(AlgorithmConfig.model_validate(own))

@@ -4,12 +4,12 @@
       slot-a/  slot-b/    DCP shards, state.json, MANIFEST.json (size and SHA-256 of every file)
       LATEST              name of the slot to go on from
 
-A slot is written under a temporary name, synced, and renamed; only then does LATEST change. Whatever is killed
-whenever, one complete slot is left. A slot whose files do not match its manifest is passed over for the other one.
-Slots are numbered by when they were written (`serial`), so that the newer one is known even without LATEST.
+A slot is written under a temporary name, synced and renamed; only then LATEST changes. So one complete slot is left
+whatever is killed, and when. Where a slot's files do not match its manifest, the other slot is used. Slots are numbered
+in the order in which they were written (`serial`), so that the newer one is known even without LATEST.
 
-In the background (`checkpoint.async_recover`) only the copy to host memory holds the training up. Ranks then meet in a
-group of their own, because the training's collectives go on at the same time.
+In the background (`checkpoint.async_recover`) the training waits only for the copy to host memory. The ranks then
+write in a process group of their own, because the training's collectives go on at the same time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
 
 MOST_WRITERS = 8
-"""Threads that write, and hash, one rank's files."""
+"""Most threads that write and hash one rank's files."""
 WRITER_BYTES = 1 << 30
-"""What is worth a thread, and a file, of its own."""
+"""Bytes for which a thread, with a file of its own, is worth it."""
 KINDS = 2
 """Groups of parameters in a checkpoint: matrices, and biases and norms."""
 
@@ -67,7 +67,6 @@ class RecoverStore(Slots):
 
         Raises:
             RunError: the disk is full or the folder cannot be written; the other slot is untouched.
-
         """
         self._background.wait()
         began = time.perf_counter()
@@ -76,9 +75,9 @@ class RecoverStore(Slots):
         return record | {"seconds": seconds, "stall_s": seconds}
 
     def reserve(self, learner: Learner) -> None:
-        """Begin to make room in host memory for `save_in_background`, which else does it when it is first called, and
-        holds the training up for it. Collective; the same again changes nothing. Before the optimizer's first step,
-        which makes its state, there is nothing to go by, and nothing is done.
+        """Begin to allocate the host memory of `save_in_background`, so that its first call need not wait for that.
+
+        Collective; further calls change nothing. Does nothing before the optimizer's first step, which makes its state.
         """
         if learner.optimizer.state and not self._copy.reserved:
             self._copy.reserve(_tensors(learner))
@@ -89,12 +88,11 @@ class RecoverStore(Slots):
         """As `save`, but returns when the tensors are copied to host memory. Collective.
 
         Returns:
-            The record of the checkpoint before this one, where it was still under way. This one's comes from `poll` or
-            `wait`: `stall_s` is the time that was spent in here, `seconds` the time until it was whole.
+            The record of the checkpoint before, where it was still being written. This one's comes from `poll` or
+            `wait`: `stall_s` is the time that this call took, `seconds` the time until the checkpoint was whole.
 
         Raises:
             RunError: the checkpoint before this one could not be written.
-
         """
         began = time.perf_counter()
         before = self._background.wait()
@@ -112,15 +110,15 @@ class RecoverStore(Slots):
         return before
 
     def poll(self) -> dict[str, Any] | None:
-        """The record of a checkpoint that became whole in the background since the last call. Does not wait."""
+        """Record of a background checkpoint that became whole since the last call; does not wait."""
         return self._background.poll()
 
     def wait(self) -> dict[str, Any] | None:
-        """As `poll`, when nothing is under way any more. Raises RunError for what could not be written."""
+        """As `poll`, but waits for its end. Raises RunError where it could not be written."""
         return self._background.wait()
 
     def wait_for_saves(self) -> None:
-        """Wait until nothing is under way any more, whatever becomes of it."""
+        """Wait until nothing is being written; raises nothing."""
         self._background.finish()
 
     def _write(
@@ -155,7 +153,7 @@ class RecoverStore(Slots):
         }
 
     def load(self, learner: Learner, slot: Slot) -> None:
-        """Put a slot's tensors into the learner. Collective. The number of ranks may differ from the writer's."""
+        """Load a slot's tensors into the learner. Collective. The number of ranks may differ from the writer's."""
         learner.wake()
         tensors = _tensors(learner)
         try:
@@ -187,7 +185,7 @@ class RecoverStore(Slots):
 
     @contextmanager
     def _reporting(self, temporary: Path, world: World) -> Iterator[None]:
-        """Tell all ranks of a failure to write on any of them, so that none waits for another."""
+        """Raise a failure to write of any rank on all ranks, so that none waits for another."""
         problem = ""
         try:
             yield
@@ -215,8 +213,9 @@ class RecoverStore(Slots):
 
 
 def _writers(tensors: dict[str, Any]) -> int:
-    """Threads, each with a file of its own, that write this rank's share: one a GiB. A thread waits for the training's
-    at every tensor, and a file cannot be hashed by two.
+    """Threads that write this rank's share: one per GiB.
+
+    Each has a file of its own. A thread waits for the training's thread at every tensor, and one thread hashes a file.
     """
     pieces = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
     local = map(local_part, pieces)
@@ -225,7 +224,7 @@ def _writers(tensors: dict[str, Any]) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what was wrong on the first rank; DCP's own text is a traceback (and no Exception at all)."""
+    """First line of the first rank's error; the text of DCP's own error, which is no Exception, is a traceback."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     lines = str(error).strip().splitlines()
@@ -237,8 +236,8 @@ def _tensors(learner: Learner) -> dict[str, Any]:
     unused = not learner.optimizer.state
     model, optimizer = cast(tuple[dict[str, Any], dict[str, Any]], get_state_dict(learner.policy, learner.optimizer))
     if unused:
-        # DCP steps an unused optimizer once, by nothing, to have a state to save. That step must not count: Adam's bias
-        # correction would differ from that of a run which was saved at another moment.
+        # DCP steps an unused optimizer once, with zero gradients, to have a state to save. That step must not count:
+        # Adam's bias correction would differ from that of a run which was saved at another moment.
         for state in learner.optimizer.state.values():
             state["step"].zero_()
     if len(optimizer["param_groups"]) > KINDS:
@@ -247,13 +246,14 @@ def _tensors(learner: Learner) -> dict[str, Any]:
 
 
 def _kinds(learner: Learner) -> list[int]:
-    """For every group of the optimizer whether it is of matrices (0) or of biases and norms (1)."""
+    """Kind of every group of the optimizer: matrices (0), or biases and norms (1)."""
     return [int(group["params"][0].ndim < 2) for group in learner.optimizer.param_groups]
 
 
 def _groups_joined(learner: Learner, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups of a tensor parallel optimizer (by kind and mesh) as those of any other, so that both can go on from
-    the checkpoint: one group a kind.
+    """Join the groups of a tensor parallel optimizer, which are by kind and mesh, to one group per kind.
+
+    So runs with and without tensor parallelism can go on from the same checkpoint.
     """
     joined: list[dict[str, Any]] = []
     for kind in range(KINDS):
@@ -263,7 +263,7 @@ def _groups_joined(learner: Learner, groups: list[dict[str, Any]]) -> list[dict[
 
 
 def _groups_apart(learner: Learner, joined: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The other way round: this learner's own groups with what was loaded for their kinds."""
+    """The inverse of `_groups_joined`: this learner's groups with what was loaded for their kinds."""
     optimizer: dict[str, Any] = get_state_dict(learner.policy, learner.optimizer)[1]
     names = [group["params"] for group in optimizer["param_groups"]]
     return [{**joined[kind], "params": own} for kind, own in zip(_kinds(learner), names, strict=True)]
@@ -287,7 +287,7 @@ def _finish(temporary: Path, final: Path, record: dict[str, Any]) -> None:
 
 
 def _remove(slot: Path) -> None:
-    """Take a slot away in one move: killed half-way, it is whole or gone, never a damaged slot."""
+    """Remove a slot in one rename, so that a kill leaves it whole or gone, never damaged."""
     old = slot.with_name(slot.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if slot.exists():
@@ -297,7 +297,7 @@ def _remove(slot: Path) -> None:
 
 @contextmanager
 def _one_process_is_fine() -> Iterator[None]:
-    """One rank means to save without a process group; DCP warns of that every time."""
+    """Silence DCP's warning that there is no process group: one rank needs none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield

@@ -21,12 +21,16 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands at the end of a step: plain numbers, beside the tensors.
+    """Where a run is at the end of a step: plain numbers, beside the tensors.
 
-    global_step: steps done. next_task: number of the next training task. taken: numbers above it that are consumed
-    already. optimizer_steps: for the schedule.
-    version: weight version. seconds: run time so far, over all attempts. seconds_saved: run time at the last persistent
-    save. eval_due: an interruption came before this step's evaluation.
+    global_step: steps that are done.
+    next_task: number of the next training task.
+    optimizer_steps: optimizer steps that are done.
+    version: weight version.
+    seconds: run time so far, over all attempts.
+    seconds_saved: run time at the last persistent checkpoint.
+    eval_due: an interruption came before this step's evaluation.
+    taken: numbers of tasks above `next_task` that are consumed already.
     """
 
     global_step: int
@@ -41,7 +45,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Slot:
-    """A complete recover checkpoint that was found. serial: it is the so manieth that the run has written."""
+    """A complete recover checkpoint. serial: its number among all that the run has written."""
 
     name: str
     path: Path
@@ -57,15 +61,15 @@ class Slots:
         self.folder = folder
 
     def newest(self) -> tuple[Slot | None, list[str]]:
-        """The newest slot whose files are whole, and a sentence for everything that is not as it should be."""
+        """The newest slot whose files are whole, and a sentence for every problem."""
         return self.newest_of(self.read())
 
     def read(self) -> dict[str, tuple[Slot | None, str]]:
-        """Every slot that is there by name, with all of its files: the slot, or what is wrong with it."""
+        """Check all files of every slot; by name, the slot or what is wrong with it."""
         return {name: read_slot(self.folder / name) for name in SLOTS if (self.folder / name).is_dir()}
 
     def newest_of(self, slots: dict[str, tuple[Slot | None, str]]) -> tuple[Slot | None, list[str]]:
-        """As `newest`, of what `read` has brought."""
+        """As `newest`, from the result of `read`."""
         latest, problems = self._pointer(list(slots))
         problems += [
             f"recover checkpoint {self.folder / name} {problem}" for name, (_, problem) in slots.items() if problem
@@ -78,7 +82,7 @@ class Slots:
         return any((self.folder / name).is_dir() for name in SLOTS)
 
     def _pointer(self, present: list[str]) -> tuple[str, list[str]]:
-        """What LATEST says, and what is wrong with that."""
+        """The slot that LATEST names, and what is wrong with that."""
         try:
             latest = (self.folder / LATEST).read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -126,11 +130,15 @@ def serial_of(path: Path) -> int:
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """Everything about the slots, for people who are not about to train. Changes nothing.
+    """Describe the slots for somebody who does not train now; changes nothing.
 
-    slots: name, bytes, age_s (since its last file was written), whole, problem, and of a whole one global_step, serial
-    and fingerprint. newest: name of the one to go on from, or None. problems: sentences. state: of the newest.
-    model: config.json, where the folder holds weights instead.
+    Returns:
+        slots: name, bytes, age_s (since its last file was written), whole, problem, and of a whole slot global_step,
+            serial and fingerprint.
+        newest: name of the slot to go on from, or None.
+        problems: sentences.
+        state: of the newest slot.
+        model: config.json, where the folder holds weights instead of slots.
     """
     found = Slots(folder).read()
     newest, problems = Slots(folder).newest_of(found)

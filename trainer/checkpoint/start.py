@@ -1,4 +1,4 @@
-"""Where an attempt starts: at a recover checkpoint, or at the beginning; and when it may not start at all."""
+"""Where an attempt starts, at a recover checkpoint or at the beginning, and when it must not start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """slot: what to go on from, None at the beginning. notes: what a person should read about that choice.
+    """Where an attempt starts.
 
-    done, next_task: steps whose trajectories are written, and the first task after them, where nothing is learned
-    (trainer.type=null).
+    slot: what to go on from; None: at the beginning.
+    notes: sentences about that choice, for people.
+    done: steps whose trajectories are written (trainer.type=null).
+    next_task: the first task after them.
     """
 
     slot: Slot | None
@@ -36,8 +38,7 @@ def find_start(config: RunConfig, recover: Path) -> Start:
     """The newest whole slot that fits the configuration. Changes nothing on disk.
 
     Raises:
-        UserError: a checkpoint is demanded and not there, none is whole, or it was written with other settings.
-
+        UserError: a checkpoint is demanded and missing, none is whole, or it was written with other settings.
     """
     store = Slots(recover)
     if config.recover_mode == "disabled":
@@ -69,11 +70,10 @@ def find_start(config: RunConfig, recover: Path) -> Start:
 
 
 def _from_another(config: RunConfig) -> Start:
-    """Where a run without a checkpoint of its own starts: at another run's, where `recover_from` names one.
+    """Start of a run without a checkpoint of its own: that of another run where `recover_from` names one.
 
     Raises:
-        UserError: none is there or whole, or it does not fit.
-
+        UserError: no checkpoint there is whole, or it does not fit.
     """
     if not config.recover_from or config.model.path == config.recover_from:  # weights are loaded as any model's
         return Start(None)

@@ -21,8 +21,8 @@ from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.sharing import PrefixSharing
+from trainer.hf_folder import folder_problem
 from trainer.types import Completion, FinishReason, SamplingParams
-from trainer.weights.hf_folder_check import folder_problem
 
 log = logging.getLogger(__name__)
 

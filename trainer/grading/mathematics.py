@@ -2,12 +2,21 @@ r"""Whether a mathematical answer equals the true one: math-verify's comparison,
 
 math-verify (Hugging Face, Apache-2.0) parses LaTeX into SymPy and compares values, sets, intervals, matrices and
 equations. It takes 50 % for 50 and for 0.5, words for products of their letters, and numbers of another base for equal;
-those are decided here, before it is asked. May run for ever or eat all memory: call it in `trainer.grading.pool`.
+those are decided here, before it is asked.
+
+A comparison may run for ever or take all memory, so `trainer.grading.pool` runs this module as a process: it reads
+`{"truths", "answer", "lenient"}` a line and writes `{"right", "reason"}` a line. The kernel ends it when one comparison
+takes more CPU time than the deadline, even inside a C function, and bounds its memory.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import resource
+import signal
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +24,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, verify
 from math_verify import parse as parse_text
 from sympy import Expr, Rational
 
-from trainer.grading.verdict import Verdict
+from trainer.grading import Verdict
 
 MAX_CHARACTERS = 1000
 """A longer answer is no final answer: it is not parsed."""
@@ -183,3 +192,39 @@ def _depth(text: str) -> int:
 def _shown(parsed: list[Any], limit: int = 60) -> str:
     text = str(parsed[-1])
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def serve(deadline: float, memory_bytes: int) -> None:
+    """Compare answers until standard input ends.
+
+    deadline: CPU seconds of one comparison. memory_bytes: most memory of this process.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # what libraries print must not be taken for an answer
+    judge(["\\frac{1}{2}"], "0.25")  # imports and grammars take their time before the first deadline
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # Ctrl-C is for the evaluation, whose end closes our input
+    answers.write("ready\n")
+    answers.flush()
+    for line in sys.stdin:
+        item = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, deadline)
+        try:
+            verdict = judge(item["truths"], item["answer"], item["lenient"])
+            right, reason = verdict.right, verdict.reason
+        except MemoryError:
+            right, reason = False, f"gave up: comparing takes more than {memory_bytes >> 20} MiB of memory"
+        except RecursionError:
+            right, reason = False, "gave up: nested too deeply"
+        except Exception as error:  # whatever a parser makes of a model's text
+            right, reason = False, f"cannot be compared: {type(error).__name__}: {str(error)[:120]}"
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(json.dumps({"right": right, "reason": reason}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve(float(sys.argv[1]), int(sys.argv[2]))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from trainer.errors import RunError
-from trainer.grading.verdict import Verdict
+from trainer.grading import Verdict
 
 MEMORY_BYTES = 4 << 30
 WALL_FACTOR, WALL_SECONDS = 10.0, 30.0
@@ -29,7 +29,6 @@ class GradingPool:
     Args:
         workers: how many at a time. deadline: CPU seconds of one comparison; beyond it the answer is wrong, whatever
             else the machine has to do meanwhile. percent_lenient: see `trainer.grading.mathematics.judge`.
-
     """
 
     def __init__(self, workers: int = 2, deadline: float = 5.0, percent_lenient: bool = False) -> None:
@@ -75,7 +74,7 @@ class _Worker:
         self.deadline = deadline
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainer.grading.worker", str(deadline), str(MEMORY_BYTES)],
+            [sys.executable, "-P", "-m", "trainer.grading.mathematics", str(deadline), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

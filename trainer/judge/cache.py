@@ -1,4 +1,4 @@
-"""Answers kept on disk by the content of the request: one line a request, appended; a torn last line is no harm."""
+"""Answers kept on disk by the content of the request: one appended line per request; a torn last line does no harm."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Chat requests to OpenAI-compatible servers that need not live as long as the run.
 
 A request whose server is gone, slow or overloaded is sent again, to another server where there is one, until `wait_s`
-have passed since any server last answered: the run stands still meanwhile and says so, and goes on when one is back.
-Servers that are there and too slow are asked less at a time. A request that a server understands and refuses, or that
-it cannot answer in time again and again while it answers others, is that request's own failure.
+seconds have passed since any server answered. Meanwhile the run waits, and logs that. Servers that are too slow get
+fewer requests at a time. A request that a server refuses, or that is too late again and again while others are
+answered, fails alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import orjson
 from trainer.connections import JSON, open_session
 from trainer.errors import RunError, UserError
 from trainer.judge.cache import AnswerCache, request_key
-from trainer.judge.priority_limiter import Turns
+from trainer.judge.priority_limiter import PriorityLimiter
 from trainer.judge.reader import TooLate, Unanswered
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,9 @@ TELL_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 OVERLOADED = 429
 TOO_MUCH = (OVERLOADED, 503)
-"""Of a server that is there and has too many requests."""
+"""Statuses of a server that has too many requests."""
 MOST_LATE = 8
-"""Tries of a request that comes too late each time, while others are answered: as often as 128 slots can be halved, and
-once more."""
+"""Tries of a request that is too late each time while others are answered: 128 slots can be halved seven times."""
 SHOWN = 300
 """Characters of a server's own words in a message."""
 
@@ -53,11 +52,14 @@ class Timeouts:
 
 @dataclass(slots=True)
 class ChatClient:
-    """Servers of one model.
+    """Client of servers that all serve one model.
 
-    urls: of the servers; asked again while all of them are gone, so that servers at new addresses are found. model:
-    name as the servers have it. concurrency: most requests under way (`Turns` says who is next, and how many it is
-    while servers are slow). cache: answers that are known already.
+    urls: addresses of the servers; called for every request, so that servers at new addresses are found.
+    model: its name on the servers.
+    concurrency: most requests in flight; fewer while servers are slow (see `PriorityLimiter`).
+    patience: deadlines.
+    cache: known answers.
+    counters: requests, retries and so on since the last `ServedReader.counts`.
     """
 
     urls: Callable[[], Sequence[str]]
@@ -69,7 +71,7 @@ class ChatClient:
     _loop: asyncio.AbstractEventLoop | None = None
     _http: aiohttp.ClientSession | None = None
     _closer: asyncio.Task[None] | None = None
-    _slots: Turns | None = None
+    _slots: PriorityLimiter | None = None
     _asked: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     _turn: int = 0
     _answered: float = 0.0
@@ -79,9 +81,9 @@ class ChatClient:
         """The text of one answer; the same request under way or answered before is not sent twice.
 
         Raises:
-            Unanswered: the server refuses this request. TooLate: it cannot answer it in time.
+            Unanswered: the server refuses this request.
+            TooLate: no server can answer it in time.
             RunError: no server has answered for `patience.wait` seconds, or they serve another model now.
-
         """
         request = {"model": self.model, "messages": messages, **options}
         key = request_key(request)
@@ -110,12 +112,12 @@ class ChatClient:
         return answer
 
     def _bind(self) -> None:
-        """Connections belong to an event loop, and a run has one after the other."""
+        """Open connections on the running event loop: they belong to one, and a run has several in turn."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
         self._loop, self._asked = loop, {}
-        self._slots = Turns(self.concurrency)
+        self._slots = PriorityLimiter(self.concurrency)
         timeout = aiohttp.ClientTimeout(total=self.patience.answer, sock_connect=self.patience.connect)
         self._http = open_session(timeout=timeout, headers=headers() | JSON)
         self._closer = loop.create_task(_close_at_the_end(self._http))
@@ -136,7 +138,7 @@ class ChatClient:
                             raise TooLate(f"{error}, {late} times, while others were answered") from error
                         self._tell(str(error), since=max(began, self._answered))
                     if slow:
-                        break  # its slot may be one too many
+                        break  # gives the slot back: it may be one too many
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
             await asyncio.sleep(pause)
@@ -200,7 +202,7 @@ class ChatClient:
 
     async def _ask(self, url: str, request: dict[str, Any], *, verify: bool) -> str:
         try:
-            if verify:  # what comes back under this address may be another server
+            if verify:  # another server may have come back at this address
                 _, listing = await self._call("GET", f"{url}/v1/models")
                 served = served_models(orjson.loads(listing))
                 if self.model not in served:
@@ -237,7 +239,7 @@ class ChatClient:
 
 
 async def _close_at_the_end(session: aiohttp.ClientSession) -> None:
-    """Close the session when its event loop ends, which cancels what still runs on it."""
+    """Close the session when its event loop ends, which cancels this task."""
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -245,11 +247,11 @@ async def _close_at_the_end(session: aiohttp.ClientSession) -> None:
 
 
 class UnreachableError(UserError):
-    """Nobody answers at an address, or somebody else does."""
+    """No judge answers at an address."""
 
 
 class _LostError(Exception):
-    """The server is gone, slow or overloaded: another try may succeed. slow: it is there, and has too much to do."""
+    """The server is gone, slow or overloaded, so another try may succeed. slow: it has too many requests."""
 
     def __init__(self, problem: str, *, slow: bool = False) -> None:
         super().__init__(problem)
@@ -257,7 +259,7 @@ class _LostError(Exception):
 
 
 def headers() -> dict[str, str]:
-    """What goes with every request: the key, where there is one."""
+    """Headers of every request: the key, where there is one."""
     key = os.environ.get(KEY_VARIABLE, "").strip()
     return {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -277,13 +279,16 @@ def served_models(listing: Any) -> list[str]:
 
 
 def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
-    """The name under which a server has the wanted model ("": the only one that it has).
+    """Name under which a server serves the wanted model.
 
-    Names agree where they are equal, or where their last parts are (org/name, /models/name).
+    Args:
+        url: address of the server.
+        wanted: the model's name, or its last part (org/name, /models/name); empty: the only one that it serves.
+        timeout: seconds.
 
     Raises:
-        UnreachableError: the server is not reachable, or is no such server. UserError: it serves another model.
-
+        UnreachableError: the server cannot be reached, or is no such server.
+        UserError: it serves another model.
     """
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=timeout, headers=headers(), trust_env=False)
@@ -310,12 +315,11 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
 
 
 def verify_chat(url: str, model: str, timeout: float) -> None:
-    """Ask for one token, as a run is going to ask: a server that lists its model may still answer no chat at all.
+    """Ask for one token as a run does: a server that lists its model may still refuse chats.
 
     Raises:
-        UnreachableError: no answer, or the server's own fault (an overloaded one passes: it may answer later).
-            UserError: it refuses chats.
-
+        UnreachableError: no answer, or an error of the server; an overloaded server passes, it may answer later.
+        UserError: it refuses chats.
     """
     request = {"model": model, "messages": [{"role": "user", "content": "Reply with yes."}], "max_tokens": 1}
     try:

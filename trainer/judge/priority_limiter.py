@@ -1,7 +1,7 @@
-"""Whose request is sent next: those of the oldest group of trajectories first.
+"""Order of requests: those of the oldest group of trajectories go first.
 
-The groups of the next steps are scored while this step's are waited for. In the order of their arrival, the last scores
-that the trainer waits for would stand behind many that it needs a step later.
+Groups of later steps are scored while the trainer waits for this step's. In order of arrival, the last scores of this
+step would wait behind many that are needed a step later.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from contextvars import ContextVar
 from itertools import count
 
 ORDER: ContextVar[int] = ContextVar("order", default=0)
-"""Of the group that is being sampled and scored, lower is older; 0 for everything else, which is waited for now."""
+"""Order of the group that is being sampled and scored, lower is older; 0 for everything else, which is needed now."""
 
 
-class Turns:
-    """As an asyncio.Semaphore of `slots`, but among those that wait the lowest `ORDER` goes on first, then the first
-    that came; and fewer slots are given where servers turn out too slow for so many (additive increase, multiplicative
-    decrease: Chiu and Jain 1989). Belongs to one event loop.
+class PriorityLimiter:
+    """A semaphore of `slots` whose waiters go on by `ORDER`, then in order of arrival.
+
+    Fewer slots are given while servers are too slow for so many: additive increase, multiplicative decrease (Chiu and
+    Jain 1989). Belongs to one event loop.
     """
 
     def __init__(self, slots: int) -> None:
@@ -44,7 +45,7 @@ class Turns:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # the slot was ours in the very moment of giving up
+            if not future.cancelled():  # it got a slot at the moment of its cancellation
                 self._give_back()
             raise
 
@@ -53,8 +54,14 @@ class Turns:
         self._give_back()
 
     def narrow(self, began: float, now: float) -> bool:
-        """Half as many slots from `now` on, for a request that was too much and was sent when it `began` (both as
-        time.monotonic). Requests that were sent before it was last done say nothing about the slots since: False.
+        """Halve the slots after a request that was too slow.
+
+        Args:
+            began: when the request was sent, as time.monotonic(). Requests from before the last halving do not count.
+            now: the present time.
+
+        Returns:
+            Whether the slots were halved.
         """
         if began <= self._narrowed or self.allowed == 1:
             return False
@@ -62,7 +69,7 @@ class Turns:
         return True
 
     def widen(self) -> None:
-        """An answer came: one slot more for as many of them as there are slots."""
+        """Count an answer: as many answers as there are slots give one slot more."""
         self._allowed = min(self._allowed + 1 / self._allowed, self._most)
         self._wake()
 

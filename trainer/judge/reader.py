@@ -9,15 +9,15 @@ WORDS = re.compile(r"\w+")
 
 
 class Unanswered(Exception):  # noqa: N818 (an outcome, not a mistake of ours)
-    """A single request that cannot be answered (too long, refused, unreadable). It is counted, never scored."""
+    """A request that cannot be answered (too long, refused, unreadable); it is counted, never scored."""
 
 
 class TooLate(Unanswered):
-    """No server could answer it in time, again and again: the request itself may be as right as any."""
+    """No server could answer the request in time, in several tries; the request itself may be fine."""
 
 
 class Reader(Protocol):
-    """Answers and judges. Every method may raise Unanswered, and RunError where nobody answers any more."""
+    """Answers questions and judges. Every method may raise Unanswered, and RunError when no server answers any more."""
 
     async def answer(self, question: str, memory: dict[str, Any]) -> str:
         """The answer to a question from a memory: core text, and the entries of each store that fit the question."""
@@ -28,19 +28,18 @@ class Reader(Protocol):
         ...
 
     async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:
-        """Whether an entry that was written after reading `chunk` is a valid one of its store."""
+        """Whether an entry that was written after reading `chunk` is a valid entry of its store."""
         ...
 
     def counts(self) -> dict[str, float]:
-        """What was asked, found in the cache, sent again and left unanswered since the last call."""
+        """Requests, cache hits, retries and unanswered requests since the last call, by name."""
         ...
 
 
 class RuleReader:
-    """Knows memories of facts `KEY value …`: answers with what follows the question's words in an entry.
+    """Reader by rules, for memories of facts `KEY value …`: answers with what follows the question's words in an entry.
 
-    A stand-in for tasks whose facts have that form; it reads no language. An entry is worth keeping where all of its
-    words stand in the chunk one after another.
+    It understands no language. An entry is worth keeping where its words are a passage of the chunk.
     """
 
     async def answer(self, question: str, memory: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""`python -m trainer.judge.serve`: servers of one model that answer and judge for a run, until they are told to end.
+"""`python -m trainer.judge.serve`: hosts servers of one model that answer and judge for a run, until it is told to end.
 
-Starts one server for each group of GPUs, each registered for the run (trainer.judge.registry) and started again when it
-dies, and takes the registrations away at the end. A run finds them there, also new ones while it waits.
+It starts one server for each group of GPUs, registers it for the run (trainer.judge.servers), starts it again when it
+dies, and removes the registrations at the end.
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
-from trainer.judge.gpu_groups import gpu_groups
-from trainer.judge.options import RESTARTS, parser, require_model
-from trainer.judge.registry import judges_folder
+from trainer.judge.servers import RESTARTS, gpu_groups, judges_folder, parser, require_model
 from trainer.serving import registry
-from trainer.serving.exit_with_parent import end_with_input
 from trainer.serving.host import ServerHost, keep
 from trainer.serving.keeper import clear_dead
-
-PYTHON_VARIABLES = {"sglang": "CLUSTERKIT_SGLANG_PYTHON", "vllm": "CLUSTERKIT_VLLM_PYTHON"}
+from trainer.signals import end_with_input
 
 
 def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
-    """The hosts of the servers that are asked for, none of them started.
+    """Make the hosts of the servers, without starting any.
 
     Raises:
         UserError: the GPUs do not divide, or another model is served already.
-
     """
     folder = judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
     model = arguments.model.absolute()
@@ -50,7 +46,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
             chats=True,
             fp32_head=False,  # nothing is trained on what it says
             flags=tuple(arguments.flags.split()),
-            python=os.environ.get(PYTHON_VARIABLES[arguments.engine]) or sys.executable,
+            python=os.environ.get(f"CLUSTERKIT_{arguments.engine.upper()}_PYTHON") or sys.executable,
             role="judge server",
         )
         hosts.append(ServerHost(arguments.engine, options, folder, RESTARTS))
@@ -65,7 +61,7 @@ def main() -> int:
     try:
         hosts = make_hosts(arguments)
         if arguments.tied:
-            end_with_input()
+            end_with_input(signal.SIGTERM)
         return asyncio.run(keep(hosts))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

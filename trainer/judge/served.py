@@ -1,4 +1,4 @@
-"""The reader and judge behind a server: what it is asked, and how its answers are read."""
+"""The reader behind a server: what it is asked, and how its answers are read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config import JudgeConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import JudgeConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Timeouts, UnreachableError, verify_chat, verify_model
 from trainer.judge.reader import TooLate, Unanswered
-from trainer.judge.registry import judge_urls, judges_folder
-from trainer.judge.retrieval import ranking_of
+from trainer.judge.servers import judge_urls, judges_folder
 from trainer.paths import cache_folder, user_name
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ and nothing else: {{"VALID": true or false}}
 Store: {store}
 Entry: {content}"""
 
-# The verdict and nothing else: a reason that is given after it has no part in it, and costs more tokens.
+# The verdict alone: a reason after it would not shape it, and cost tokens.
 VERDICT_SCHEMA = {
     "type": "json_schema",
     "json_schema": {
@@ -70,7 +71,7 @@ _NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 class ServedReader:
-    """Reader over a ChatClient. top_k: entries of each store that an answer is given from."""
+    """Reader over a ChatClient. top_k: entries of each store that a question is answered from."""
 
     def __init__(
         self, client: ChatClient, top_k: int, answer_tokens: int, answer_temperature: float, verdict_tokens: int
@@ -81,7 +82,7 @@ class ServedReader:
         self._schema = True
 
     async def answer(self, question: str, memory: dict[str, Any]) -> str:
-        """As Reader. Where the request is too long for the server, half as many entries are shown each time."""
+        """See Reader; shows half as many entries each time the request is too long for the server."""
         found = {
             store: list(ranking_of(tuple(memory[store].items()), self.top_k).best(question).values())
             for store in ("semantic", "episodic")
@@ -107,17 +108,17 @@ class ServedReader:
             return after_thinking(said)
 
     async def agrees(self, question: str, gold: str, answer: str) -> bool:
-        """As Reader; asked again once where the reply is neither yes nor no."""
+        """See Reader; asks a second time where the reply is neither yes nor no."""
         prompt = AGREES.format(question=question, gold=gold, answer=answer)
         return await self._verdict(prompt, read_yes_no, AGREES_TOKENS, 0.0, {})
 
     async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:  # noqa: ARG002 (judged on its own)
-        """As Reader; asked again once where the reply holds no verdict."""
+        """See Reader; asks a second time where the reply holds no verdict."""
         prompt = WORTH.format(store=store, content=content)
         return await self._verdict(prompt, read_verdict, self.verdict_tokens, 0.1, {"response_format": VERDICT_SCHEMA})
 
     def counts(self) -> dict[str, float]:
-        """As Reader."""
+        """See Reader."""
         taken, self.client.counters = self.client.counters, Counter()
         return {name: float(value) for name, value in taken.items()}
 
@@ -152,7 +153,7 @@ class ServedReader:
 
 
 def after_thinking(text: str) -> str:
-    """What follows the thoughts, where there are any."""
+    """The text after the model's thoughts, where there are any."""
     return text.rpartition(_THINK_END)[2].strip()
 
 
@@ -181,19 +182,19 @@ def read_verdict(text: str) -> bool | None:
 
 
 def find_urls(config: RunConfig) -> Sequence[str]:
-    """Addresses of the servers: judge.url, else what is registered for the trial; none where nothing is."""
+    """Addresses of the servers: judge.url, else those that are registered for the trial."""
     if config.judge.url:
         return addresses(config.judge.url)
     return judge_urls(registry_of(config))
 
 
 def addresses(text: str) -> list[str]:
-    """Addresses with commas between them."""
+    """Addresses in a text with commas between them."""
     return [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
 
 
 def registry_of(config: RunConfig) -> Path:
-    """Where the servers of this run are registered."""
+    """Folder where the servers of this run are registered."""
     return judges_folder(config.fileroot, user_name(), config.experiment_name, config.trial_name)
 
 
@@ -202,7 +203,6 @@ def make_served_reader(config: RunConfig) -> ServedReader:
 
     Raises:
         UserError: no server is named or registered, none can be reached, or one serves another model.
-
     """
     judge = config.judge
     urls = find_urls(config)
@@ -217,12 +217,16 @@ def make_served_reader(config: RunConfig) -> ServedReader:
 
 
 def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequence[str]], cache: Path) -> ServedReader:
-    """A reader over servers. again: asked for their addresses while none answers. cache: folder of the asset cache.
+    """Make a reader over servers.
+
+    Args:
+        judge: settings.
+        urls: addresses of the servers.
+        again: addresses for later requests: servers may come back elsewhere.
+        cache: folder of the asset cache.
 
     Raises:
-        UserError: no server can be reached and answers a chat, or one serves another model than is wanted or than the
-            others.
-
+        UserError: no server answers a chat, or one serves another model than is wanted or than the others.
     """
     names, away = [], None
     for url in urls:
@@ -240,3 +244,48 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     kept = AnswerCache(cache / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None
     client = ChatClient(again, names[0], judge.concurrency, Timeouts(judge.timeout_s, judge.wait_s), kept)
     return ServedReader(client, judge.top_k, judge.answer_tokens, judge.answer_temperature, judge.verdict_tokens)
+
+
+WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words of a text."""
+    return WORD.findall(text.lower())
+
+
+class Ranking:
+    """The entries of one store, indexed once for many questions.
+
+    BM25 in Lucene's form (Kamphuis et al. 2020), whose weights are never negative: with the few entries of a memory
+    the original formula gives a word that half of them hold a weight of zero.
+    """
+
+    def __init__(self, entries: dict[str, str], top_k: int) -> None:
+        self.entries, self.top_k = entries, top_k
+        tokens = [words(text) for text in entries.values()]
+        self._index = None
+        if len(entries) > top_k and any(tokens):
+            import bm25s  # noqa: PLC0415 (numpy and more, which a store of few entries has no use for)
+
+            self._index = bm25s.BM25(method="lucene")
+            self._index.index(tokens, show_progress=False)
+
+    def best(self, question: str) -> dict[str, str]:
+        """At most `top_k` entries, the best first; all of them, in order, where there are no more than that."""
+        names = list(self.entries)
+        if len(names) <= self.top_k:
+            return dict(self.entries)
+        if self._index is None:  # no entry holds a word
+            return {name: self.entries[name] for name in names[: self.top_k]}
+        known = [word for word in words(question) if word in self._index.vocab_dict]
+        if not known:  # nothing to go by: the newest ones
+            return {name: self.entries[name] for name in names[-self.top_k :]}
+        found, _ = self._index.retrieve([known], k=self.top_k, show_progress=False)
+        return {names[int(number)]: self.entries[names[int(number)]] for number in found[0]}
+
+
+@lru_cache(maxsize=128)
+def ranking_of(entries: tuple[tuple[str, str], ...], top_k: int) -> Ranking:
+    """A store's ranking, kept for the next question: indexing some hundred entries takes as long as many questions."""
+    return Ranking(dict(entries), top_k)

@@ -20,35 +20,33 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.errors import UserError
-from trainer.files import sha256, write_atomic
+from trainer.files import last_records, sha256, write_atomic
 from trainer.launch.retries import Ended, judge
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TAIL = 256 * 1024
 _SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Job:
-    """Keeps one run: attempt after attempt, until it is done or starting again cannot help."""
+    """Runs attempt after attempt until the run is done, or another attempt cannot help."""
 
     def __init__(self, config: Path) -> None:
         self._config, self._logs = config, config.parent
         try:
             self._settings = read_config(config, RunConfig)
         except UserError:
-            self._settings = RunConfig()  # the trainer refuses it in its own words, in the run's own files
+            self._settings = RunConfig()  # the trainer refuses it with its own message, in the run's files
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
 
     def run(self) -> int:
-        """Train to the end; the exit code of the last attempt, 128 + N where signal N ended it."""
+        """Train to the end; returns the exit code of the last attempt, 128 + N where signal N ended it."""
         for number in _SIGNALS:
             signal.signal(number, self._hand_on)
         ends: list[Ended] = []
@@ -78,7 +76,7 @@ class Job:
                 env=environment,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 (this process has one thread)
             )
-            if self._stopped.is_set():  # the signal came while there was nobody to hand it on to
+            if self._stopped.is_set():  # the signal came before there was a trainer to send it to
                 self._process.terminate()
             assert self._process.stdout is not None
             while data := os.read(self._process.stdout.fileno(), 65536):
@@ -98,14 +96,14 @@ class Job:
 
 
 def _end_with_parent() -> None:
-    """A trainer whose keeper is killed stops as if it were asked to: nobody would start or stop it any more."""
+    """Send the trainer SIGTERM when this process is killed, which could not stop or restart it any more."""
     with suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
-    """How an attempt ended, from its exit code and from what it recorded. before: last step of earlier attempts."""
-    records = [record for record in _tail(metrics) if record.get("attempt") == attempt]
+    """How an attempt ended, from its exit code and its records. before: last step of earlier attempts."""
+    records = [record for record in last_records(metrics) if record.get("attempt") == attempt]
     finish = [record for record in records if record.get("kind") == "finish"]
     steps = [record["global_step"] for record in records if record.get("kind") == "step"]
     begun = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
@@ -121,28 +119,8 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
 
 def last_step(metrics: Path) -> int:
     """The last finished step that a run has recorded; 0 without one."""
-    steps = [record["global_step"] for record in _tail(metrics) if record.get("kind") == "step"]
+    steps = [record["global_step"] for record in last_records(metrics) if record.get("kind") == "step"]
     return int(steps[-1]) if steps else 0
-
-
-def _tail(path: Path) -> list[dict[str, Any]]:
-    """The last whole records."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read().split(b"\n")[1 if size > _TAIL else 0 :]
-    except FileNotFoundError:
-        return []
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
 
 
 def _say(text: str) -> None:
@@ -150,7 +128,7 @@ def _say(text: str) -> None:
 
 
 def install(config: Path, submitted: Path, digest: str) -> None:
-    """Make what was submitted the run's configuration. Raises UserError where it is not what was submitted."""
+    """Make the submitted file the run's configuration. Raises UserError where its hash is another."""
     try:
         found = sha256(submitted)
     except FileNotFoundError:

@@ -17,25 +17,30 @@ from trainer.assets import resolve_model
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.disk import disk_of
+from trainer.engines.launching import check_options
+from trainer.engines.options import check_model, check_window
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
-from trainer.launch.preflight import check_run
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
+from trainer.placement import Place, first_training_gpu, gpus_per_server, local_places
 from trainer.rewards.make import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
+from trainer.serving import registry
+from trainer.serving.host import server_options
 from trainer.serving.keeper import LocalServers
-from trainer.serving.server_placement import first_training_gpu
-from trainer.sft.untrained import untrained_model
 from trainer.signals import StopFlag
 from trainer.train.distributed import single_world
 from trainer.train.gpu_footprint import out_of_memory
+from trainer.train.loading import look_at
 from trainer.train.model import compute_dtype
+from trainer.train.tensorparallel import check_split, tensor_degree
 from trainer.warmup.sft import Warmup, WarmupInterruptedError
-from trainer.weights.environment import prepare_nccl
+from trainer.warmup.tiny import untrained_model
+from trainer.weights.choose import prepare_nccl
 
 if TYPE_CHECKING:
     from trainer.launch.ray import RayRun
@@ -50,7 +55,6 @@ def train(config: RunConfig, stop: StopFlag | None = None) -> None:
 
     Raises:
         UserError: with its subclasses for failed and interrupted runs; the message is meant for the user.
-
     """
     stop = stop or StopFlag().install()
     paths = RunPaths.of(config)
@@ -174,7 +178,6 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[BinaryIO]:
 
     Raises:
         UserError: it is running already, or its folders cannot be written. RunError: the disk is full.
-
     """
     try:
         for folder in (paths.logs, paths.checkpoints, paths.recover):
@@ -235,3 +238,28 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
                 f"cannot write {system.filename}: {system.strerror}. Change that, or choose another fileroot=DIR"
             ) from error
         raise
+
+
+def check_run(config: RunConfig, model: Path) -> None:
+    """See that a model folder can be trained and served as the run wants it; files are read, no weights.
+
+    Raises:
+        UserError: it is of another architecture, lacks weights or has ones of another shape, its heads cannot be shared
+            out over the GPUs, or a server of the kind is not installed here, where it is to run here.
+    """
+    if config.trainer.type != "null":
+        lm, _ = look_at(model)
+        check_split(lm.config, tensor_degree(config))
+    if config.engine == "embedded":
+        return
+    logs = registry.folder_of(RunPaths.of(config).logs)
+    here = config.mode != "ray"
+    # On a cluster the nodes have GPUs and programs of their own; the model is the same.
+    places = local_places(config) if here else [Place("a server", tuple(range(gpus_per_server(config))))]
+    for place in places:
+        options = server_options(config, model, logs / f"{place.name}.log", place.name, place.gpus, "127.0.0.1")
+        if here:
+            check_options(config.engine, options)
+        else:
+            check_model(options)
+            check_window(config.engine, options)

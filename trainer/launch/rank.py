@@ -1,4 +1,7 @@
-"""One rank of an attempt, wherever it runs: join the others, train, leave word of how it ended."""
+"""`python -m trainer.launch.rank RANK`: one rank of an attempt, which joins the others and trains.
+
+Whoever starts it writes its job to its standard input, and keeps that open: when it ends, so does the rank.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import faulthandler
 import json
 import logging
 import os
+import pickle
+import signal
+import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -18,14 +26,14 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, UserError
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
+from trainer.placement import first_training_gpu
 from trainer.runs import AnyRun, make_run
-from trainer.serving.server_placement import first_training_gpu
-from trainer.signals import StopFlag
+from trainer.signals import SIGNALS, StopFlag, end_with_input
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.model import compute_dtype
 from trainer.train.tensorparallel import tensor_degree
-from trainer.weights.environment import prepare_nccl
+from trainer.weights.choose import prepare_nccl
 
 
 def set_threads(config: RunConfig) -> None:
@@ -37,11 +45,16 @@ def set_threads(config: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class RankJob:
-    """What every rank is told.
+    """What every rank of an attempt is given.
 
-    meeting: folder for what ranks leave to whoever started them. rendezvous: where they meet, a URL of
-    torch.distributed. gpu: number of the rank's GPU among those that it sees; None: all ranks are on one machine, whose
-    first GPUs may be the servers'.
+    config: the resolved configuration.
+    model_folder: checkpoint that training starts from.
+    attempt: number of the attempt.
+    start: what to go on from.
+    meeting: folder where ranks leave files for the process that started them.
+    rendezvous: where the ranks meet, a URL of torch.distributed.
+    gpu: number of the rank's GPU among those that it sees; None: all ranks are on one machine, and the servers may have
+        its first GPUs.
     """
 
     config: RunConfig
@@ -53,10 +66,35 @@ class RankJob:
     gpu: int | None = None
 
 
+def start_rank(rank: int, job: RankJob, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start the process of a rank on this machine; it ends with this one.
+
+    Args:
+        rank: number of the rank.
+        job: what it is to do.
+        output: gets what it prints; None: what it prints goes where our own output goes.
+    """
+    # Signals are blocked in the rank until it can take them, so that one that comes during its imports is not lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        safe = ["-P"] if sys.flags.safe_path else []  # as this process: no modules from the current folder
+        command = [sys.executable, *safe, "-m", "trainer.launch.rank", str(rank)]
+        error = None if output is None else subprocess.STDOUT
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=error)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.stdin is not None
+    data = pickle.dumps(job)
+    with suppress(BrokenPipeError):  # it has ended already; its exit code tells
+        process.stdin.write(len(data).to_bytes(8, "big") + data)
+        process.stdin.flush()
+    return process
+
+
 def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     """Be rank `rank` to the end of the attempt; the process ends in here."""
     config, meeting = job.config, job.meeting
-    # What a crash outside of Python (an abort in a library, a segmentation fault) leaves: where every thread was.
+    # A crash outside of Python (an abort in a library, a segmentation fault) leaves where every thread was.
     faulthandler.enable((meeting / f"fatal-{rank}").open("w", encoding="utf-8"))
     logs = RunPaths.of(config).logs
     set_threads(config)
@@ -77,7 +115,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     except UserError as error:
         code, message = error.exit_code, str(error)
         if not main and not isinstance(error, InterruptedRunError):
-            # Rank 0 tells what befell all; what befell this one alone (its GPU's memory) it cannot know.
+            # Rank 0 reports what all ranks see; what only this one sees (its GPU's memory) it cannot know.
             (meeting / f"fault-{rank}").write_text(message, encoding="utf-8")
     except torch.OutOfMemoryError as error:
         code, message = 1, str(out_of_memory(error))
@@ -93,8 +131,22 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         step = run.global_step if run else job.start.global_step
         outcome = {"global_step": step, "message": message, "exit_code": code}
         (meeting / "outcome").write_text(json.dumps(outcome), encoding="utf-8")
-    # The process group of an abandoned run still has threads: the interpreter's own way out would end in a C++ abort.
+    # The process group of an abandoned run still has threads: a normal exit of the interpreter would abort in C++.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def main(rank: int) -> None:
+    """Take the job from standard input and run it."""
+    stop = StopFlag().install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    given = sys.stdin.buffer
+    job: RankJob = pickle.loads(given.read(int.from_bytes(given.read(8), "big")))
+    end_with_input(signal.SIGKILL)  # a rank that is left behind would write into the next attempt's files
+    rank_main(rank, job, stop)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

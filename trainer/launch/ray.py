@@ -1,7 +1,7 @@
-"""The ranks of an attempt on the nodes of a Ray cluster: one actor a rank, which keeps the rank's process on its node.
+"""The ranks of an attempt on the nodes of a Ray cluster: an actor for every rank keeps the rank's process on its node.
 
-Actors reserve places and carry messages; the training itself runs in processes of their own, as on one machine, so
-that signals, exit codes and the end with the parent are the same there and here.
+Actors reserve resources and carry messages. The training itself runs in a process of its own, as on one machine, so
+that signals, exit codes and the end with the parent are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,43 +24,33 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.checkpoint.start import Start
-from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
-from trainer.launch.rank import RankJob
-from trainer.launch.ranks import GRACE_SECONDS, conclude, last_step
-from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace_of
+from trainer.launch.rank import RankJob, start_rank
+from trainer.launch.ranks import GRACE_SECONDS, RankedRun, conclude, last_step
+from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace, supply
 from trainer.paths import RunPaths
-from trainer.signals import SIGNALS, StopFlag
+from trainer.signals import StopFlag
 
 log = logging.getLogger("trainer")
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
-"""A node whose actor says nothing for so long is given up; Ray takes about half a minute to notice a dead one."""
+"""A node whose actor does not answer for so long is given up; Ray takes about half a minute to notice a dead one."""
 WAITING_SECONDS = 60.0
-"""How often a run that waits for places says so."""
+"""How often a run that waits for resources says so."""
 
 
-class RayRun:
-    """As `trainer.launch.ranks.RankedRun`, with the ranks spread over the cluster's nodes.
+class RayRun(RankedRun):
+    """A RankedRun whose ranks are spread over the cluster's nodes.
 
-    Without GPUs rank 0 stays on the driver's node, which writes the same log; ranks are spread as far as there are
-    nodes. With GPUs every rank has one of its own.
+    With GPUs every rank has one of its own. Without GPUs rank 0 stays on the driver's node, which writes the same log,
+    and ranks are spread over as many nodes as there are.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, attempt: int, stop: StopFlag, start: Start) -> None:
-        self.config, self.folder, self.attempt, self.stop, self.start = config, folder, attempt, stop, start
-        self.global_step = start.global_step
-
     def run(self) -> None:
-        """Train to the end.
-
-        Raises:
-            UserError: as rank 0 raised it; RunError when a rank or its node was lost.
-
-        """
-        ray.init(address="auto", namespace=namespace_of(self.config), logging_level=logging.WARNING)
+        """See RankedRun; a rank whose node was lost is a RunError, too."""
+        names = namespace(self.config.experiment_name, self.config.trial_name)
+        ray.init(address="auto", namespace=names, logging_level=logging.WARNING)
         self.stop.install()  # Ray has put handlers of its own in place, which end the process at once
         with ExitStack() as ending:
             ending.callback(ray.shutdown)
@@ -75,7 +64,7 @@ class RayRun:
             self._conclude(ranks)
 
     def _servers(self, ranks: _Ranks) -> RayServers:
-        """The run's engine servers on the cluster's nodes, on the ranks' own GPUs where they share them."""
+        """The run's engine servers on the cluster's nodes; on the ranks' own GPUs where the allocation shares them."""
         wanted = self.config.allocation
         if wanted is None or not wanted.colocated:
             return RayServers(self.config, self.folder, self.stop)
@@ -83,7 +72,7 @@ class RayRun:
         return RayServers(self.config, self.folder, self.stop, gpus)
 
     def _reserved_actors(self) -> list[Any]:
-        """One actor for every rank, each in its own place."""
+        """One actor for every rank, each in a bundle of one placement group."""
         gpus = self.config.n_gpus_per_node > 0
         bundles: list[dict[str, float]] = [{"CPU": 1, **({"GPU": 1} if gpus else {})} for _ in range(self.config.ranks)]
         if not gpus:
@@ -101,7 +90,7 @@ class RayRun:
         ]
 
     def _await(self, group: Any, bundles: Sequence[dict[str, float]]) -> None:
-        """Wait for places: a node that is to come back may take its time. Says what is missing."""
+        """Wait until Ray has resources for all ranks, and log what is missing: a node may still come back."""
         told = time.monotonic()
         while not group.wait(timeout_seconds=POLL_SECONDS):
             if self.stop():
@@ -109,22 +98,12 @@ class RayRun:
             if time.monotonic() - told > WAITING_SECONDS:
                 told = time.monotonic()
                 kind = "GPU" if "GPU" in bundles[0] else "CPU"
-                free, have = (int(f().get(kind, 0)) for f in (ray.available_resources, ray.cluster_resources))
-                log.warning(
-                    f"waiting for places: {len(bundles)} ranks want a {kind} each; the cluster has {have}, {free} free"
-                )
+                log.warning(f"waiting for places: {len(bundles)} ranks want a {kind} each; {supply(kind)}")
 
     def _start(self, ranks: _Ranks) -> None:
         address, port = ranks.ask(lambda actor: actor.meeting_place.remote(), [0])[0]
-        job = RankJob(
-            self.config,
-            self.folder,
-            self.attempt,
-            self.start,
-            Path(),
-            f"tcp://{address}:{port}",
-            gpu=0 if self.config.n_gpus_per_node else None,
-        )
+        gpu, meet = 0 if self.config.n_gpus_per_node else None, f"tcp://{address}:{port}"
+        job = RankJob(self.config, self.folder, self.attempt, self.start, Path(), meet, gpu)
         ranks.ask(lambda actor: actor.start.remote(pickle.dumps(job)), range(len(ranks.actors)))
         ranks.nodes = ranks.ask(lambda actor: actor.node.remote(), range(len(ranks.actors)))
         log.info("ranks run on %s", ", ".join(ranks.nodes))
@@ -135,7 +114,7 @@ class RayRun:
             for rank in range(len(ranks.actors)):
                 if rank in ranks.lost:
                     continue
-                with suppress(Exception):  # what it would tell is lost with it
+                with suppress(Exception):  # its files are lost with it
                     for file, text in ranks.ask(lambda actor: actor.left.remote(), [rank])[0].items():
                         (meeting / file).write_text(text, encoding="utf-8")
             self.global_step = last_step(meeting, self.global_step)
@@ -152,9 +131,13 @@ class RayRun:
 
 @dataclass
 class _Ranks:
-    """The actors as the driver sees them, and the addresses of their nodes.
+    """The ranks' actors as the driver sees them.
 
-    failed: exit codes by rank. lost: why, by rank, those that do not answer.
+    actors: by rank.
+    nodes: addresses of their nodes, by rank.
+    failed: exit codes of ranks that failed.
+    lost: ranks that do not answer, and why.
+    ended: ranks that have ended or are lost.
     """
 
     actors: list[Any]
@@ -164,7 +147,7 @@ class _Ranks:
     ended: set[int] = field(default_factory=set)
 
     def ask(self, call: Callable[[Any], Any], ranks: Sequence[int]) -> list[Any]:
-        """Answers of these ranks' actors."""
+        """Call the actors of these ranks; returns their answers."""
         return list(ray.get([call(self.actors[rank]) for rank in ranks], timeout=ANSWER_SECONDS))
 
     def watch(self, stop: StopFlag) -> None:
@@ -212,7 +195,7 @@ class _Ranks:
 
 
 class RankHost:
-    """The actor: on the node of one rank, keeps the rank's process. The process ends when the actor does."""
+    """Actor on the node of one rank: keeps the rank's process, which ends when the actor does."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -234,26 +217,11 @@ class RankHost:
             return self.node(), int(probe.getsockname()[1])
 
     def start(self, job: bytes) -> None:
-        """Start the rank. job: a pickled RankJob, without its meeting folder."""
+        """Start the rank. job: a pickled RankJob; its meeting folder is set here."""
         rank_job: RankJob = replace(pickle.loads(job), meeting=Path(self._folder.name))
         console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{self._rank}.log"
-        # Held back in the rank until it can take them: one that comes during its imports is not lost.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            with console.open("ab") as file:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "trainer.launch.ray_rank", str(self._rank)],
-                    stdin=subprocess.PIPE,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        assert self._process.stdin is not None
-        told = pickle.dumps(rank_job)
-        # The pipe stays open: its end tells the rank that this actor is no more.
-        self._process.stdin.write(len(told).to_bytes(8, "big") + told)
-        self._process.stdin.flush()
+        with console.open("ab") as file:
+            self._process = start_rank(self._rank, rank_job, file)
 
     def poll(self) -> int | None:
         """Exit code of the rank; None while it runs."""
@@ -265,5 +233,5 @@ class RankHost:
             self._process.send_signal(number)
 
     def left(self) -> dict[str, str]:
-        """Name and content of what the rank has left."""
+        """Name and content of the files that the rank has left."""
         return {path.name: path.read_text(encoding="utf-8") for path in Path(self._folder.name).iterdir()}

@@ -1,7 +1,7 @@
 """`python -m trainer.launch.ray_judges start|stop …`: judge servers on the nodes of a Ray cluster, one actor a server.
 
-The options are those of `python -m trainer.judge.serve`; `--gpus` is how many. Starting again what is there already
-changes nothing; servers that are missing are added. They outlive whoever started them, until `stop`.
+The options are those of `python -m trainer.judge.serve`; `--gpus` is a number. A second start adds the servers that are
+missing, and nothing else. The servers stay until `stop`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from pathlib import Path
 import ray
 
 from trainer.errors import UserError
-from trainer.judge.gpu_groups import gpu_groups
-from trainer.judge.options import RESTARTS, parser, require_model
-from trainer.judge.registry import HOST_MODULE, judges_folder
+from trainer.judge.servers import HOST_MODULE, RESTARTS, gpu_groups, judges_folder, parser, require_model
 from trainer.launch.ray_servers import await_place, end_actor, find_actor, forget_dead, make_actor, namespace
 from trainer.serving import registry
 
@@ -24,17 +22,16 @@ PREFIX = "judge-"
 
 
 def start(arguments: argparse.Namespace) -> list[str]:
-    """Have the servers placed; returns their names.
+    """Start the servers that are not there yet; returns the names of all.
 
     Raises:
         UserError: the GPUs do not divide, or another model is served already. RunError: there is no place for them.
-
     """
     folder = folder_of(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     forget_dead(folder)
     given_up = {one.name for one in registry.read(folder) if one.state == "ended"}
-    _end(folder, given_up)  # actors that are no use any more
+    _end(folder, given_up)
     require_model(folder, arguments.model)
     command = [sys.executable, "-m", HOST_MODULE, "--tied"]
     for name in ("model", "fileroot", "user", "experiment", "trial", "engine", "per_server", "context_length"):
@@ -61,7 +58,7 @@ def stop(arguments: argparse.Namespace) -> list[str]:
 
 
 def _end(folder: Path, names: set[str]) -> None:
-    """End servers, and forget them."""
+    """End servers and remove their registrations."""
     for name in names:
         if (actor := find_actor(name)) is not None:
             end_actor(actor)
@@ -69,7 +66,7 @@ def _end(folder: Path, names: set[str]) -> None:
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
-    """Where the servers are registered."""
+    """Folder of the servers' registrations."""
     return judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
 
 

@@ -1,7 +1,7 @@
-"""The engine servers of a run on the nodes of a Ray cluster: one actor a server, which keeps the server's host there.
+"""The engine servers of a run on the nodes of a Ray cluster: an actor for every server keeps the server's host there.
 
-As with ranks, the actor only reserves the place; the host (`python -m trainer.serving`) is a process of its own, tied
-to the actor by its standard input, and started again by it when it is killed. Actors of servers that outlive their
+As with ranks, the actor only reserves resources. The host (`python -m trainer.serving`) is a process of its own, which
+ends with the actor (`--tied`) and is started again by it when it is killed. Actors of servers that outlive their
 trainer are detached, and found again by name.
 
 `python -m trainer.launch.ray_servers add|stop CONFIG.yaml NAME` adds one to a run, or ends one.
@@ -27,9 +27,9 @@ from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.paths import RunPaths
+from trainer.placement import gpus_per_server
 from trainer.serving import registry
 from trainer.serving.keeper import HostKeeper, config_file, host_command, placed, start_host
-from trainer.serving.server_placement import gpus_per_server
 
 log = logging.getLogger("trainer")
 
@@ -39,30 +39,29 @@ PLACE_SECONDS = 600.0
 """How long `add` waits for GPUs."""
 
 
-def namespace_of(config: RunConfig) -> str:
-    """Ray's namespace of a run: names of its actors are unique within it."""
-    return namespace(config.experiment_name, config.trial_name)
-
-
 def namespace(experiment: str, trial: str) -> str:
-    """As namespace_of, by the run's names."""
+    """Ray's namespace of a run: names of its actors are unique within it."""
     return f"clusterkit/{experiment}/{trial}"
 
 
 @dataclass(frozen=True, slots=True)
 class GpusOfNode:
-    """GPUs on one node of the cluster. node: Ray's id of it. ids: of the GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    """GPUs on one node: Ray's id of the node, and ids of the GPUs as CUDA_VISIBLE_DEVICES takes them."""
 
     node: str
     ids: tuple[str, ...]
 
 
 def shared_gpus(ranks: Sequence[GpusOfNode], each: int, servers: int) -> list[GpusOfNode]:
-    """The GPUs of every server that runs on those of the ranks, `each` on one node.
+    """Share the ranks' GPUs out over servers.
+
+    Args:
+        ranks: GPUs of every rank.
+        each: GPUs of one server, all on one node.
+        servers: number of servers.
 
     Raises:
-        RunError: the ranks' places do not come up to that.
-
+        RunError: the ranks have too few GPUs on one node each.
     """
     by_node: dict[str, list[str]] = {}
     for rank in ranks:
@@ -82,17 +81,18 @@ def shared_gpus(ranks: Sequence[GpusOfNode], each: int, servers: int) -> list[Gp
 
 
 class HostActor:
-    """On the node of one server: starts its host, which ends when the actor does, and again when it is killed.
+    """Actor on the node of one server: keeps its host, which ends when the actor does.
 
     Args:
-        name: of the server. command: of the host, but for its place. folder: of the registrations; what the host prints
-            goes there. restarts: how often a host that was killed is started again. shared: the GPUs, where they are
-            the ranks' and not the actor's own.
-
+        name: name of the server.
+        command: command of the host, without its GPUs and address.
+        folder: folder of the registrations; what the host prints goes there.
+        restarts: how often a host that was killed is started again.
+        shared: ids of the GPUs, where they are the ranks' and not the actor's own.
     """
 
     def __init__(self, name: str, command: list[str], folder: str, restarts: int, shared: tuple[str, ...]) -> None:
-        if shared:  # of which Ray knows nothing
+        if shared:  # Ray does not know that this actor uses them
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
         # By number among those that this process sees.
         gpus = tuple(range(len(shared or ray.get_gpu_ids())))
@@ -119,8 +119,11 @@ class HostActor:
 class RayServers:
     """The servers that a run starts; a context manager, within `ray.init` with the run's namespace.
 
-    model: folder of the weights to start with. stop: whether the run is to stop. shared: GPUs of the ranks, where the
-    servers run on the same ones.
+    Args:
+        config: the run's configuration.
+        model: folder of the weights to start with.
+        stop: whether the run is to stop.
+        shared: GPUs of the ranks, where the servers run on the same ones.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class RayServers:
                 registry.remove(self.folder, name)
 
     def _await_places(self) -> None:
-        """Wait until every actor has its place; says what is missing."""
+        """Wait until Ray has resources for every actor, and log what is missing."""
         told = time.monotonic()
         waiting = [actor.placed.remote() for actor in self._actors.values()]
         while waiting:
@@ -161,17 +164,22 @@ class RayServers:
                 told = time.monotonic()
                 each = gpus_per_server(self.config)
                 kind = "GPU" if each else "CPU"
-                free, have = (int(f().get(kind, 0)) for f in (ray.available_resources, ray.cluster_resources))
                 log.warning(
-                    "waiting for places of %d engine servers, %d %s each on one node; the cluster has %d, %d free",
-                    len(waiting), each or 1, kind, have, free,
-                )  # fmt: skip
+                    f"waiting for places of {len(waiting)} engine servers, {each or 1} {kind} each on one node; "
+                    f"{supply(kind)}"
+                )
+
+
+def supply(kind: str) -> str:
+    """How many GPUs or CPUs the cluster has, and how many are free, in words."""
+    free, have = (int(f().get(kind, 0)) for f in (ray.available_resources, ray.cluster_resources))
+    return f"the cluster has {have}, {free} free"
 
 
 def make_server(
     config: RunConfig, file: Path, model: Path, name: str, kept: bool, shared: GpusOfNode | None = None
 ) -> Any:
-    """The actor of one of a run's servers. shared: the ranks' GPUs, where it runs on those."""
+    """Make the actor of one of a run's servers. shared: the ranks' GPUs, where it runs on those."""
     command, restarts = host_command(file, model, name, kept, tied=True), config.serving.restarts
     return make_actor(name, command, file.parent, gpus_per_server(config), restarts, detached=kept, shared=shared)
 
@@ -186,32 +194,29 @@ def make_actor(
     detached: bool,
     shared: GpusOfNode | None = None,
 ) -> Any:
-    """The actor of a server: the one of that name where it is there, else a new one.
+    """The actor of a server: an existing one of that name, else a new one.
 
     Args:
-        name: of the server. command, folder: as HostActor. gpus: that it needs. restarts: of the actor when its node is
-            lost, and of the host. detached: it outlives who made it. shared: GPUs of others, in place of its own.
-
+        name: name of the server.
+        command, folder: see HostActor.
+        gpus: GPUs that the server needs.
+        restarts: of the actor when its node is lost, and of the host.
+        detached: whether it outlives the process that made it.
+        shared: the ranks' GPUs, in place of its own.
     """
     if shared is None:
         place = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "DEFAULT" if gpus else "SPREAD"}
     else:
         place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(shared.node, soft=False)}
-    return (
-        ray.remote(HostActor)
-        .options(
-            name=name,
-            get_if_exists=True,
-            lifetime="detached" if detached else None,
-            max_restarts=restarts,
-            **place,
-        )
-        .remote(name, command, str(folder), restarts, shared.ids if shared else ())
+    lifetime = "detached" if detached else None
+    actor = ray.remote(HostActor).options(
+        name=name, get_if_exists=True, lifetime=lifetime, max_restarts=restarts, **place
     )
+    return actor.remote(name, command, str(folder), restarts, shared.ids if shared else ())
 
 
 def forget_dead(folder: Path) -> None:
-    """Forget registrations whose actor is gone: of an attempt that was killed, or of a node that is no more."""
+    """Remove registrations whose actor is gone: of an attempt that was killed, or of a lost node."""
     for one in registry.read(folder):
         if find_actor(one.name) is None:
             registry.remove(folder, one.name)
@@ -238,7 +243,6 @@ def add(config: RunConfig, file: Path, model: Path) -> str:
 
     Raises:
         RunError: no node has the GPUs for it.
-
     """
     folder = registry.folder_of(RunPaths.of(config).logs)
     taken = {one.name for one in registry.read(folder)}
@@ -248,11 +252,10 @@ def add(config: RunConfig, file: Path, model: Path) -> str:
 
 
 def await_place(actors: dict[str, Any], gpus: int) -> None:
-    """Wait until every actor has its place; where one finds none, all of them are ended.
+    """Wait until every actor has its resources; where one finds none, all of them are ended.
 
     Raises:
-        RunError: no node has the GPUs for one.
-
+        RunError: no node has the GPUs for one of them.
     """
     waiting = [actor.placed.remote() for actor in actors.values()]
     ready, missing = ray.wait(waiting, num_returns=len(waiting), timeout=PLACE_SECONDS) if waiting else ([], [])
@@ -287,12 +290,13 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         config = read_config(arguments.config, RunConfig)
-        ray.init(address="auto", namespace=namespace_of(config), logging_level=logging.WARNING)
+        names = namespace(config.experiment_name, config.trial_name)
+        ray.init(address="auto", namespace=names, logging_level=logging.WARNING)
         if arguments.action == "stop":
             end(config, arguments.name)
             print(f"{arguments.name} has ended")
         else:
-            model = arguments.model or Path(_model_of(config))
+            model = arguments.model or _model_of(config)
             print(f"{add(config, arguments.config, model)} is starting")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -300,14 +304,14 @@ def main() -> int:
     return 0
 
 
-def _model_of(config: RunConfig) -> str:
+def _model_of(config: RunConfig) -> Path:
     """The model that the run's other servers were started with, else the run's own."""
     folder = registry.folder_of(RunPaths.of(config).logs)
     models = [one.model for one in registry.read(folder) if one.model]
     model = models[0] if models else config.model.path
     if not model:
         raise UserError("the run has no servers yet and its model is not known: give --model FOLDER")
-    return model
+    return Path(model)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
         ends: the attempts, in order; at least one. retries: restarts allowed in a row without a new step, and before
             giving up a run that never gets further. first_wait: seconds before the first restart; doubled for each
             further one that brought no new step, ten minutes at most.
-
     """
     last = ends[-1]
     if last.final:

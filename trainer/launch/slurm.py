@@ -43,7 +43,15 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Place:
-    """What this task is. head: address of the first node. number: of this node in the allocation, from 0."""
+    """One task of the allocation.
+
+    job: Slurm's number of the job.
+    head: address of the first node.
+    number: number of this node in the allocation, from 0.
+    nodes: number of nodes.
+    name, cpus, gpus: of this node.
+    state: folder of the files that tasks and batch script exchange.
+    """
 
     job: int
     head: str
@@ -101,31 +109,15 @@ class Place:
 
 def ray_command(place: Place, address: str) -> list[str]:
     """The command that starts this node's Ray and stays. address: of this node."""
-    first = place.port
-    role = (
-        [
-            *("--head", f"--port={first}", "--dashboard-host=127.0.0.1", f"--dashboard-port={first + 1}"),
-            *(f"--ray-client-server-port={first + 2}", f"--temp-dir={place.folder}"),
-        ]
-        if place.number == 0
-        else [f"--address={place.address}"]
-    )
-    return [
-        *(
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            "--log-color=false",
-            "--disable-usage-stats",
-            *role,
-        ),
-        *(f"--node-ip-address={address}", f"--node-name={place.name}"),
-        *(f"--num-cpus={place.cpus}", f"--num-gpus={place.gpus}"),
-        # Two jobs on one node, or two nodes on one machine: ports of the system's choice never meet.
-        *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
-    ]
+    first, role = place.port, f"--address={place.address}"
+    if place.number == 0:
+        role = f"--head --port={first} --dashboard-host=127.0.0.1 --dashboard-port={first + 1} "
+        role += f"--ray-client-server-port={first + 2} --temp-dir={place.folder}"
+    # Two jobs on one node, or two nodes on one machine: ports that the system chooses never collide.
+    ports = "--dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0"
+    options = f"{role} --node-ip-address={address} --num-cpus={place.cpus} --num-gpus={place.gpus} {ports}".split()
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+    return [*command, "--block", "--log-color=false", "--disable-usage-stats", f"--node-name={place.name}", *options]
 
 
 def ray_environment(place: Place, address: str) -> dict[str, str]:
@@ -161,7 +153,7 @@ def interface(address: str) -> str:
 
 
 class Node:
-    """This node's Ray."""
+    """Ray of this node."""
 
     def __init__(self, place: Place, stop: StopFlag) -> None:
         self.place, self._stop = place, stop
@@ -243,7 +235,7 @@ def run_head(place: Place, config: Path, stop: StopFlag) -> int:
         code = error.exit_code
         return code
     finally:
-        # First the word to the batch script: the other nodes end while this one does.
+        # The batch script is told first, so that the other nodes end at the same time as this one.
         write_atomic(place.exit_file, f"{code}\n")
         node.end()
 
@@ -265,7 +257,6 @@ def joined_nodes(place: Place, stop: StopFlag) -> list[str]:
 
     Raises:
         RunError: they take too long.
-
     """
     import ray  # noqa: PLC0415 (one task of the allocation asks it; those of the other nodes stay small)
 
@@ -290,7 +281,7 @@ def joined_nodes(place: Place, stop: StopFlag) -> list[str]:
 
 
 def _own_folder(folder: Path) -> None:
-    """Have it, empty, for ourselves alone: everybody may make folders in /tmp."""
+    """Make the folder anew, for this user alone: everybody may make folders in /tmp."""
     with suppress(FileNotFoundError):
         if folder.lstat().st_uid != os.getuid():
             raise RunError(f"{folder} belongs to another user: remove it on {socket.gethostname()}")
@@ -313,7 +304,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m trainer.launch.slurm CONFIG.yaml", file=sys.stderr)
         return 2
-    # Several may come to a task that is ending; none may cut that short.
+    # A task that is ending may get several signals; none may interrupt that.
     stop = StopFlag().install()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:

@@ -11,22 +11,22 @@ from trainer.types import Task, Trajectory
 
 
 class Begun(Protocol):
-    """What a reward does for one trajectory while its text is still read. Belongs to the trajectory's own task."""
+    """What a reward does for one trajectory while the agent still reads; belongs to the trajectory's asyncio task."""
 
     def turn_read(self, turn: dict[str, Any]) -> None:
         """A turn has ended: `turn` is its entry in the agent's details."""
         ...
 
     def close(self) -> None:
-        """The trajectory is scored, or given up: what still runs for it ends."""
+        """The trajectory is scored or given up: end what still runs for it."""
         ...
 
 
 class Reward(Protocol):
     """What the rollout controller needs of a reward; one of the user's own is made from its section.
 
-    One that asks others may have `begin()`, too: it returns a `Begun` for a trajectory that starts, and finds it again
-    in `trajectory.begun`.
+    A reward that waits for servers may also have `begin()`, which returns a `Begun` for a trajectory that starts;
+    `score` finds it in `trajectory.begun`.
     """
 
     def score(self, task: Task, trajectory: Trajectory) -> float | Awaitable[float]:
@@ -65,6 +65,6 @@ PLAIN: dict[str, Callable[[], Reward]] = {"boxed": Boxed, "f1": SharedWords, "fo
 
 
 def reward_counts(reward: Reward) -> dict[str, float]:
-    """What a reward counted since the last call, for the numbers of a step: nothing for most of them."""
+    """What a reward has counted since the last call, for a step's statistics; most rewards count nothing."""
     counts = getattr(reward, "counts", None)
     return dict(counts()) if callable(counts) else {}

@@ -26,5 +26,5 @@ def make_reward(config: RunConfig) -> Reward:
 
 
 def make_reader(config: RunConfig) -> Reader:
-    """Who answers from memories and judges. Raises UserError for servers that cannot be used."""
+    """The reader that answers from memories and judges. Raises UserError for servers that cannot be used."""
     return RuleReader() if config.judge.reader == "rules" else make_served_reader(config)

@@ -7,8 +7,8 @@
     r3      1 - tokens of the final memory / tokens of the text
     r4(t)   share of the turn's calls that wrote an entry which a judge finds valid; 0 without a call
 
-A question or verdict that nobody could answer is left out of its mean and counted, never scored as 0. Where no
-question of a trajectory was answered the trajectory failed, and nothing is learned from it.
+Questions and verdicts without an answer are left out of their means and counted, never scored as 0. A trajectory none
+of whose questions was answered has failed, and nothing is learned from it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ log = logging.getLogger(__name__)
 Turn = dict[str, Any]
 """A turn in the agent's details."""
 Quality = tuple[float, int]
-"""r4 of a turn, and how many of its entries nobody could judge."""
+"""r4 of a turn, and the number of its entries without a verdict."""
 
 
 class EarlyVerdicts:
-    """Verdicts on what the turns of one trajectory wrote, asked for while it reads on: at its end only those of the
-    last turns are missing. Where a turn was not told of, `of` asks then.
+    """Verdicts on the entries of one trajectory, asked for while the agent reads on.
+
+    At the end only those of the last turns are missing. `of` asks for turns that `turn_read` was not called for.
     """
 
     def __init__(self, quality: Callable[[Turn], Coroutine[Any, Any, Quality]]) -> None:
@@ -43,32 +44,32 @@ class EarlyVerdicts:
         self._asked: dict[int, tuple[Turn, asyncio.Task[Quality]]] = {}
 
     def turn_read(self, turn: Turn) -> None:
-        """As rewards.Begun."""
-        # The turn is kept, so that its id stays its own.
+        """See Begun."""
+        # Keeping the turn keeps its id unique.
         self._asked[id(turn)] = turn, asyncio.ensure_future(self._quality(turn))
 
     def of(self, turn: Turn) -> asyncio.Task[Quality]:
-        """r4 of a turn, and how many of its entries nobody could judge."""
+        """r4 of a turn, and the number of its entries without a verdict."""
         if id(turn) not in self._asked:
             self.turn_read(turn)
         return self._asked[id(turn)][1]
 
     def close(self) -> None:
-        """As rewards.Begun."""
+        """See Begun."""
         for _, task in self._asked.values():
             if not task.cancel() and not task.cancelled():
-                task.exception()  # that of a trajectory that was given up: nobody else looks at it
+                task.exception()  # of a trajectory that was given up: marks it as seen
         self._asked.clear()
 
 
 class MemAlphaReward:
-    """Reward over the `details` that agents.memalpha leaves; fills in turn_rewards, metrics and accuracy (r1)."""
+    """Reward over the `details` of agents.memalpha; sets turn_rewards, metrics and accuracy (r1)."""
 
     def __init__(self, config: MemoryRewardConfig, reader: Reader) -> None:
         self.config, self.reader = config, reader
 
     def begin(self) -> EarlyVerdicts:
-        """For a trajectory that starts."""
+        """See Reward."""
         return EarlyVerdicts(self._turn_quality)
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
@@ -85,7 +86,7 @@ class MemAlphaReward:
         finally:
             answers.cancel()
             verdicts.cancel()
-            await asyncio.gather(answers, verdicts, return_exceptions=True)  # those that are given up end, too
+            await asyncio.gather(answers, verdicts, return_exceptions=True)  # wait for what was cancelled
         trajectory.details["questions"] = answered
         trajectory.details["source"] = source
         scores = [one["score"] for one in answered if one["score"] is not None]
@@ -122,7 +123,7 @@ class MemAlphaReward:
         return own
 
     async def _question(self, source: str, one: Question, memory: dict[str, Any]) -> dict[str, Any]:
-        """A question with its answer and score; the score is None where nobody could answer or judge it."""
+        """A question with its answer and score; the score is None where it could not be answered or judged."""
         told: dict[str, Any] = {"question": one.question, "answers": list(one.answers), "answer": "", "score": None}
         try:
             told["answer"] = await self.reader.answer(one.question, memory)
@@ -136,7 +137,7 @@ class MemAlphaReward:
         return told
 
     async def _turn_quality(self, turn: Turn) -> Quality:
-        """r4 of a turn, and how many entries nobody could judge."""
+        """See Quality."""
         calls = turn["calls"]
         if not self.config.gamma or not calls:
             return 0.0, 0
@@ -147,7 +148,7 @@ class MemAlphaReward:
         return (sum(known) / len(known) if known else 0.0), len(verdicts) - len(known)
 
     async def _verdict(self, call: dict[str, Any], chunk: str) -> bool | None:
-        """Whether a call wrote something worth keeping; None where nobody could say."""
+        """Whether a call wrote something worth keeping; None without a verdict."""
         if not call["ok"] or call["tool"] == DELETE:
             return False
         try:

@@ -1,7 +1,7 @@
 r"""Lenient question-answering metrics, as published long-context tables report them.
 
 Text is compared after SQuAD's normalisation (Rajpurkar et al. 2016): lower case, no punctuation, no articles, single
-spaces. Every metric takes the best gold answer. A prediction that normalises to nothing ("", "the", "!") is wrong: some
+spaces. Every metric takes the best gold answer. A prediction that normalises to nothing ("", "the", "!") is wrong; some
 published scripts count it as right, because the empty string is part of every string.
 """
 
@@ -47,18 +47,10 @@ def extract_answer(text: str) -> str:
     for content in (braced(text, "\\boxed"), last_boxed(text)):
         if content is not None:
             return content.strip()
-    position = _last_mark(text)
-    if position < 0:
+    marks = list(re.finditer(_ANSWER_MARK, text, re.IGNORECASE))
+    if not marks:
         return ""
-    return text[position:].replace("*", "").strip().removeprefix(":").strip().removesuffix(".").strip()
-
-
-def _last_mark(text: str) -> int:
-    # str.lower() can change a text's length, so a position found in it need not be one of the original.
-    found = -1
-    for match in re.finditer(_ANSWER_MARK, text, re.IGNORECASE):
-        found = match.end()
-    return found
+    return text[marks[-1].end() :].replace("*", "").strip().removeprefix(":").strip().removesuffix(".").strip()
 
 
 def normalize(text: str) -> str:

@@ -11,7 +11,8 @@ from trainer.algorithms.advantages import group_advantages, zero_variance_groups
 from trainer.algorithms.aggregation import token_weights
 from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
-from trainer.config import AlgorithmConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import AlgorithmConfig
 from trainer.rollout.prompt_overlap import distinct_prompt_tokens
 from trainer.rollout.turn_advantages import (
     control_rewards,

@@ -15,10 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.agents.base import AnyAgent
-from trainer.agents.memagent import MemAgent, RolloutOptions
-from trainer.agents.memalpha import MemAlpha
-from trainer.agents.single_turn import SingleTurn
+from trainer.agents.base import AnyAgent, RolloutOptions, is_builtin
 from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import RunError, UserError
@@ -176,7 +173,7 @@ class RolloutController:
                 raise
             # One lost request must not cost the step: the trajectory counts as failed, with reward 0.
             log.warning("trajectory %s/%d failed: %s: %s", task.id, sample, type(error).__name__, error)
-            if not isinstance(self.agent, MemAgent):
+            if not isinstance(error, EngineError):
                 log.warning("%s", traceback.format_exc())
             generated()
             return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
@@ -193,7 +190,7 @@ class RolloutController:
         errors = [t.error for t in done if t.error is not None]
         if not errors or len(errors) < len(done):
             return
-        if isinstance(self.agent, MemAgent | MemAlpha | SingleTurn):
+        if is_builtin(self.agent):
             raise RunError(
                 f"every one of {len(done)} trajectories failed, the first with: {errors[0]}. main.log says more"
             )

@@ -23,8 +23,7 @@ import transformers
 import zstandard
 
 from trainer.agents import make_agent
-from trainer.agents.memagent import MemAgent, check_window
-from trainer.agents.memalpha import MemAlpha
+from trainer.agents.base import check_window
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
@@ -39,8 +38,8 @@ from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
+from trainer.rollout.server_sampling import served_sampler
 from trainer.schedule import Schedule
-from trainer.serving.sampling import served_sampler
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
@@ -126,10 +125,7 @@ class RolloutRun:
         # Servers compute log-probs themselves: any class of model will do, and its weights are theirs.
         lm = load_lm(model_folder, config.model).to(world.device) if embedded else describe(model_folder)
         agent, window = make_agent(config, self.tokenizer), context_window(lm, config.model)
-        if isinstance(agent, MemAgent):
-            check_window(agent, window)
-        if isinstance(agent, MemAlpha):
-            agent.check_window(window)
+        check_window(agent, window)
         stop_here = stop if world.size == 1 else lambda: False
         leave_out_misfits(self.source, agent)
         course = Schedule(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.weights.hf_folder_check import tensor_shapes
+from trainer.hf_folder import tensor_shapes
 
 BYTES = 2
 """Of a weight or cached number: bfloat16."""

@@ -1,4 +1,4 @@
-"""What samplers are made of, and the one in the trainer's own process; those on servers: trainer.serving.sampling."""
+"""What samplers are made of, and the one in the trainer's own process; on servers: trainer.rollout.server_sampling."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine, ServedStats
 from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
+from trainer.placement import gpus_per_server
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.buffer import Slot, WorkBuffer
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
@@ -28,7 +29,6 @@ from trainer.rollout.sampler import Sampler
 from trainer.rollout.turn_advantages import has_signal
 from trainer.schedule import Schedule
 from trainer.serving.fleet import Fleet
-from trainer.serving.server_placement import gpus_per_server
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.types import Group, Task

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from trainer.algorithms.advantages import gigpo_advantages, group_advantages, turn_advantages
 from trainer.algorithms.table import overlong_penalty, resolve
-from trainer.config import AlgorithmConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import AlgorithmConfig
 from trainer.seeding import derive_seed
 from trainer.types import Group, Trajectory, TurnRewards
 

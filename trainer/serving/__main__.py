@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from trainer.configfile import read_config
 from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.serving import registry
-from trainer.serving.exit_with_parent import end_with_input
-from trainer.serving.host import ServerHost, keep
-from trainer.serving.server_placement import server_options
+from trainer.serving.host import ServerHost, keep, server_options
+from trainer.signals import end_with_input
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
         options = server_options(config, arguments.model, folder / f"{name}.log", name, gpus, arguments.address)
         host = ServerHost(config.engine, options, folder, config.serving.restarts, kept=arguments.kept)  # type: ignore[arg-type]
         if arguments.tied:
-            end_with_input()
+            end_with_input(signal.SIGTERM)
         return asyncio.run(keep([host]))
     except (UserError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

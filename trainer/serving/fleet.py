@@ -1,4 +1,4 @@
-"""The servers that the trainer samples from, kept in step with what is registered: they join, leave and come back."""
+"""Keeps the servers that the trainer samples from in step with the registrations: they join, leave and come back."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LOOK_SECONDS = 1.0
 TELL_SECONDS = 60.0
 ASKED = "it was asked to leave"
 UNKNOWN = -1
-"""Version of weights that nobody can vouch for: they are loaded anew."""
+"""Version of weights that may be torn: they are loaded anew."""
 
 
 class Fleet:
-    """Watches the registrations of a run and tells the engine who joins and who leaves.
+    """Watches the registrations of a run and lets servers join and leave its engine.
 
-    All methods belong to the event loop of the engine.
+    All methods run on the engine's event loop.
     """
 
     def __init__(self, engine: ServedEngine, folder: Path, config: RunConfig) -> None:
         self.engine, self.folder, self.config = engine, folder, config
         self._joined: dict[str, tuple[float, Server]] = {}
         self._refused: dict[str, float] = {}
-        self._last: dict[str, str] = {}  # why servers were left
+        self._last: dict[str, str] = {}  # why servers left
         self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
@@ -52,15 +52,15 @@ class Fleet:
         """Return once the required servers answer.
 
         Raises:
-            RunError: too many were given up, or they took longer than they may; it says what became of each.
-
+            RunError: too many were given up, or they took too long; says what became of each.
         """
         deadline = time.monotonic() + self.config.serving.start_seconds + TELL_SECONDS
         told = time.monotonic()
         while True:
             found = await self.look()
             if self.usable() >= self.required:
-                log.info("%d engine servers answer: %s", self.usable(), ", ".join(s.name for s in self.servers()))
+                names = ", ".join(server.name for server in self.servers())
+                log.info("%d engine servers answer: %s", self.usable(), names)
                 return
             given_up = [one for one in found if one.state == "ended"]
             if (given_up and len(found) - len(given_up) < self.required) or time.monotonic() > deadline:
@@ -75,33 +75,32 @@ class Fleet:
         while True:
             try:
                 await self.look()
-            except OSError as error:  # the shared storage stutters
+            except OSError as error:  # a hiccup of the shared storage
                 log.warning("the servers' folder cannot be read: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
     def servers(self) -> list[Server]:
-        """Those that get requests."""
+        """Servers that get requests."""
         return self.engine.pool.usable()
 
     async def look(self) -> list[Registration]:
-        """Take over what has changed since the last look; returns the registrations."""
+        """Apply what has changed in the registrations since the last call; returns them."""
         found = await asyncio.to_thread(registry.read, self.folder)
         there = {one.name: one for one in found if one.state == "ready"}
         for name, (started, server) in list(self._joined.items()):
             now = there.get(name)
             if now is None or now.started != started or server.problem:
                 del self._joined[name]
-                self._last[name] = server.problem or ASKED  # before the wait for its answers: somebody may ask
+                self._last[name] = server.problem or ASKED  # first: `missing` may be called during the wait
                 if server.doubtful:
                     self._doubtful[name] = started
                 if not server.problem:
                     await self.engine.leave(server)
-        fresh = [one for one in there.values() if one.name not in self._joined and self._may_join(one)]
+        fresh = [
+            one for one in there.values() if one.name not in self._joined and self._refused.get(one.name) != one.started
+        ]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
-
-    def _may_join(self, one: Registration) -> bool:
-        return self._refused.get(one.name) != one.started
 
     async def _join(self, one: Registration) -> None:
         server = Server(one.name, one.url)
@@ -126,12 +125,12 @@ class Fleet:
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
 
     async def lost(self) -> RunError:
-        """What a run ends with whose servers are all gone."""
+        """Error of a run whose servers are all gone."""
         found = await asyncio.to_thread(registry.read, self.folder)
         return CrashError(f"no engine server came back within {self.engine.pool.patience:.0f} s: {self.missing(found)}")
 
     def missing(self, found: list[Registration]) -> str:
-        """What became of the servers that are waited for, and what to do."""
+        """What became of the missing servers, and what to do, in words."""
         joined = {name: server.problem or ASKED for name, (_, server) in self._joined.items()}
         fates = {name: f"{name}: {why}" for name, why in (joined | self._last).items()}
         fates |= {one.name: f"{one.name} on {one.node}: {self._fate(one)}" for one in found}
@@ -142,7 +141,7 @@ class Fleet:
         )
 
     def _fate(self, one: Registration) -> str:
-        """The last words of a server that gets no requests."""
+        """Why a registered server gets no requests."""
         if not one.alive_here() and one.state != "ended":
             return "its host process was killed"
         return one.reason or (self._last.get(one.name, "") if one.state == "ready" else "") or one.state

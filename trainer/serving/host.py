@@ -1,4 +1,4 @@
-"""Keeps one inference server on this machine: started, registered, started again when it dies, ended in order."""
+"""The host of an inference server on this machine: starts, registers, restarts and ends it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trainer.config import RunConfig
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
+from trainer.placement import gives_memory_away
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
 STEADY_SECONDS = 300.0
-"""A server that ran so long has started well: its next death counts as the first."""
+"""After so long a server has started well, and its next death counts as the first."""
 LOOK_SECONDS = 0.2
 
 
@@ -34,9 +37,11 @@ class ServerHost:
     """One server and its registration.
 
     Args:
-        kind: sglang or vllm. options: what the server is started with. folder: of the registrations. restarts: how
-            often it is started again. kept: whether it outlives the trainer.
-
+        kind: sglang or vllm.
+        options: what the server is started with.
+        folder: folder of the registrations.
+        restarts: how often it is started again.
+        kept: whether it outlives the trainer.
     """
 
     def __init__(self, kind: Kind, options: ServerOptions, folder: Path, restarts: int, *, kept: bool = False) -> None:
@@ -57,11 +62,10 @@ class ServerHost:
         """Set from outside: the server is to end."""
 
     async def run(self) -> int:
-        """Keep the server until it is to stop; the exit code: 0 when asked to end, 1 when it was given up.
+        """Keep the server until `stop` is set; returns the exit code: 0, or 1 when the server was given up.
 
         Raises:
-            UserError: it cannot be started as it is asked for.
-
+            UserError: it cannot be started with these options.
         """
         failures = 0
         try:
@@ -92,7 +96,7 @@ class ServerHost:
         self._register(state="ended", url="", reason=reason)
 
     async def _serve(self) -> str:
-        """Start the server and watch it. Returns why it ended of itself; empty when it was asked to."""
+        """Start the server and watch it; returns why it ended, or nothing when it was asked to."""
         starting = asyncio.ensure_future(self._launch())
         stopping = asyncio.ensure_future(self.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +114,7 @@ class ServerHost:
         return await self._watch(server, process)
 
     async def _launch(self) -> tuple[Server, ServerProcess]:
-        # A host that was killed could not see to the end of all that its server had started.
+        # A host that was killed could not end all processes of its server.
         await end_leftovers(self.folder, self.options.name)
         return await launch(self.kind, self.options)
 
@@ -135,12 +139,37 @@ class ServerHost:
         registry.write(self.folder, self.registration)
 
 
-async def keep(hosts: Sequence[ServerHost]) -> int:
-    """Keep servers until SIGTERM, SIGINT or SIGHUP; the exit code: 1 where all of them were given up, else 0.
+def server_options(
+    config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
+) -> ServerOptions:
+    """Options that one server of a run is started with.
 
     Raises:
-        UserError: one cannot be started as it is asked for; where that shows beforehand, none has been started.
+        UserError: the run has no servers.
+    """
+    if config.engine == "embedded":
+        raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
+    c = config.serving
+    return ServerOptions(
+        model=model,
+        log=log,
+        name=name,
+        gpus=gpus,
+        host=address,
+        memory_fraction=config.rollout.gpu_memory_fraction,
+        context_length=c.context_length or config.model.context_window,
+        max_running=config.rollout.max_running,
+        flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
+        start_seconds=c.start_seconds,
+        python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
+    )
 
+
+async def keep(hosts: Sequence[ServerHost]) -> int:
+    """Keep servers until SIGTERM, SIGINT or SIGHUP; returns the exit code: 1 where all were given up, else 0.
+
+    Raises:
+        UserError: one cannot be started with its options; where that shows beforehand, none is started.
     """
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""The trainer's own servers on this machine: hosts that are started, taken over from an earlier attempt, and ended."""
+"""The trainer's own servers on this machine: starts their hosts, or takes them over from an earlier attempt."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ import yaml
 from trainer.config import RunConfig
 from trainer.files import write_atomic
 from trainer.paths import RunPaths
+from trainer.placement import local_places
 from trainer.serving import registry
 from trainer.serving.registry import Registration
-from trainer.serving.server_placement import local_places
 
 log = logging.getLogger("trainer")
 
 CONFIG = "config.yaml"
 END_SECONDS = 30.0
-"""So long the servers may take to end; then they are killed."""
+"""How long servers may take to end; then they are killed."""
 LOOK_SECONDS = 1.0
 GONE_SECONDS = 6.0
-"""So long after its host was killed a server has ended, too, and given its GPU's memory back (see engines/guard.py)."""
+"""How long a server whose host was killed takes to end and free its GPU's memory (see engines/guard.py)."""
 LONGEST_WAIT = 60.0
 
 
 def config_file(config: RunConfig, folder: Path) -> Path:
-    """The run's resolved configuration beside its servers' registrations, where their hosts read it."""
+    """Write the run's configuration beside its servers' registrations, where their hosts read it; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / CONFIG
     write_atomic(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -44,18 +44,18 @@ def config_file(config: RunConfig, folder: Path) -> Path:
 
 
 def host_command(file: Path, model: Path, name: str, kept: bool, tied: bool) -> list[str]:
-    """The command of a server's host, but for its place. file: the run's configuration. kept, tied: see its options."""
+    """Command of a server's host without its GPUs and address. file: the run's configuration. kept, tied: options."""
     command = [sys.executable, "-m", registry.HOST_MODULE, str(file), "--model", str(model), "--name", name]
     return command + ["--kept"] * kept + ["--tied"] * tied
 
 
 def placed(command: list[str], gpus: tuple[int, ...], address: str) -> list[str]:
-    """The command of a host of one server with its place: GPUs by number and the address to listen on."""
+    """Add to a host's command the GPUs, by number, and the address to listen on."""
     return [*command, "--gpus", "".join(f"{gpu}," for gpu in gpus), "--address", address]
 
 
 def start_host(command: list[str], log: Path, tied: bool) -> subprocess.Popen[bytes]:
-    """Start a host (see `host_command`). log: gets what it prints. tied: it ends with us."""
+    """Start a host (see `host_command`). log: gets what it prints. tied: it ends with this process."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -67,19 +67,20 @@ def start_host(command: list[str], log: Path, tied: bool) -> subprocess.Popen[by
 
 
 class HostKeeper:
-    """Starts hosts of servers on this machine and, while it watches them, starts those again that are killed.
+    """Starts hosts of servers on this machine and, while it watches them, restarts those that are killed.
 
-    A host starts its server again itself and says when it gives up; only a host that was killed can do neither.
+    A host restarts its server itself, and registers when it gives up. Only a host that was killed cannot.
 
     Args:
-        folder: of the registrations. restarts: how often each is started again. start: starts the host of a name.
-
+        folder: folder of the registrations.
+        restarts: how often each host is started again.
+        start: starts the host of a name.
     """
 
     def __init__(self, folder: Path, restarts: int, start: Callable[[str], subprocess.Popen[bytes]]) -> None:
         self.folder, self.restarts, self._start = folder, restarts, start
         self.hosts: dict[str, subprocess.Popen[bytes] | None] = {}
-        """By name; None for one that an earlier attempt has started."""
+        """By name; None where an earlier attempt has started the host."""
         self._killed: Counter[str] = Counter()
         self._due: dict[str, float] = {}
         self._registered: set[int] = set()
@@ -87,21 +88,21 @@ class HostKeeper:
         self._thread = threading.Thread(target=self._run, name="servers' hosts", daemon=True)
 
     def keep(self, name: str, there: bool = False) -> None:
-        """Start the host of this name, unless it is there already, and see to it from now on."""
+        """Keep the host of this name from now on; start it unless it is `there` already."""
         self.hosts[name] = None if there else self._start(name)
 
     def watch(self) -> None:
-        """Look after the hosts, in a thread, until `close`."""
+        """Check the hosts in a thread until `close`."""
         self._thread.start()
 
     def close(self) -> None:
-        """Start nothing any more."""
+        """Stop checking; no host is started afterwards."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def look(self) -> None:
-        """Note who was killed, and start those again whose time has come."""
+        """Note hosts that were killed, and restart those whose waiting time is over."""
         now = time.monotonic()
         found = {one.name: one for one in registry.read(self.folder) if one.node == os.uname().nodename}
         for name in self.hosts:
@@ -113,7 +114,11 @@ class HostKeeper:
                 self._killed[name] += 1
                 if self._killed[name] > self.restarts:
                     log.error("engine server %s is given up: its host %s", name, how)
-                    registry.write(self.folder, self._given_up(name, found.get(name), f"its host {how}"))
+                    fresh = Registration(name, "", "", os.uname().nodename, 0, time.time(), "ended")
+                    registry.write(
+                        self.folder,
+                        replace(found.get(name) or fresh, state="ended", url="", reason=f"its host {how}"),
+                    )
                     continue
                 wait = min(GONE_SECONDS * 2 ** (self._killed[name] - 1), LONGEST_WAIT)
                 log.warning("the host of engine server %s %s: it is started again in %.0f s", name, how, wait)
@@ -121,7 +126,7 @@ class HostKeeper:
                 self._due[name] = now + wait
 
     def _how_killed(self, name: str, one: Registration | None) -> str:
-        """How a host ended that was not asked to, in words; empty when it runs, or has ended in order."""
+        """How a host was killed, in words; empty while it runs, and when it ended in order."""
         host = self.hosts[name]
         if one is not None:
             self._registered.add(one.pid)
@@ -129,7 +134,7 @@ class HostKeeper:
                 return ""
         if host is None:
             return "was killed" if one is not None and not registry.process_runs(one.pid) else ""
-        if one is None and host.pid in self._registered:  # somebody has ended it and taken the registration away
+        if one is None and host.pid in self._registered:  # it was ended, and its registration removed
             return ""
         code = host.poll()
         if not code or -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -137,22 +142,18 @@ class HostKeeper:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{how} (log: {self.folder / name}.host.log)"
 
-    def _given_up(self, name: str, one: Registration | None, reason: str) -> Registration:
-        fresh = Registration(name, "", "", os.uname().nodename, 0, time.time(), "ended")
-        return replace(one or fresh, state="ended", url="", reason=reason)
-
     def _run(self) -> None:
         while not self._ending.wait(LOOK_SECONDS):
             try:
                 self.look()
-            except Exception as error:  # the shared storage stutters; whatever it is, servers need their keeper
+            except Exception as error:  # such as a hiccup of the shared storage: the servers still need their keeper
                 log.warning("the servers' hosts cannot be looked after: %s: %s", type(error).__name__, error)
 
 
 class LocalServers:
-    """Starts what the run wants and is not there yet; a context manager that ends what does not stay.
+    """The run's servers on this machine: a context manager that starts those that are missing and restarts killed ones.
 
-    Hosts that are killed while it lasts are started again. model: folder of the weights to start with.
+    At its end it ends them, unless they are to stay (servers.shutdown_on_exit). model: folder of the weights.
     """
 
     def __init__(self, config: RunConfig, model: Path) -> None:
@@ -190,7 +191,7 @@ class LocalServers:
 
 
 def clear_dead(folder: Path) -> set[str]:
-    """Forget servers of this machine whose host has gone, or that were given up. Returns the names of the others."""
+    """Remove registrations whose host is gone, or which were given up; returns the names of the others."""
     alive = set()
     for one in registry.read(folder):
         if one.state == "ended" or not one.alive_here():
@@ -201,7 +202,7 @@ def clear_dead(folder: Path) -> set[str]:
 
 
 def end_hosts(folder: Path, names: set[str] | None = None) -> list[str]:
-    """End the servers on this machine, all or those named, and wait for that. Returns the names of those it ended."""
+    """End servers on this machine, all or those of `names`, and wait for their end; returns their names."""
     mine = [
         one
         for one in registry.read(folder)

@@ -1,7 +1,7 @@
-"""What an earlier host of a server has left behind when it was killed: processes that still hold the GPUs' memory.
+"""Processes that a killed host of a server has left behind, and that still hold GPU memory: found and ended.
 
-The kernel ends a server with its guard, but not what the server has started itself. All of it carries a mark in its
-environment, so it is found whatever it calls itself and whoever its parent is now.
+The kernel ends a server with its guard, but not the processes that the server has started. All of them carry a mark in
+their environment, so they are found whatever their name and parent are now.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 MARK = "CLUSTERKIT_SERVER"
 GRACE_SECONDS = 6.0
-"""So long they may take to end when asked to (a guard that is left is on its way to it); then they are killed."""
+"""How long they may take to end when asked to; then they are killed."""
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.1
 
 
 def mark(folder: Path, name: str) -> dict[str, str]:
-    """What is put into the environment of a server. folder: of the registrations."""
+    """Variable for the environment of a server. folder: folder of the registrations."""
     return {MARK: str(folder.absolute() / name)}
 
 
 def leftovers(folder: Path, name: str) -> list[int]:
-    """Processes on this machine that belong to that server of the run, and to no host that still runs."""
+    """Ids of processes on this machine that belong to this server of the run, and to no running host."""
     wanted = f"{MARK}={mark(folder, name)[MARK]}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -44,11 +44,10 @@ def leftovers(folder: Path, name: str) -> list[int]:
 
 
 async def end_leftovers(folder: Path, name: str) -> int:
-    """End them, and return how many there were once the last has gone and given its memory back.
+    """End the server's orphans; returns how many there were, once the last has gone and freed its memory.
 
     Raises:
         ServerStartError: some cannot be ended.
-
     """
     first = left = await asyncio.to_thread(leftovers, folder, name)
     if not left:
@@ -71,7 +70,7 @@ async def end_leftovers(folder: Path, name: str) -> int:
 
 
 def _kept(pid: int) -> bool:
-    """Whether a host that runs is among a process's ancestors."""
+    """Whether a running host is among a process's ancestors."""
     while pid > 1:
         if registry.process_runs(pid):
             return True

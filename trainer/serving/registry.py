@@ -1,7 +1,7 @@
 """Which servers a run has: a JSON file for each in its log folder, `servers/NAME.json`, written by the server's host.
 
-Trainer and servers need not know each other's processes: whoever sees the folder, on this machine or on the shared
-storage, can add a server to a run or take one away. Standard library only, for both sides.
+Trainer and servers need not know each other's processes: who sees the folder, on this machine or on the shared storage,
+can add a server to a run or remove one. Standard library only, for both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.files import write_atomic
 
 FOLDER = "servers"
 HOST_MODULE = "trainer.serving"
-"""What `python -m` runs as a server's host: its processes are told by it."""
+"""What `python -m` runs as a server's host; host processes are recognised by it."""
 HOST_MODULES = (HOST_MODULE, "trainer.judge.serve")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -30,10 +30,18 @@ State = Literal["starting", "ready", "leaving", "ended"]
 class Registration:
     """One server of a run.
 
-    name: within the run. url: where it answers; empty until it does. engine: sglang or vllm. model: folder that it was
-    started with. node: name of its machine. gpus: device numbers there. pid: of its host process. started: Unix time of
-    the server's present start. state: starting, ready, leaving (asked to end) or ended. reason: why it is not ready.
-    kept: it stays when the trainer ends. starts: how often it was started.
+    name: unique within the run.
+    engine: sglang or vllm.
+    model: folder that it was started with.
+    node: name of its machine.
+    pid: its host process.
+    started: Unix time of its present start.
+    state: starting, ready, leaving (asked to end) or ended.
+    url: where it answers; empty until it does.
+    gpus: device numbers on its machine.
+    reason: why it is not ready.
+    kept: it stays when the trainer ends.
+    starts: how often it was started.
     """
 
     name: str
@@ -76,7 +84,7 @@ def remove(folder: Path, name: str) -> None:
 
 
 def read(folder: Path) -> list[Registration]:
-    """All servers by name; files that cannot be read are passed over, they are being written."""
+    """All servers by name; files that cannot be read are skipped, since they are being written."""
     found = []
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError):

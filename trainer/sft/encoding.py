@@ -8,7 +8,7 @@ from typing import Any
 from trainer.agents.template import encode
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.sft.examples import ASSISTANT, Example
+from trainer.tasks.examples import ASSISTANT, Example
 from trainer.types import Row
 
 Message = tuple[str, str]
@@ -19,7 +19,6 @@ class Encoder:
 
     Raises:
         UserError: examples are to become chats and the tokenizer has no chat template.
-
     """
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:

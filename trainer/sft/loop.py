@@ -12,7 +12,10 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from trainer.base_run import RECENT_STEPS, Clock, SteppedRun
+import torch
+from torch import Tensor
+
+from trainer.base_run import Clock, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -21,13 +24,54 @@ from trainer.metrics import Monitor
 from trainer.rollout.batch import set_weights
 from trainer.schedule import Schedule
 from trainer.sft.encoding import Encoder
-from trainer.sft.examples import Example, load_examples
-from trainer.sft.learner import SftLearner
+from trainer.tasks.examples import Example, load_examples
 from trainer.train.distributed import World
-from trainer.train.learner import StepAbandonedError
+from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
+from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.model import context_window, load_tokenizer
+from trainer.train.packing import PackedBatch
 from trainer.types import Row
+
+
+class SftLearner(Learner):
+    """As `Learner`, with cross entropy instead of a policy's loss."""
+
+    SUMS = ("loss", "entropy", "likely", "tokens")
+
+    def step(self, rows: list[Row], abandon: Callable[[], bool] = lambda: False) -> StepStats:
+        """See `Learner.step`."""
+        stats = super().step(rows, abandon)
+        stats.values.pop("behave_ratio_max_dev", None)  # nothing was sampled
+        return stats
+
+    def _forward(self, batch: PackedBatch, model: PolicyModel) -> tuple[Tensor, Tensor]:
+        return token_logprobs(model, batch, 1.0, self.config.train.logprob_chunk)
+
+    def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        logp, entropy = self._forward(batch, self.policy)
+        # A stand-in row of weight 0 keeps ranks in step and must not show in the loss or the statistics.
+        real = batch.weights > 0
+        loss = -(batch.weights * torch.where(real, logp, 0.0)).sum()
+        with torch.no_grad():
+            likely = real & (logp > -0.6931)
+            sums = [
+                loss.double(), torch.where(real, entropy.double(), 0.0).sum(), likely.double().sum(),
+                real.double().sum(),
+            ]  # fmt: skip
+            part = torch.stack(sums)
+        return loss, part, torch.zeros_like(part[0])
+
+    def _means(self, total: dict[str, float]) -> dict[str, float]:
+        """loss: per answer token. likely: share of the answers' tokens that had more than half of the probability."""
+        tokens = max(total["tokens"], 1.0)
+        return {
+            "loss": total["loss"],
+            "entropy": total["entropy"] / tokens,
+            "likely": total["likely"] / tokens,
+            "trained_tokens": total["tokens"],
+        }
+
 
 BEFORE = "before.json"
 LONG_TEXTS = 64
@@ -99,13 +143,9 @@ class SftRun(SteppedRun):
             optimizer_steps=self.learner.optimizer_steps,
             version=number,
         )
-        every = self.config.eval.every_steps
-        if every and number % every == 0 and number < self.course.total_steps:
+        if self._eval_due(number):
             with self.clock.phase("eval"):
                 self._measure("heldout")
-        seconds = time.perf_counter() - began
-        self.state = replace(self.state, seconds=self.state.seconds + seconds)
-        self.recent = [*self.recent[-(RECENT_STEPS - 1) :], seconds]
         rows = [row for minibatch in minibatches for row in minibatch]
         tokens = float(sum(row.num_tokens for row in rows))
         counts = {
@@ -115,11 +155,7 @@ class SftRun(SteppedRun):
             "avg_seq_len": tokens / max(len(rows), 1),
             "too_long": float(left_out),
         }
-        self._report_step(
-            number, dict(sorted((counts | stats.values).items())), tokens, seconds, [e.id for e in examples]
-        )
-        with self.clock.phase("checkpoint"):
-            self._checkpoint(number)
+        self._report_step(number, counts | stats.values, tokens, began, [e.id for e in examples])
         self._agree_to_go_on()
 
     def _batch(self, number: int) -> list[Example]:

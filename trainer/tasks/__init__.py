@@ -41,7 +41,6 @@ def leave_out_misfits(source: TaskSource, agent: object) -> None:
 
     Raises:
         UserError: none is left.
-
     """
     keep, fits = getattr(source, "keep", None), getattr(agent, "fits", None)
     if keep is not None and fits is not None:

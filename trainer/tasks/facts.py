@@ -1,8 +1,8 @@
-"""Facts to be remembered: documents as in recall, and questions that come only after everything was read.
+"""Facts to be remembered: documents as in recall, and several questions after everything was read.
 
-The agent does not know while it reads what will be asked, so what is not kept is lost: the share of facts in the final
-memory is what the questions measure. Keys of questions occur once in a document; others may come again once a document
-has more facts than there are keys.
+While the agent reads it does not know what will be asked, so the questions measure the share of the facts that is in
+the final memory. Keys of questions occur once in a document; other keys may repeat once a document has more facts than
+there are keys.
 """
 
 from __future__ import annotations
@@ -16,13 +16,8 @@ from trainer.types import Question, Task
 SOURCE = "facts"
 
 
-class Facts(Recall):
+class Facts(Recall[QuestionsConfig]):
     """TaskSource of generated documents with several questions each; see Recall for splits and vocabulary."""
-
-    config: QuestionsConfig
-
-    def __init__(self, config: QuestionsConfig, seed: int) -> None:
-        super().__init__(config, seed)
 
     def _make(self, task_id: str, split: str, rng: random.Random, chunks: int) -> Task:
         config = self.config

@@ -8,75 +8,47 @@ a model can learn where to look instead of what to look for; `compat_upstream` b
 from __future__ import annotations
 
 import random
-from functools import lru_cache
 
 from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.tasks.base import Split
-from trainer.tasks.hotpotqa_data import Document, Question, find_folder, load_corpus
+from trainer.tasks.base import RowSource
+from trainer.tasks.hotpotqa_data import Document, Question, find_folder, load_corpus, render
 from trainer.tasks.hotpotqa_split import Side, split_corpus
 from trainer.types import Task
 
 UPSTREAM_SHUFFLE_SEED = 4
 
 
-class HotpotQA:
-    """TaskSource over a folder of HotpotQA questions and documents.
+class HotpotQA(RowSource[Question]):
+    """TaskSource over a folder of HotpotQA questions and documents; every epoch has other contexts, too.
 
-    config: the task section; path, num_documents, eval_fraction, train_size and compat_upstream are read. seed: of the
-    run; held-out tasks do not depend on it. cache_dir: as in RunConfig. Raises UserError for data that is missing or
-    unusable, and for more documents than there are.
+    Args:
+        config: path, num_documents, eval_fraction, train_size and compat_upstream are read.
+        seed: seed of the run; held-out tasks do not depend on it.
+        cache_dir: as in RunConfig.
+
+    Raises:
+        UserError: data are missing or unusable, or more documents are asked for than there are.
     """
+
+    rows_are = "questions"
 
     def __init__(self, config: DocumentsConfig, seed: int, cache_dir: str = "") -> None:
         self.config = config
-        self.seed = seed
         self.folder = find_folder(config.path, cache_dir)
         self.sides = split_corpus(load_corpus(self.folder), config.eval_fraction)
         self._check()
-        self._questions = self.sides.train.questions[: config.train_size]
-        self.train_size = len(self._questions)
-        self._order = lru_cache(maxsize=2)(self._shuffled_order)
+        heldout = {"dev": self.sides.dev.questions, "test": self.sides.test.questions}
+        train = self.sides.train.questions[: config.train_size]
+        super().__init__("hotpotqa", seed, self.folder, train, heldout)
 
-    def train(self, index: int) -> Task:
-        """Training task `index`: another question order and other contexts in every epoch."""
-        epoch, position = divmod(index, self.train_size)
-        question = self._questions[self._order(epoch)[position]]
-        seed = derive_seed("hotpotqa-train", question.id, self.config.num_documents, self.seed, epoch)
-        return self._task(f"train-{question.id}-{epoch}", question, self.sides.train, seed)
-
-    def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:  # noqa: ARG002 (length is num_documents)
-        """Held-out task `index` of a split, from 0: the same question and context in every run.
-
-        Raises UserError when the split has no such task.
-        """
-        side = self._side(split)
-        if not 0 <= index < len(side.questions):
-            raise UserError(
-                f"the {split} split of {self.folder} has {len(side.questions)} questions; there is no number {index} "
-                "(counted from 0): lower eval.num_tasks or raise task.eval_fraction"
-            )
-        question = side.questions[index]
-        seed = derive_seed("hotpotqa-heldout", question.id, self.config.num_documents)
-        return self._task(f"{split}-{question.id}", question, side, seed)
-
-    def num_heldout(self, split: Split) -> int:
-        """Questions in a held-out split."""
-        return len(self._side(split).questions)
-
-    def describe(self) -> str:
-        """One line for the log: where the data is, what each split holds and what was left out to keep them apart."""
-        sides = self.sides
-        return (
-            f"hotpotqa: {self.folder}: {self.train_size} training, {len(sides.dev.questions)} dev and "
-            f"{len(sides.test.questions)} test questions; {len(sides.train.pool)} training and {len(sides.test.pool)} "
-            f"held-out documents, none in both; {sides.dropped} training questions dropped because a held-out one owns "
-            f"a gold document of theirs, {sides.trimmed} lost {sides.trimmed_documents} other documents for that reason"
-        )
-
-    def _side(self, split: Split) -> Side:
-        return self.sides.dev if split == "dev" else self.sides.test
+    def make(self, task_id: str, row: Question, split: str, epoch: int) -> Task:
+        """See RowSource."""
+        name, documents = f"hotpotqa-{'train' if split == 'train' else 'heldout'}", self.config.num_documents
+        parts = (self.seed, epoch) if split == "train" else ()
+        side = {"train": self.sides.train, "dev": self.sides.dev, "test": self.sides.test}[split]
+        return self._task(task_id, row, side, random.Random(derive_seed(name, row.id, documents, *parts)))
 
     def _check(self) -> None:
         sides, fraction = self.sides, self.config.eval_fraction
@@ -92,13 +64,7 @@ class HotpotQA:
                 f"choose at most {largest}"
             )
 
-    def _shuffled_order(self, epoch: int) -> list[int]:
-        order = list(range(self.train_size))
-        random.Random(derive_seed("hotpotqa-epoch", self.seed, epoch)).shuffle(order)
-        return order
-
-    def _task(self, task_id: str, question: Question, side: Side, seed: int) -> Task:
-        rng = random.Random(seed)
+    def _task(self, task_id: str, question: Question, side: Side, rng: random.Random) -> Task:
         documents = self._draw(rng, question, side)
         if self.config.compat_upstream:
             random.Random(UPSTREAM_SHUFFLE_SEED).shuffle(documents)
@@ -110,7 +76,7 @@ class HotpotQA:
             id=task_id,
             question=question.question,
             answers=question.answers,
-            context="\n\n".join(f"Document {number}:\n{d.render()}" for number, d in enumerate(documents, start=1)),
+            context=render(documents),
             meta={
                 "source": question.source,
                 "num_documents": len(documents),
@@ -120,7 +86,7 @@ class HotpotQA:
         )
 
     def _draw(self, rng: random.Random, question: Question, side: Side) -> list[Document]:
-        """num_documents documents, own ones first; when not all of those fit, the gold ones and what else does."""
+        """Draw num_documents documents: the question's own, gold ones first where not all fit, then others."""
         size = self.config.num_documents
         gold_keys = {document.key for document in question.gold}
         room = size - len(question.gold)

@@ -6,18 +6,19 @@ A folder holds `questions.jsonl` (id, question, answers, supporting, own_documen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.assets import cache_root
+from trainer.assets import data_places
 from trainer.errors import UserError
 from trainer.tasks.jsonl import Row, read_rows
 
 QUESTIONS = "questions.jsonl"
 DOCUMENTS = "documents.jsonl"
-SHARED_DATASETS = Path("/storage/datasets")
+HOW_TO_GET = (
+    "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Document:
     def render(self) -> str:
         """Title line, then the paragraph."""
         return f"{self.title}\n{self.text}"
+
+
+def render(documents: Iterable[Document]) -> str:
+    """Text of several documents, numbered from 1."""
+    return "\n\n".join(f"Document {number}:\n{d.title}\n{d.text}" for number, d in enumerate(documents, start=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +61,22 @@ class Corpus:
 
 
 def find_folder(path: str | None, cache_dir: str = "") -> Path:
-    """Folder of the data: `path`, or the first of the usual places that has questions.
+    """Folder of the data: `path`, or the first of the usual places (`assets.data_places`) that has questions.
 
-    Those are $CLUSTERKIT_DATA/hotpotqa, /storage/datasets/hotpotqa and hotpotqa in the asset cache. Raises UserError
-    that lists where it looked.
+    Raises:
+        UserError: lists where it looked.
     """
     if path:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             what = "is a file; give the folder that holds it" if folder.exists() else "there is no such folder"
-            raise UserError(f"task.path={path}: {what}. {_how_to_get()}")
+            raise UserError(f"task.path={path}: {what}. {HOW_TO_GET}")
         return folder
-    places = [SHARED_DATASETS / "hotpotqa", cache_root(cache_dir) / "hotpotqa"]
-    if os.environ.get("CLUSTERKIT_DATA"):
-        places.insert(0, Path(os.environ["CLUSTERKIT_DATA"]).expanduser() / "hotpotqa")
+    places = data_places("hotpotqa", cache_dir)
     for place in places:
         if any((place / name).is_file() for name in (QUESTIONS, f"{QUESTIONS}.gz")):
             return place
-    raise UserError(f"no HotpotQA data; looked in {', '.join(map(str, places))}. {_how_to_get()}")
+    raise UserError(f"no HotpotQA data; looked in {', '.join(map(str, places))}. {HOW_TO_GET}")
 
 
 def load_corpus(folder: Path) -> Corpus:
@@ -87,7 +91,7 @@ def find_file(folder: Path, name: str) -> Path:
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.exists():
             return candidate
-    raise UserError(f"{folder} holds neither {name} nor {name}.gz. {_how_to_get()}")
+    raise UserError(f"{folder} holds neither {name} nor {name}.gz. {HOW_TO_GET}")
 
 
 def document_key(title: str, text: str) -> str:
@@ -147,9 +151,3 @@ def _new_id(row: Row, known: dict[str, Document] | dict[str, Question]) -> str:
     if name in known:
         raise row.error(f"id '{name}' occurs a second time")
     return name
-
-
-def _how_to_get() -> str:
-    return (
-        "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
-    )

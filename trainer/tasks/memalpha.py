@@ -1,97 +1,92 @@
-"""Texts in the schema of YuWangX/Memalpha: read in chunks, questions asked of the memory afterwards."""
+"""Texts in the schema of YuWangX/Memalpha: read in chunks, questions asked of the memory afterwards.
+
+| column | type |
+|---|---|
+| instance_id | text, unique in the file |
+| data_source | text: decides how answers are scored (trainer.rewards.sources) |
+| chunks | list of texts, or that as JSON |
+| questions_and_answers | list of {question, answer}, or that as JSON; answer is a text, a number or a list of them |
+
+Other columns (prompt, metadata, num_chunks, num_questions) are left alone.
+"""
 
 from __future__ import annotations
 
-import os
-import random
+import json
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainer.assets import cache_root
+from trainer.assets import data_places
 from trainer.config_tasks import TextsConfig
 from trainer.errors import UserError
-from trainer.seeding import derive_seed, unit_interval
-from trainer.tasks.base import Split
-from trainer.tasks.memalpha_data import Item, read_items
-from trainer.tasks.tables import ENDINGS, find_table
-from trainer.types import Task
+from trainer.seeding import unit_interval
+from trainer.tasks.base import RowSource
+from trainer.tasks.jsonl import ENDINGS, Row, find_table, kind, read_table
+from trainer.types import Question, Task
 
-SHARED_DATASETS = Path("/storage/datasets")
 HOW_TO_GET = "`clusterkit data prepare memalpha` makes such a folder; YuWangX/Memalpha on the hub is one"
 
 
-class MemAlphaTexts:
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One text in chunks, and the questions that are asked once it was read."""
+
+    id: str
+    source: str
+    chunks: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+class MemAlphaTexts(RowSource[Item]):
     """TaskSource over a file, or over a folder with `train` and `test` files.
 
-    With a test file `test` is all of it, and `dev` a share of the training file (eval_fraction, by hash of the id) that
-    is not trained on; of a single file both are halves of that share. config: path, train_size, eval_fraction and
-    max_per_source are read. seed: of the run; held-out tasks do not depend on it.
+    With a test file, `test` is all of it, and `dev` is a share of the training file (eval_fraction, by hash of the id)
+    that is not trained on. With a single file, both are halves of that share.
+
+    Args:
+        config: path, train_size, eval_fraction and max_per_source are read.
+        seed: seed of the run; held-out tasks do not depend on it.
+        cache_dir: as in RunConfig.
 
     Raises:
-        UserError: there is no such data, or a row is unusable.
-
+        UserError: there are no such data, or a row is unusable.
     """
 
     def __init__(self, config: TextsConfig, seed: int, cache_dir: str = "") -> None:
-        self.config, self.seed = config, seed
         train_file, test_file = find_files(config.path, cache_dir)
-        self.file = train_file
-        train, held = _split(read_items(train_file), config.eval_fraction)
+        rows, held = _split(read_items(train_file), config.eval_fraction)
         if test_file is None:
             half = config.eval_fraction / 2
-            self._dev = [item for item in held if _share(item) < half]
-            self._test = [item for item in held if _share(item) >= half]
+            heldout = {
+                "dev": [item for item in held if _share(item) < half],
+                "test": [item for item in held if _share(item) >= half],
+            }
         else:
-            self._dev, self._test = held, read_items(test_file)
-        self._train = _limited(train, config.max_per_source)[: config.train_size]
-        if not self._train:
+            heldout = {"dev": held, "test": read_items(test_file)}
+        train = _limited(rows, config.max_per_source)[: config.train_size]
+        if not train:
             raise UserError(f"{train_file}: no row is left for training: lower task.eval_fraction, or add rows")
-        self.train_size = len(self._train)
-        self._order = lru_cache(maxsize=2)(self._shuffled_order)
+        super().__init__("memalpha", seed, train_file, train, heldout)
 
-    def train(self, index: int) -> Task:
-        """Training task `index`: another order in every epoch."""
-        epoch, position = divmod(index, self.train_size)
-        item = self._train[self._order(epoch)[position]]
-        return _task(f"train-{item.id}-{epoch}", item)
-
-    def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:  # noqa: ARG002 (texts have their own length)
-        """Held-out task `index` of a split. Raises UserError when the split has no such task."""
-        items = self._items(split)
-        if not 0 <= index < len(items):
-            raise UserError(
-                f"the {split} split of {self.file} has {len(items)} rows; there is no number {index} (counted from 0): "
-                "lower eval.num_tasks, or raise task.eval_fraction"
-            )
-        return _task(f"{split}-{items[index].id}", items[index])
-
-    def num_heldout(self, split: Split) -> int:
-        """Rows of a held-out split."""
-        return len(self._items(split))
-
-    def describe(self) -> str:
-        """One line for the log: the file, and how many rows of which sources are trained on."""
-        sources = Counter(item.source for item in self._train)
-        named = ", ".join(f"{source} {count}" for source, count in sorted(sources.items()))
-        held = f"{len(self._dev)} dev, {len(self._test)} test"
-        return f"memalpha: {self.file}: {self.train_size} training rows ({named}), {held}"
-
-    def _items(self, split: Split) -> list[Item]:
-        return self._dev if split == "dev" else self._test
-
-    def _shuffled_order(self, epoch: int) -> list[int]:
-        order = list(range(self.train_size))
-        random.Random(derive_seed("memalpha-epoch", self.seed, epoch)).shuffle(order)
-        return order
+    def make(self, task_id: str, row: Item, split: str, epoch: int) -> Task:  # noqa: ARG002 (a text is always the same)
+        """See RowSource."""
+        first = row.questions[0]
+        meta: dict[str, str | int | float] = {"source": row.source, "chunks": len(row.chunks)}
+        return Task(task_id, first.question, first.answers, chunks=row.chunks, meta=meta, questions=row.questions)
 
 
 def find_files(path: str | None, cache_dir: str = "") -> tuple[Path, Path | None]:
     """Training file, and test file where there is one.
 
-    Without a path, the first of $CLUSTERKIT_DATA/memalpha, /storage/datasets/memalpha and memalpha in the asset cache
-    that has a training file. Raises UserError that says where it looked.
+    Args:
+        path: file or folder; None: the first of the usual places (`assets.data_places`) that has a training file.
+        cache_dir: as in RunConfig.
+
+    Raises:
+        UserError: says where it looked.
     """
     if path:
         place = Path(path).expanduser()
@@ -101,7 +96,7 @@ def find_files(path: str | None, cache_dir: str = "") -> tuple[Path, Path | None
             raise UserError(f"task.path={path}: there is no such file or folder. {HOW_TO_GET}")
         places = [place]
     else:
-        places = usual_places(cache_dir)
+        places = data_places("memalpha", cache_dir)
     for place in places:
         for folder in (place, place / "data"):
             if (train := find_table(folder, "train")) is not None:
@@ -109,16 +104,8 @@ def find_files(path: str | None, cache_dir: str = "") -> tuple[Path, Path | None
     raise UserError(missing(places))
 
 
-def usual_places(cache_dir: str = "") -> list[Path]:
-    """Folders that are looked in where none is named."""
-    places = [SHARED_DATASETS / "memalpha", cache_root(cache_dir) / "memalpha"]
-    if os.environ.get("CLUSTERKIT_DATA"):
-        places.insert(0, Path(os.environ["CLUSTERKIT_DATA"]).expanduser() / "memalpha")
-    return places
-
-
 def missing(places: Sequence[Path]) -> str:
-    """What is said where no such data are found."""
+    """Message for data that are in none of these places."""
     looked = ", ".join(map(str, places))
     return f"no Mem-alpha data: no train file ({', '.join(ENDINGS)}) in {looked}. {HOW_TO_GET}"
 
@@ -147,14 +134,71 @@ def _limited(items: list[Item], most: int) -> list[Item]:
     return kept
 
 
-def _task(task_id: str, item: Item) -> Task:
-    first = item.questions[0]
-    meta: dict[str, str | int | float] = {"source": item.source, "chunks": len(item.chunks)}
-    return Task(
-        id=task_id,
-        question=first.question,
-        answers=first.answers,
-        chunks=item.chunks,
-        meta=meta,
-        questions=item.questions,
-    )
+def read_items(path: Path) -> list[Item]:
+    """All rows of a file. Raises UserError for the first bad row: which, what is wrong with it, and the way out."""
+    return list(_items(path))
+
+
+def _items(path: Path) -> Iterator[Item]:
+    seen: set[str] = set()
+    for row in read_table(path):
+        name = row.fields.get("instance_id")
+        name = str(name) if isinstance(name, int) and not isinstance(name, bool) else row.text("instance_id")
+        if name in seen:
+            raise row.error(f"instance_id '{name}' is there twice: every row needs one of its own")
+        seen.add(name)
+        yield Item(name, row.text("data_source"), _chunks(row), _questions(row))
+
+
+def _chunks(row: Row) -> tuple[str, ...]:
+    value = _list(row, "chunks", "a list of texts")
+    for chunk in value:
+        if not isinstance(chunk, str):
+            raise row.error(f"column 'chunks' must be a list of texts, but holds {kind(chunk)}")
+    chunks = tuple(chunk for chunk in value if chunk.strip())
+    if not chunks:
+        raise row.error("column 'chunks' has no text: there is nothing to read; remove the row")
+    return chunks
+
+
+def _questions(row: Row) -> tuple[Question, ...]:
+    value = _list(row, "questions_and_answers", "a list of {question, answer}")
+    if not value:
+        raise row.error("column 'questions_and_answers' has no question, so nothing could be scored: remove the row")
+    questions = []
+    for number, pair in enumerate(value, start=1):
+        where = f"question {number} of column 'questions_and_answers'"
+        if not isinstance(pair, dict) or not {"question", "answer"} <= pair.keys():
+            raise row.error(f"{where} must be an object with question and answer")
+        if not isinstance(pair["question"], str) or not pair["question"].strip():
+            raise row.error(f"{where} has no text")
+        answers = pair["answer"] if isinstance(pair["answer"], list) else [pair["answer"]]
+        texts = tuple(_answer(one) for one in answers)
+        if not texts or not all(texts):
+            raise row.error(f"the answer to {where} must be a text, a number, or a list of them")
+        questions.append(Question(pair["question"], texts))
+    return tuple(questions)
+
+
+def _answer(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return str(value).strip()
+
+
+def _list(row: Row, column: str, wanted: str) -> list[Any]:
+    if column not in row.fields:
+        there = ", ".join(map(repr, row.fields)) or "none"
+        raise row.error(f"column '{column}' is missing (columns there: {there})")
+    value = row.fields[column]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise row.error(
+                f"column '{column}' is no JSON ({error}): it must be {wanted}; `clusterkit data prepare memalpha` "
+                "makes such rows"
+            ) from error
+    if not isinstance(value, list):
+        raise row.error(f"column '{column}' must be {wanted}, not {kind(value)}")
+    return value

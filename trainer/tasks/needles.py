@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from trainer.config_tasks import SectionsConfig
-from trainer.seeding import derive_seed
+from trainer.tasks.base import GeneratedSource
 from trainer.tasks.recall import make_keys
 from trainer.types import Task
 
@@ -37,32 +37,17 @@ QUESTION = "What is the special magic number for {key}?"
 HELD_OUT_KEYS = 0.2
 
 
-class Needles:
-    """TaskSource of generated documents. A task is a pure function of (seed, split, index, chunks); names that held-out
-    questions ask for are never asked for in training.
-    """
+class Needles(GeneratedSource[SectionsConfig]):
+    """TaskSource of generated documents; names that held-out questions ask for are never asked for in training."""
 
+    train_seed, heldout_seed = "needles", "needles-heldout"
     chance = 1e-5
 
     def __init__(self, config: SectionsConfig, seed: int) -> None:
-        self.config, self.seed = config, seed
-        self.train_size = config.train_size
+        super().__init__(config, seed)
         names = [name.capitalize() for name in make_keys(max(config.num_keys, 64))]
         held = int(len(names) * HELD_OUT_KEYS)
         self._names = {"train": names[2 * (held // 2) :], "dev": names[: held // 2], "test": names[held // 2 : held]}
-
-    def num_heldout(self, split: str) -> int:  # noqa: ARG002 (the protocol's signature)
-        """Held-out tasks are generated: there is no end to them."""
-        return 1 << 31
-
-    def train(self, index: int) -> Task:
-        """Training task number `index`; documents have min_chunks … max_chunks sections in equal shares."""
-        return self._make(f"train-{index}", "train", random.Random(derive_seed(self.seed, "needles", index)), 0)
-
-    def heldout(self, split: str, index: int, chunks: int = 0) -> Task:
-        """Held-out task of `split`; the same for every run seed. chunks 0: lengths as in training."""
-        rng = random.Random(derive_seed("needles-heldout", split, index, chunks))
-        return self._make(f"{split}-{chunks}-{index}", split, rng, chunks)
 
     def _make(self, task_id: str, split: str, rng: random.Random, chunks: int) -> Task:
         config = self.config

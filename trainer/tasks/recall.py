@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import random
 from functools import lru_cache
+from typing import TypeVar
 
 from trainer.config_tasks import WordsConfig
-from trainer.seeding import derive_seed, unit_interval
+from trainer.seeding import unit_interval
+from trainer.tasks.base import GeneratedSource
 from trainer.types import Task
 
 Fact = tuple[str, str]
+"""Key and value."""
+W = TypeVar("W", bound=WordsConfig)
 
 VALUES = (
     "lamp chair table spoon kettle ladder basket bottle hammer mirror pillow carpet clock candle window door wheel "
@@ -62,15 +66,15 @@ def pair_split(fact: Fact) -> str:
     return "dev" if share < HELD_OUT_SHARE / 2 else "test"
 
 
-class Recall:
-    """TaskSource of generated recall documents. A task is a pure function of (seed, split, index, chunks)."""
+class Recall(GeneratedSource[W]):
+    """TaskSource of generated recall documents."""
 
-    def __init__(self, config: WordsConfig, seed: int) -> None:
-        self.config = config
-        self.seed = seed
+    train_seed, heldout_seed = "train", "recall-heldout"
+
+    def __init__(self, config: W, seed: int) -> None:
+        super().__init__(config, seed)
         self.keys = make_keys(config.num_keys)
         self.values = tuple(VALUES[: config.num_values])
-        self.train_size = config.train_size
 
     @property
     def chance(self) -> float:
@@ -80,19 +84,6 @@ class Recall:
     def vocabulary(self) -> list[str]:
         """Every word a document, question or answer can hold, in a fixed order."""
         return [*self.keys, *self.values, *sorted(set(FILLERS)), ".", NO_FACT]
-
-    def num_heldout(self, split: str) -> int:  # noqa: ARG002 (the protocol's signature)
-        """Held-out tasks are generated: there is no end to them."""
-        return 1 << 31
-
-    def train(self, index: int) -> Task:
-        """Training task number `index` of the run; documents have min_chunks … max_chunks chunks in equal shares."""
-        return self._make(f"train-{index}", "train", random.Random(derive_seed(self.seed, "train", index)), 0)
-
-    def heldout(self, split: str, index: int, chunks: int = 0) -> Task:
-        """Held-out task of `split` (dev or test); the same for every run seed. chunks 0: lengths as in training."""
-        rng = random.Random(derive_seed("recall-heldout", split, index, chunks))
-        return self._make(f"{split}-{chunks}-{index}", split, rng, chunks)
 
     def fact(self, rng: random.Random, split: str, key: str, used: set[str]) -> Fact:
         """A fact about `key` that `split` may show and whose value is not in `used` (which it extends)."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from trainer.config import RunConfig
 from trainer.config_tasks import FactsConfig, MathConfig, MemalphaConfig, NeedlesConfig, RecallConfig, SftConfig
 from trainer.errors import UserError
-from trainer.sft.examples import examples_file, load_examples
+from trainer.tasks.examples import examples_file, load_examples
 from trainer.tasks.math import Math, problems_file
 
 GENERATED = (RecallConfig, FactsConfig, NeedlesConfig)
@@ -45,7 +45,6 @@ def count_rows(task: SftConfig | MathConfig) -> int:
 
     Raises:
         UserError: there is no such file, or a line of it cannot be used.
-
     """
     path = examples_file(task) if isinstance(task, SftConfig) else problems_file(task)
     try:

@@ -9,7 +9,7 @@ import torch
 
 from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
-from trainer.serving.server_placement import gives_memory_away
+from trainer.placement import gives_memory_away
 from trainer.train.distributed import World
 from trainer.train.model import compute_dtype
 

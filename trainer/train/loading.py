@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from trainer.config import ModelConfig, RunConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig
 from trainer.train.distributed import World
 from trainer.train.gpu_footprint import require_room
 from trainer.train.logprobs import PolicyModel

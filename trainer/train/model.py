@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from trainer.config import ModelConfig
+from trainer.config_parts import ModelConfig
 from trainer.errors import UserError
 from trainer.train import attention
 from trainer.train.families import check_family

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from safetensors import safe_open
 from torch import Tensor
 
-from trainer.weights.hf_folder_check import header
+from trainer.hf_folder import header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -1,10 +1,10 @@
-"""Demonstrations for the tiny model: what the warm-up shows, and, as important, what it does not.
+"""Demonstrations for the tiny model: what the warm-up shows, and what it leaves to reinforcement learning.
 
-Shown: how to find the needed fact in one section whatever the memory holds (nothing, another key, another value for
-the key), to write `KEY none` when the section lacks it, and to answer from the memory. The demonstrator is a reader of
-single sections: when the memory already holds the needed fact and the section lacks it, it still writes down what the
-section says (`KEY none`), and carries the memory over only in `carry_share` of the cases. That keeping a fact pays is
-left to reinforcement learning.
+They show how to find the needed fact in one section whatever the memory holds (nothing, another key, another value for
+the key), to write `KEY none` when the section lacks it, and to answer from the memory. The demonstrator reads sections
+one by one: when the memory holds the needed fact and the section lacks it, it still writes what the section says (`KEY
+none`), and keeps the memory only in `carry_share` of the cases. That keeping a fact pays is for reinforcement learning
+to find out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECALL_FACTS, RECALL_QUERIES = 4, 6
 class Demonstrator:
     """Makes training rows from the task's training facts; every batch is a function of its seed parts."""
 
-    def __init__(self, config: RunConfig, recall: Recall, agent: MemAgent, tokenizer: Any) -> None:
+    def __init__(self, config: RunConfig, recall: Recall[Any], agent: MemAgent, tokenizer: Any) -> None:
         self.recall = recall
         self.agent = agent
         self.tokenizer = tokenizer
@@ -40,8 +40,10 @@ class Demonstrator:
         return [self._conversation(rng) for _ in range(count)]
 
     def recall_rows(self, count: int, *seed_parts: str | int) -> tuple[list[Row], list[float]]:
-        """Dense lookup practice: four facts, then six of them again. Returns rows whose response is the second part,
-        and a weight for every response token: 1 on the value, 0 on key and full stop.
+        """Dense lookup practice: four facts in the prompt, six of them in the response.
+
+        Returns:
+            `count` rows, and a weight for every response token: 1 on the value, 0 on key and full stop.
         """
         rng = random.Random(derive_seed(*seed_parts))
         rows, weights = [], []

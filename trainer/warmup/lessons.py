@@ -1,12 +1,13 @@
-"""What the warm-up teaches, by the agent that it is for: tasks, vocabulary, demonstrations, the gate's measure."""
+"""What the warm-up teaches the run's agent: tasks, vocabulary, demonstrations, and the measure of its gate."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainer.agents.base import AnyAgent
-from trainer.agents.memagent import MemAgent, check_window
+from trainer.agents.memagent import MemAgent
 from trainer.agents.memalpha import MemAlpha
 from trainer.config import RunConfig
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, OverwritingAgentConfig
@@ -24,7 +25,7 @@ from trainer.warmup.demos import Demonstrator
 from trainer.warmup.memory_demos import CALL_WORDS, MemoryDemonstrator
 
 FACT_TOKENS = 3
-"""Of a memory that holds one fact, with its end."""
+"""Tokens of a memory that holds one fact, the end token included."""
 
 
 class Demonstrations(Protocol):
@@ -39,96 +40,57 @@ class Demonstrations(Protocol):
         ...
 
 
-class Lesson(ABC):
-    """One kind of warm-up. source: the tasks that the gate asks."""
+@dataclass(frozen=True)
+class Lesson:
+    """One kind of warm-up.
 
-    source: Recall
+    source: tasks of the gate.
+    words: words that the tokenizer needs.
+    reward: what the gate scores with.
+    teach: tokenizer -> the agent that is taught, and its demonstrations. Raises UserError where the agent's limits do
+        not fit the model.
+    passed: result of the gate -> share of its documents, of one section each, on which the model did what it was
+        taught.
+    """
 
-    @abstractmethod
-    def vocabulary(self) -> list[str]:
-        """Words that the tokenizer needs."""
-
-    @abstractmethod
-    def make_agent(self, tokenizer: Any) -> AnyAgent:
-        """The agent that is taught. Raises UserError where its limits do not fit the model."""
-
-    @abstractmethod
-    def demonstrations(self, agent: AnyAgent, tokenizer: Any) -> Demonstrations:
-        """Who demonstrates."""
-
-    @abstractmethod
-    def reward(self) -> Reward:
-        """What the gate scores with."""
-
-    @abstractmethod
-    def passed(self, result: EvalResult) -> float:
-        """Share of the gate's documents of one section on which the model did what it was taught."""
-
-
-class RecallLesson(Lesson):
-    """Lookup and format for the agent that overwrites its memory."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.source = Recall(as_class(RecallConfig, config.task), config.seed)
-
-    def vocabulary(self) -> list[str]:
-        """As the task's."""
-        return self.source.vocabulary()
-
-    def make_agent(self, tokenizer: Any) -> MemAgent:
-        """See Lesson."""
-        agent = MemAgent(taught_agent(self.config), tokenizer)
-        check_window(agent, self.config.model.tiny.max_position_embeddings)
-        return agent
-
-    def demonstrations(self, agent: AnyAgent, tokenizer: Any) -> Demonstrator:
-        """See trainer.warmup.demos."""
-        assert isinstance(agent, MemAgent)
-        return Demonstrator(self.config, self.source, agent, tokenizer)
-
-    def reward(self) -> Boxed:
-        """The right value in the box."""
-        return Boxed()
-
-    def passed(self, result: EvalResult) -> float:
-        """Right answers."""
-        return result.accuracy
-
-
-class MemoryLesson(Lesson):
-    """Calls for the agent that keeps a structured memory."""
-
-    def __init__(self, config: RunConfig, agent: MemalphaAgentConfig) -> None:
-        self.config, self.agent = config, agent
-        self.source = self.facts = Facts(as_class(FactsConfig, config.task), config.seed)
-
-    def vocabulary(self) -> list[str]:
-        """The task's words, and those that a call is made of."""
-        return [*self.source.vocabulary(), *CALL_WORDS]
-
-    def make_agent(self, tokenizer: Any) -> MemAlpha:
-        """See Lesson; the configuration has seen to the limits."""
-        return MemAlpha(self.agent, tokenizer)
-
-    def demonstrations(self, agent: AnyAgent, tokenizer: Any) -> MemoryDemonstrator:
-        """See trainer.warmup.memory_demos."""
-        assert isinstance(agent, MemAlpha)
-        return MemoryDemonstrator(self.config, self.facts, agent, tokenizer)
-
-    def reward(self) -> MemAlphaReward:
-        """Scored by rules, whoever judges the run."""
-        settings = as_class(MemalphaRewardConfig, self.config.reward)
-        return MemAlphaReward(settings.model_copy(update={"gamma": 1.0}), RuleReader())
-
-    def passed(self, result: EvalResult) -> float:
-        """Entries that say what the section says. What is left out is not the warm-up's business."""
-        return result.metrics["r4"]
+    source: Recall[Any]
+    words: list[str]
+    reward: Reward
+    teach: Callable[[Any], tuple[AnyAgent, Demonstrations]]
+    passed: Callable[[EvalResult], float]
 
 
 def make_lesson(config: RunConfig) -> Lesson:
     """The lesson for the run's agent; one of the user's own is taught like memagent."""
-    return MemoryLesson(config, config.agent) if isinstance(config.agent, MemalphaAgentConfig) else RecallLesson(config)
+    if isinstance(config.agent, MemalphaAgentConfig):
+        return _memory_lesson(config, config.agent)
+    return _recall_lesson(config)
+
+
+def _recall_lesson(config: RunConfig) -> Lesson:
+    """Lookup and format, for the agent that overwrites its memory."""
+    source = Recall(as_class(RecallConfig, config.task), config.seed)
+
+    def teach(tokenizer: Any) -> tuple[AnyAgent, Demonstrations]:
+        agent = MemAgent(taught_agent(config), tokenizer)
+        agent.check_window(config.model.tiny.max_position_embeddings)
+        return agent, Demonstrator(config, source, agent, tokenizer)
+
+    return Lesson(source, source.vocabulary(), Boxed(), teach, lambda result: result.accuracy)
+
+
+def _memory_lesson(config: RunConfig, settings: MemalphaAgentConfig) -> Lesson:
+    """Calls, for the agent that keeps a structured memory; rules score it, whoever judges the run."""
+    source = Facts(as_class(FactsConfig, config.task), config.seed)
+    rewards = as_class(MemalphaRewardConfig, config.reward).model_copy(update={"gamma": 1.0})
+
+    def teach(tokenizer: Any) -> tuple[AnyAgent, Demonstrations]:
+        agent = MemAlpha(settings, tokenizer)
+        return agent, MemoryDemonstrator(config, source, agent, tokenizer)
+
+    words = [*source.vocabulary(), *CALL_WORDS]
+    # r4: entries that say what the section says. What the model leaves out is not the warm-up's business.
+    return Lesson(source, words, MemAlphaReward(rewards, RuleReader()), teach, lambda result: result.metrics["r4"])
 
 
 def taught_agent(config: RunConfig) -> MemagentConfig:

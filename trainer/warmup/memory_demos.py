@@ -1,9 +1,9 @@
-"""Demonstrations for the tiny model that keeps a structured memory: how a call is written, and little more.
+"""Demonstrations for the tiny model that keeps a structured memory: how to write a call, and little more.
 
 Dense practice comes first: all facts of a section in their order, one call each, and the end. The demonstrations then
-show one call for the first fact of a section, and the end; only in a share of them (`carry_share`) are all facts
-written. So greedy decoding after the warm-up keeps one fact of every section; that the others are asked for as well is
-left to reinforcement learning.
+show one call for the first fact of a section, and the end; a share of them (`carry_share`) writes all facts. So greedy
+decoding after the warm-up keeps one fact of every section. That the others are asked for, too, is for reinforcement
+learning to find out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.tasks.facts import Facts
 from trainer.tasks.recall import Fact
 from trainer.types import Row
 
-# Words without a blank, so that each is one token; with the words of a fact between them they are a call.
+# Words without a blank, so that each is one token; with the words of a fact between them they make a call.
 CALL_BEGINS = '{"name":"new_memory_insert","arguments":{"memory_type":"semantic","content":"'
 CALL_ENDS = '"}}'
 CALL_WORDS = ("<tool_call>", CALL_BEGINS, CALL_ENDS, "</tool_call>")
@@ -46,7 +46,7 @@ class MemoryDemonstrator:
         return [self._conversation(rng) for _ in range(count)]
 
     def recall_rows(self, count: int, *seed_parts: str | int) -> tuple[list[Row], list[float]]:
-        """Dense practice of copying: all facts of the section in order, less weight on what every call has."""
+        """Dense copying practice: all facts of the section in order; words that every call has weigh 0.2."""
         rng = random.Random(derive_seed(*seed_parts))
         rows = [self._turn(rng, self.size) for _ in range(count)]
         common = {i for word in CALL_WORDS for i in self._ids(word)}

@@ -1,4 +1,4 @@
-"""The supervised warm-up: dense recall practice, then demonstrations, then a gate. Real training, cached by content."""
+"""The supervised warm-up: dense recall practice, then demonstrations, then a gate. Its result is cached by content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer import seeding, types
-from trainer.agents import memagent, memalpha, memalpha_prompt, template
+from trainer.agents import base, memagent, memalpha, memalpha_prompt, template
 from trainer.config import RunConfig
 from trainer.config_agents import MemalphaAgentConfig
 from trainer.config_choice import as_class
@@ -36,14 +36,14 @@ from trainer.train.packing import PackedBatch, pack
 from trainer.warmup import demos, lessons, memory_demos, tiny
 from trainer.warmup.lessons import Lesson, make_lesson, taught_agent
 
-# Recall practice ends once the mean share of confident answers over this many steps reaches this.
+# Recall practice ends once the mean share of confident answers over RECALL_WINDOW steps reaches RECALL_TARGET.
 RECALL_WINDOW, RECALL_TARGET = 10, 0.98
 GATE_TASKS = 256
 REPORT_EVERY_S = 1.0
 SAVE_EVERY_S = 30.0
 
-# The code that decides what comes out of the warm-up: a change in it is a new content hash.
-SOURCES = (seeding, types, memagent, template, recall, attention, logprobs, packing, tiny, demos, lessons)
+# The code that shapes the warmed-up weights: a change in it gives a new content hash.
+SOURCES = (seeding, types, base, memagent, template, recall, attention, logprobs, packing, tiny, demos, lessons)
 MEMORY_SOURCES = (facts, memalpha, memalpha_prompt, memory_demos)
 
 Report = Callable[[dict[str, Any]], None]
@@ -54,7 +54,7 @@ class WarmupInterruptedError(Exception):
 
 
 def own_words(config: RunConfig) -> list[str]:
-    """Words that a task of the user's own needs beside those of recall: its `vocabulary()`, where it has one."""
+    """Words that a task of the user's own needs beside those of recall: its `vocabulary()` where it has that method."""
     if "task.name" not in config.custom:
         return []
     vocabulary = getattr(make_source(config), "vocabulary", None)
@@ -69,7 +69,7 @@ def content_key(config: RunConfig) -> str:
     agent = config.agent if memory else taught_agent(config)
     parts = {
         "model": config.model.model_dump(),
-        # A task or agent of the user's own is warmed up like ours: what it is called and told changes nothing here.
+        # A task or agent of the user's own is warmed up like ours: its name and options change nothing here.
         "task": task.model_dump(),
         "agent": agent.model_dump(),
         "warmup": config.warmup.model_dump(),
@@ -87,8 +87,12 @@ def content_key(config: RunConfig) -> str:
 
 @dataclasses.dataclass
 class Warmup:
-    """One warm-up. `folder` is where its result and its unfinished state live; `report` receives progress records;
-    `stop_requested` is asked after every step.
+    """One warm-up.
+
+    config: the run's configuration.
+    folder: holds results and unfinished states.
+    report: gets progress records.
+    stop_requested: called after every step; True ends the warm-up.
     """
 
     config: RunConfig
@@ -101,16 +105,15 @@ class Warmup:
 
         Raises:
             RunError: no initialisation passed the gate.
-            WarmupInterruptedError: see there.
-
+            WarmupInterruptedError: `stop_requested` said so.
         """
         done = self.folder / content_key(self.config)
         if (done / "warmup.json").exists():
             self.report({"phase": "gate", "cached": True, **json.loads((done / "warmup.json").read_text())})
             return done
         lesson = make_lesson(self.config)
-        tokenizer = tiny.make_tokenizer([*lesson.vocabulary(), *own_words(self.config)])
-        lesson.make_agent(tokenizer)  # refuses limits that do not fit, before anything is learned
+        tokenizer = tiny.make_tokenizer([*lesson.words, *own_words(self.config)])
+        lesson.teach(tokenizer)  # refuses limits that do not fit, before anything is learned
         scores: list[float] = []
         for attempt in range(self.config.warmup.retries + 1):
             init_seed = seeding.derive_seed(self.config.seed, "init", attempt) % 2**31
@@ -129,21 +132,20 @@ class Warmup:
         warmup = self.config.warmup
         began = time.perf_counter()
         lm = tiny.make_lm(self.config.model, tokenizer, init_seed)
-        agent = lesson.make_agent(tokenizer)
-        demonstrator = lesson.demonstrations(agent, tokenizer)
+        agent, demonstrations = lesson.teach(tokenizer)
         loop = _Loop(lm, self, init_seed, partial)
 
         def recall_batch(step: int) -> PackedBatch:
-            rows, weights = demonstrator.recall_rows(warmup.batch_size, init_seed, "recall", step)
+            rows, weights = demonstrations.recall_rows(warmup.batch_size, init_seed, "recall", step)
             return dataclasses.replace(pack(rows, torch.device("cpu")), weights=torch.tensor(weights))
 
         def demo_batch(step: int) -> PackedBatch:
-            return pack(demonstrator.conversations(warmup.batch_size, init_seed, "demo", step), torch.device("cpu"))
+            return pack(demonstrations.conversations(warmup.batch_size, init_seed, "demo", step), torch.device("cpu"))
 
         loop.run("recall", warmup.recall_steps, recall_batch, decay=False, target=RECALL_TARGET)
         loop.run("sft", warmup.steps, demo_batch, decay=True)
         engine = EmbeddedEngine(lm.eval(), stop_token_ids(lm, tokenizer), self.config.rollout.max_batch_tokens)
-        controller = RolloutController(agent, engine, self.config.seed, reward=lesson.reward())
+        controller = RolloutController(agent, engine, self.config.seed, reward=lesson.reward)
         score = lesson.passed(evaluate(controller.run, lesson.source, EvalSpec("dev", GATE_TASKS, chunks=1)))
         seconds = round(time.perf_counter() - began, 3)
         self.report({"phase": "gate", "accuracy": score, "init_seed": init_seed, "cached": False, "seconds": seconds})
@@ -152,7 +154,7 @@ class Warmup:
 
 
 class _Loop:
-    """AdamW on demonstrations, resumable after any step."""
+    """Trains with AdamW on demonstrations; can go on after any step."""
 
     def __init__(self, lm: Any, warmup: Warmup, init_seed: int, partial: Path) -> None:
         self.policy = PolicyModel(lm)
@@ -177,7 +179,15 @@ class _Loop:
         decay: bool,
         target: float | None = None,
     ) -> None:
-        """Train on `make_batch(step)` for `steps` steps, or until `target` is held."""
+        """Train on `make_batch(step)` for `steps` steps, or until the recent accuracy reaches `target`.
+
+        Args:
+            phase: name of the phase, for reports and the saved state.
+            steps: most steps.
+            make_batch: step -> its batch.
+            decay: decay the learning rate linearly to a tenth.
+            target: accuracy over RECALL_WINDOW steps that ends the phase.
+        """
         start, recent = self._resume_point(phase)
         last_report, tokens, began = 0.0, 0, time.perf_counter()
         last_saved = began
@@ -215,7 +225,7 @@ class _Loop:
         return self.settings.learning_rate * ramp * ((1 - 0.9 * step / steps) if decay else 1.0)
 
     def _step(self, batch: PackedBatch, rate: float) -> tuple[float, float]:
-        """Loss and share of the weighted tokens whose target has more than half of the probability."""
+        """One optimizer step; returns the loss, and the share of weighted tokens with a probability above one half."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         logp, _ = token_logprobs(self.policy, batch, temperature=1.0)
@@ -236,7 +246,7 @@ class _Loop:
             point = (int(self.resume["step"]), deque(self.resume["recent"], maxlen=RECALL_WINDOW))
             self.resume = None
             return point
-        return 1 << 62, empty  # the state is from a later phase: this one is over
+        return 1 << 62, empty  # the state is of a later phase: this one is over
 
     def _save(self, phase: str, step: int, recent: deque[float]) -> None:
         self.partial.parent.mkdir(parents=True, exist_ok=True)
@@ -256,9 +266,7 @@ class _Loop:
 
 
 def _store(lm: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
-    """Put the checkpoint into the cache: all of it, durably, or nothing. Another run may have been first; the result is
-    the same.
-    """
+    """Put the checkpoint into the cache, all of it or nothing. Where another run was faster, its result is the same."""
     if (folder / "warmup.json").exists():
         return
     with staged_folder(folder, replace=True) as staging:

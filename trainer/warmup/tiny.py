@@ -17,6 +17,9 @@ is trained.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +27,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trainer.config import ModelConfig
+from trainer.config import RunConfig
+from trainer.config_parts import ModelConfig
+from trainer.errors import UserError
+from trainer.paths import cache_folder
+from trainer.seeding import derive_seed
+from trainer.staging import staged_folder
+from trainer.tasks.examples import load_examples
 from trainer.train import attention
 from trainer.train.model import prepare_lm
 
@@ -119,3 +128,31 @@ def _look_back(layer: Any, head: slice, frequency: Tensor, tokens: int, sharpnes
     query, key = layer.q_proj.bias[head], layer.k_proj.bias[head]
     query[:half], query[half:] = amplitude, 0.0
     key[:half], key[half:] = amplitude * torch.cos(frequency * tokens), amplitude * torch.sin(frequency * tokens)
+
+
+MOST_WORDS = 20_000
+
+
+def untrained_model(config: RunConfig) -> Path:
+    """Folder of a fresh tiny model in the cache (Hugging Face format); the same settings and words give the same one.
+
+    Raises:
+        UserError: the examples cannot be read, or have more words than a tiny model can know.
+    """
+    examples = load_examples(config.examples)
+    texts = (text for e in [*examples.train, *examples.heldout] for _, text in e.messages)
+    words = sorted({word for text in texts for word in text.split()})
+    if len(words) > MOST_WORDS:
+        raise UserError(
+            f"{examples.path} has {len(words)} different words and a model built from nothing learns at most "
+            f"{MOST_WORDS}: use a checkpoint with model.path, such as --preset 135M_cpu"
+        )
+    key = json.dumps([config.model.model_dump(), config.seed, words], sort_keys=True)
+    folder = cache_folder(config) / "untrained" / hashlib.sha256(key.encode()).hexdigest()[:20]
+    if not (folder / "config.json").exists():
+        tokenizer = make_tokenizer(words)
+        lm = make_lm(config.model, tokenizer, derive_seed(config.seed, "init", 0) % 2**31)
+        with staged_folder(folder, replace=True) as staging:
+            lm.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
+    return folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -67,8 +68,5 @@ def plan_buckets(pieces: Iterable[Piece], limit: int) -> list[Bucket]:
 
 
 def _bucket(pieces: list[Piece]) -> Bucket:
-    starts, end = [], 0
-    for piece in pieces:
-        starts.append(end)
-        end += piece.nbytes
+    *starts, end = accumulate((piece.nbytes for piece in pieces), initial=0)
     return Bucket(tuple(pieces), tuple(starts), end)

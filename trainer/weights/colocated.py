@@ -1,8 +1,8 @@
-"""Publishing to a server on the trainer's own GPU: the two take turns with its memory, weights move through CUDA IPC.
+"""Publishing to a server on the trainer's own GPU: both take turns with its memory, and weights move through CUDA IPC.
 
-The round: rollouts end; `release` frees the server's weights and KV cache; the trainer trains; `publish` gives the
-server memory for its weights, lets it read them out of the trainer's buffer, bucket by bucket, and then gives it the
-memory for its KV cache. SGLang must run with `SERVER_FLAGS`. Nothing of SGLang is needed in the trainer's process.
+In a step, rollouts end; `release` frees the server's weights and KV cache; the trainer trains; `publish` gives the
+server memory for its weights, lets it read them from the trainer's buffer, bucket by bucket, and then gives it the
+memory for its KV cache. SGLang must run with MEMORY_SAVER. Nothing of SGLang is needed in the trainer's process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from trainer.weights.folders import FolderPublisher, offer
 from trainer.weights.publisher import Outlet, PublishStats, measured
 from trainer.weights.source import WeightSource
 
-SERVER_FLAGS = (MEMORY_SAVER,)
-"""What the server's command line needs beside the usual."""
 IDLE_SECONDS = 10.0
-"""For what is left on the GPU when the last answer is out."""
+"""How long the server may take to finish on the GPU after its last answer."""
 # Where `rebuild_cuda_tensor` takes the device; SGLang reads a UUID there, since numbers differ between processes.
 _DEVICE_ARGUMENT = 6
 
@@ -47,15 +45,11 @@ class ColocatedPublisher:
 
     Raises:
         UserError: there are more ranks or servers, or the server was not started for it.
-
     """
 
     def __init__(self, folders: FolderPublisher, outlet: Outlet, bucket_mb: int = 512, seconds: float = 60.0) -> None:
         self.source = WeightSource(folders.source.learner, bucket_mb << 20, folders.source.dtype)
-        self._folders = folders
-        self._outlet = outlet
-        self._seconds = seconds
-        self._released = False
+        self._folders, self._outlet, self._seconds, self._released = folders, outlet, seconds, False
         usable = outlet.engine.pool.usable()
         if folders.world.size != 1 or len(usable) != 1:
             raise UserError(
@@ -65,7 +59,7 @@ class ColocatedPublisher:
         info = outlet.submit(outlet.engine.pool.call(usable[0], "GET", "/server_info", None, seconds)).result()
         if not info.get("enable_memory_saver") or int(info.get("tp_size") or 1) != 1:
             raise UserError(
-                f"{usable[0].name} cannot share its GPU: start it on one GPU with servers.flags={list(SERVER_FLAGS)}"
+                f"{usable[0].name} cannot share its GPU: start it on one GPU with servers.flags={[MEMORY_SAVER]}"
             )
 
     def release(self) -> float:
@@ -73,7 +67,6 @@ class ColocatedPublisher:
 
         Raises:
             EngineError: it is not idle in time, or refused; it still has its memory then.
-
         """
         began = time.perf_counter()
         if not self._released:
@@ -82,7 +75,7 @@ class ColocatedPublisher:
         return time.perf_counter() - began
 
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:
-        """See Publisher, but a server that is lost is not waited for. It has its memory back afterwards."""
+        """See Publisher, but no lost server is waited for. Afterwards the server has its memory back."""
         began = time.perf_counter()
         written = self._folders.write(version) if folder else None
         self.source.open()
@@ -104,7 +97,9 @@ class ColocatedPublisher:
                 }
                 await self._call(server, "/update_weights_from_tensor", body)
             buffer = torch.empty(0)
-            self._forget()
+            if self.source.world.device.type == "cuda":
+                torch.cuda.ipc_collect()
+                torch.cuda.empty_cache()
             if self._released:
                 await self._call(server, "/resume_memory_occupation", {"tags": ["kv_cache"]})
 
@@ -116,13 +111,13 @@ class ColocatedPublisher:
 
         try:
             self._outlet.submit(update()).result()
-        except EngineGoneError as error:  # nobody is waited for: the run's job starts both again, in turn
+        except EngineGoneError as error:  # not waited for: the run's job starts trainer and server again
             raise RunError(str(error)) from error
         finally:
             self.source.close()
         if written is not None:
             self._folders.used(written)
-        stats = PublishStats(version, "ipc", 0, self.source.nbytes, prepared - began, 0.0, 0.0, 0.0, 0.0)
+        stats = PublishStats(version, "ipc", self.source.nbytes, prepared - began)
         return replace(measured(self._outlet, stats), total_seconds=time.perf_counter() - began)
 
     def offer(self) -> None:
@@ -146,8 +141,8 @@ class ColocatedPublisher:
                         "GPU is wanted for training: end the rollouts first"
                     )
                 await asyncio.sleep(0.01)
-            # SGLang ends itself where it is not idle to the last: with the last answer out, one more decoding step may
-            # still be on the GPU. This call waits for that.
+            # SGLang ends itself unless it is idle. After its last answer one more decoding step may still be on the
+            # GPU; this call waits for that.
             await self._call(server, f"/flush_cache?timeout={IDLE_SECONDS:g}", {})
             await self._call(server, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
         except BaseException:
@@ -161,11 +156,6 @@ class ColocatedPublisher:
         self.source.fill(bucket, flat)
         if flat.is_cuda:  # another process reads it next, and knows nothing of our streams
             torch.cuda.synchronize(flat.device)
-
-    def _forget(self) -> None:
-        if self.source.world.device.type == "cuda":
-            torch.cuda.ipc_collect()
-            torch.cuda.empty_cache()
 
 
 def serialized(flat: Tensor, bucket: Bucket) -> str:

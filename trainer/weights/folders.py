@@ -1,7 +1,7 @@
 """Publishing through a folder: the policy as a Hugging Face checkpoint in the servers' dtype, which every server loads.
 
-Works with every kind of server, near and far (where the folder is on storage that all hosts see), and is what other
-ways fall back to. The folder is complete before any server hears of it, and written before generation is interrupted.
+It works with every kind of server, on this host or on others that see the folder, and other ways fall back to it. The
+folder is written before generation is interrupted, and complete before any server hears of it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class FolderPublisher:
     """Publisher over folders `root/v{version}`.
 
     Args:
-        learner: whose policy is published. outlet: rank 0's way to the servers; None on other ranks.
-        tokenizer: saved beside the weights. root: where folders go; it is this publisher's alone.
+        learner: its policy is published.
+        outlet: rank 0's way to the servers; None on other ranks.
+        tokenizer: saved beside the weights.
+        root: where folders go; this publisher's alone.
         keep: newest versions that stay; the one that servers hold stays in any case.
-        bucket_bytes: weights that are in memory a second time while they are written.
-        dtype: of the servers' weights.
+        bucket_bytes: bytes of weights that are in memory a second time while they are written.
+        dtype: dtype of the servers' weights.
 
     Raises:
         UserError: the trained tensors are not those that the servers were started with.
-
     """
 
     def __init__(
@@ -58,11 +59,8 @@ class FolderPublisher:
     ) -> None:
         self.world = learner.world
         self.source = WeightSource(learner, bucket_bytes, dtype)
-        self.root = root
-        self.keep = keep
-        self._lm = learner.policy.lm
-        self._tokenizer = tokenizer
-        self._outlet = outlet
+        self.root, self.keep = root, keep
+        self._lm, self._tokenizer, self._outlet = learner.policy.lm, tokenizer, outlet
         self._in_use: Path | None = None
         agree(self.world, caught(lambda: outlet.check(self.source.shapes)) if outlet else None)
 
@@ -71,7 +69,7 @@ class FolderPublisher:
         began = time.perf_counter()
         written = self.write(version)
         prepared = time.perf_counter() - began
-        stats = PublishStats(version, "disk", 0, self.source.nbytes, prepared, 0.0, 0.0, 0.0, 0.0)
+        stats = PublishStats(version, "disk", self.source.nbytes, prepared)
         outlet = self._outlet
         update = outlet.submit(_hand_over(outlet, written, version)) if outlet is not None else None
         wait_together(self.world, update)
@@ -91,7 +89,6 @@ class FolderPublisher:
 
         Raises:
             RunError: it cannot be written; nothing is left of it.
-
         """
         folder = self.root / f"v{version}"
         temporary = folder.with_name(folder.name + ".tmp")
@@ -165,7 +162,7 @@ def offer(folders: FolderPublisher, outlet: Outlet | None, version: int) -> None
 
 
 async def _hand_over(outlet: Outlet, folder: Path, version: int) -> None:
-    """Have the servers load a folder; without any, wait for some to come back, which load it as they join."""
+    """Have the servers load a folder; where none is left, wait for some to come back, which load it as they join."""
     engine = outlet.engine
     while True:
         if engine.pool.usable():
@@ -204,7 +201,7 @@ def choose_root(wanted: str, run: Path, outlet: Outlet | None, nbytes: int, keep
 
 
 def caught(work: Callable[[], object]) -> Exception | None:
-    """Do it; what it raised, for the other ranks to hear of."""
+    """Call `work`; returns its exception, for the other ranks to hear of."""
     try:
         work()
     except Exception as error:

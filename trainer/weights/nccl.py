@@ -1,8 +1,8 @@
 """Publishing over NCCL: bucketed broadcasts from the trainer's rank 0 into the GPUs of SGLang servers.
 
-One bucket is gathered from the trainer's shards while the one before is on its way. Every wait has a deadline. A server
-that took only a part of a version is never used with it: it loads the version from a folder instead (transport auto),
-or is used no more.
+One bucket is gathered from the trainer's shards while the one before is sent. Every wait has a deadline. A server that
+took only a part of a version is never used with it: it loads the version from a folder (transport auto), or is used no
+more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trainer.config import WeightsConfig
+from trainer.config_parts import WeightsConfig
 from trainer.engines.http import Server
 from trainer.weights.folders import FolderPublisher, caught, offer
 from trainer.weights.nccl_group import Link, LinkError, MissingPeerError, PeerGoneError, meet
@@ -35,15 +35,12 @@ class NcclPublisher:
         folders: what transport auto falls back to, and what writes folders for servers that join.
         outlet: rank 0's way to the servers; None on other ranks.
         config: transport (auto or nccl), bucket size, deadline, servers per group.
-
     """
 
     def __init__(self, folders: FolderPublisher, outlet: Outlet | None, config: WeightsConfig) -> None:
         self.world = folders.world
         self.source = WeightSource(folders.source.learner, config.bucket_mb << 20, folders.source.dtype)
-        self._folders = folders
-        self._outlet = outlet
-        self._config = config
+        self._folders, self._outlet, self._config = folders, outlet, config
         self._links: list[Link] = []
         self._given_up = ""  # why everything goes through the folder from now on; the same on every rank
         self._buffers: list[Tensor] = []
@@ -99,7 +96,6 @@ class NcclPublisher:
         Raises:
             LinkError: servers that are well refused (transport auto).
             EngineError: no server is left.
-
         """
         outlet = self._outlet
         assert outlet is not None
@@ -184,7 +180,7 @@ class NcclPublisher:
             self._folders.used(written)
         if torn and self._config.transport == "auto":
             self._fall_back(next((error for error in failed if not isinstance(error, PeerGoneError)), None))
-        stats = PublishStats(version, "disk" if torn else "nccl", 0, self.source.nbytes, 0.0, 0.0, 0.0, 0.0, 0.0)
+        stats = PublishStats(version, "disk" if torn else "nccl", self.source.nbytes)
         if transfer is not None and outlet is not None:
             stats = measured(outlet, stats)
             stats = replace(stats, prepare_seconds=transfer.started - began, total_seconds=time.perf_counter() - began)

@@ -13,8 +13,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -46,26 +47,23 @@ class PeerGoneError(LinkError):
 
 
 class MissingPeerError(LinkError):
-    """Servers that did not come to a rendezvous; `servers` holds them.
+    """Servers that did not come to a rendezvous.
 
-    refused: they said no, and can do something else; otherwise they do not answer, or still wait in vain.
+    servers: those that are missing.
+    refused: they answered that they cannot, and may be served in another way; else they do not answer or still wait.
     """
 
     def __init__(self, message: str, servers: list[Server], refused: bool) -> None:
         super().__init__(message)
-        self.servers = servers
-        self.refused = refused
+        self.servers, self.refused = servers, refused
 
 
 class Link:
     """One group that was met; made by `meet`, used from one event loop."""
 
     def __init__(self, name: str, servers: tuple[Server, ...], group: Any, device: torch.device) -> None:
-        self.name = name
-        self.servers = servers
-        self.broken = False
-        self._group = group
-        self._device = device
+        self.name, self.servers, self.broken = name, servers, False
+        self._group, self._device = group, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
@@ -142,11 +140,15 @@ class Link:
 async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device: torch.device, seconds: float) -> Link:
     """Form a group with all ranks of the servers; rank 0 is this process.
 
-    name: of the group, never used before. device: where the weights are; on a CPU the group is gloo's.
+    Args:
+        pool: of the servers.
+        servers: to meet.
+        name: name of the group, never used before.
+        device: where the weights are; on a CPU the group is gloo's.
+        seconds: deadline.
 
     Raises:
-        MissingPeerError: some servers did not come within `seconds`, or refused; says which.
-
+        MissingPeerError: some servers did not come in time, or refused; says which.
     """
     sizes = await asyncio.gather(*(_ranks(pool, server, seconds) for server in servers))
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -155,7 +157,7 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
     store = _listen(address, size, seconds)
     own = _in_thread(lambda: _join(name, backend, store, size, seconds))
     joins: dict[asyncio.Task[Any], Server] = {}
-    for server, offset in zip(servers, _offsets(sizes), strict=True):
+    for server, offset in zip(servers, accumulate(sizes[:-1], initial=1), strict=True):
         body = {
             "master_address": address, "master_port": store.port, "rank_offset": offset, "world_size": size,
             "group_name": name, "backend": backend,
@@ -201,13 +203,6 @@ async def _ranks(pool: ServerPool, server: Server, seconds: float) -> int:
 async def _destroy(pool: ServerPool, server: Server, name: str, seconds: float) -> None:
     with contextlib.suppress(EngineError):
         await pool.call(server, "POST", "/destroy_weights_update_group", {"group_name": name}, seconds)
-
-
-def _offsets(sizes: list[int]) -> Iterator[int]:
-    rank = 1
-    for size in sizes:
-        yield rank
-        rank += size
 
 
 def _address_towards(urls: list[str]) -> str:

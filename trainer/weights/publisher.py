@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 from trainer.engines.base import EngineGoneError
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
+from trainer.hf_folder import shapes_problem, tensor_shapes, ties_head
 from trainer.train.distributed import World
-from trainer.weights.hf_folder_check import shapes_problem, tensor_shapes, ties_head
 
 log = logging.getLogger(__name__)
 
@@ -30,22 +30,24 @@ SIGN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PublishStats:
-    """How one version was published, the same on every rank.
-
-    transport: the way that it went. servers: that hold it now. bytes: of one copy of the weights. Seconds: prepare,
-    before generation was interrupted (gathering, writing, meeting servers); pause, until nothing ran any more;
-    transfer, until every server held the weights; resume, until requests flowed again; total, of the whole call.
-    """
+    """How one version was published, the same on every rank."""
 
     version: int
     transport: Literal["nccl", "disk", "ipc"]
-    servers: int
     bytes: int
-    prepare_seconds: float
-    pause_seconds: float
-    transfer_seconds: float
-    resume_seconds: float
-    total_seconds: float
+    """Of one copy of the weights."""
+    prepare_seconds: float = 0.0
+    """Before generation was interrupted: gathering, writing, meeting servers."""
+    pause_seconds: float = 0.0
+    """Until no request ran any more."""
+    transfer_seconds: float = 0.0
+    """Until every server held the weights."""
+    resume_seconds: float = 0.0
+    """Until requests flowed again."""
+    total_seconds: float = 0.0
+    """Of the whole call."""
+    servers: int = 0
+    """Servers that hold the version now."""
 
 
 class Publisher(Protocol):
@@ -62,7 +64,6 @@ class Publisher(Protocol):
 
         Raises:
             RunError: no server holds the version; the same on every rank.
-
         """
         ...
 
@@ -73,7 +74,6 @@ class Publisher(Protocol):
 
         Raises:
             RunError: it cannot be written.
-
         """
         ...
 

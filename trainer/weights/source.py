@@ -23,7 +23,6 @@ class WeightSource:
     Args:
         learner: whose policy, sharded over `learner.world` or not.
         bucket_bytes: of one buffer. dtype: that the servers keep floating-point weights in.
-
     """
 
     def __init__(self, learner: Learner, bucket_bytes: int, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -28,13 +28,17 @@ GRACE_SECONDS = 10.0
 
 
 class Transfer:
-    """See the module. `load` runs on the engine's loop, everything else on the trainer's thread.
+    """Transfer of one version. `load` runs on the engine's loop, everything else on the trainer's thread.
 
     Args:
-        links: with all servers; buckets: in the order that they go; buffers: two (one for a single bucket).
-        seconds: that each bucket may take. folder: that holds the version too, for servers that join. repairs: whether
-            servers whose link fails wait for `repair`.
-
+        outlet: rank 0's way to the servers.
+        links: links with all servers.
+        buckets: in the order in which they are sent.
+        buffers: two (one for a single bucket).
+        version: number of the version.
+        seconds: how long each bucket may take.
+        folder: holds the version too, for servers that join.
+        repairs: whether servers whose link fails wait for `repair`.
     """
 
     def __init__(
@@ -49,14 +53,8 @@ class Transfer:
         repairs: bool,
     ) -> None:
         self.started = time.perf_counter()
-        self._outlet = outlet
-        self._links = links
-        self._buckets = buckets
-        self._buffers = buffers
-        self._version = version
-        self._seconds = seconds
-        self._folder = folder
-        self._repairs = repairs
+        self._outlet, self._links, self._buckets, self._buffers = outlet, links, buckets, buffers
+        self._version, self._seconds, self._folder, self._repairs = version, seconds, folder, repairs
         self._filled: list[Future[torch.cuda.Event | None]] = [Future() for _ in buckets]
         self._repaired: Future[Path | None] = Future()
         self._update: Future[None] | None = None
@@ -68,10 +66,8 @@ class Transfer:
 
     def start(self) -> None:
         """Interrupt generation and begin to send."""
-        if self._buffers[0].is_cuda:
-            torch.cuda.current_stream(
-                self._buffers[0].device
-            ).synchronize()  # what is gathered already costs no time of the interruption
+        if self._buffers[0].is_cuda:  # what is gathered already then takes no time of the interruption
+            torch.cuda.current_stream(self._buffers[0].device).synchronize()
         self.started = time.perf_counter()
         self._update = self._outlet.submit(self._outlet.engine.update(self._version, self.load, self._folder))
         self._update.add_done_callback(lambda _: self._tell())

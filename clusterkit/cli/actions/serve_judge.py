@@ -27,8 +27,7 @@ from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 from trainer.assets import resolve_model
 from trainer.errors import UserError
-from trainer.judge.gpu_groups import gpu_groups
-from trainer.judge.registry import HOST_MODULE, judges_folder
+from trainer.judge.servers import HOST_MODULE, gpu_groups, judges_folder
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 

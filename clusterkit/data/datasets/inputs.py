@@ -24,8 +24,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Corpus, find_file, load_corpus
-from trainer.tasks.jsonl import Row, read_rows
-from trainer.tasks.tables import read_table
+from trainer.tasks.jsonl import Row, read_rows, read_table
 
 STYLES = ("hotpotqa", "squad", "booksum", "memalpha", "math")
 _COLUMNS = {

@@ -337,7 +337,7 @@ def judge_wait(history: History, context: Context) -> Cause | None:
 
 def read_again(history: History, context: Context) -> Cause | None:
     """Prompts of a group are computed that begin as others did, or could."""
-    cached, possible = (_course(history, name)[-RECENT:] for name in ("cached_share", "shareable_share"))
+    cached, possible = (_finite(history, name)[-RECENT:] for name in ("cached_share", "shareable_share"))
     if len(cached) < RECENT or len(possible) < RECENT or context.config is None:
         return None
     share, most, rollout = fmean(cached), fmean(possible), context.config.rollout

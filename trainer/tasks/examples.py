@@ -51,7 +51,6 @@ def load_examples(config: SftConfig) -> Examples:
 
     Raises:
         UserError: there is no such file, a line is no example, or too few are left to train on.
-
     """
     path = examples_file(config)
     found = [_example(line) for line in read_rows(path)]

@@ -1,15 +1,10 @@
-"""From a run's settings to what its servers are started with, and where."""
+"""Which GPUs of a run serve and which train, by arithmetic over its settings."""
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.engines.options import MEMORY_SAVER, ServerOptions
-from trainer.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +43,3 @@ def gives_memory_away(config: RunConfig) -> bool:
     alone = config.ranks == 1 and config.num_servers == 1 and gpus_per_server(config) == 1
     shared = wanted is not None and wanted.colocated and config.engine == "sglang"
     return shared and alone and config.train.offload and not config.rollout.max_staleness
-
-
-def server_options(
-    config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
-) -> ServerOptions:
-    """What one server is started with.
-
-    Raises:
-        UserError: the run has no servers.
-
-    """
-    if config.engine == "embedded":
-        raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
-    c = config.serving
-    return ServerOptions(
-        model=model,
-        log=log,
-        name=name,
-        gpus=gpus,
-        host=address,
-        memory_fraction=config.rollout.gpu_memory_fraction,
-        context_length=c.context_length or config.model.context_window,
-        max_running=config.rollout.max_running,
-        flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
-        start_seconds=c.start_seconds,
-        python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
-    )

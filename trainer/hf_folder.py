@@ -75,7 +75,6 @@ def header(file: Path) -> dict[str, Any]:
 
     Raises:
         OSError, ValueError: it cannot be read, or is not whole; with the path.
-
     """
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
