@@ -1,14 +1,16 @@
-"""What the rest of clusterkit asks of a connection, and how a connection fails."""
+"""The interface of a connected host, and the error of one that cannot be worked with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from clusterkit.hosts.model import Host
+from clusterkit.ssh.output import Output
 
 
 class ErrorKind(StrEnum):
@@ -47,6 +49,38 @@ class Result:
         return self.exit_code == 0
 
 
+class Stream(Protocol):
+    """A running script whose stdin is written and whose stdout is read; its stderr is kept in `errors`."""
+
+    errors: Output
+
+    async def read(self) -> bytes:
+        """The next bytes of stdout as they come; empty at the end."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send to stdin, no faster than the script reads.
+
+        Raises:
+            HostError: the script has ended; the message holds its last lines.
+
+        """
+        ...
+
+    async def write_eof(self) -> None:
+        """End stdin."""
+        ...
+
+    async def wait(self) -> int:
+        """Exit code of the script, once it has ended and its stdout has been read.
+
+        Raises:
+            HostError: LOST.
+
+        """
+        ...
+
+
 class Session(Protocol):
     """A connected host. Several commands may run at once over the one connection."""
 
@@ -61,12 +95,14 @@ class Session(Protocol):
         timeout: float = 60.0,
         on_output: Callable[[str], None] | None = None,
     ) -> Result:
-        """Run a POSIX sh script (`sh -c`), as root where asked (directly, or through sudo with the password on stdin).
+        """Run a POSIX sh script (`sh -c`). The script and stdin never show in an argument list of this machine.
 
-        What runs as root runs under `set -eu`.
-
-        The remote command is ended when `timeout` seconds are over. on_output: gets stdout and stderr line by line.
-        The script and stdin never show in an argument list of this machine.
+        Args:
+            script: what to run.
+            root: as root, directly or through sudo with the password on stdin, and under `set -eu`.
+            stdin: what the script reads.
+            timeout: seconds after which the remote command is ended.
+            on_output: gets stdout and stderr line by line.
 
         Raises:
             HostError: SUDO, TIMEOUT, LOST. A script that fails is no error: look at `Result.exit_code`.
@@ -83,10 +119,46 @@ class Session(Protocol):
         root: bool = False,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        """Write a file: to a temporary name beside the target, then renamed. on_bytes: gets the bytes sent so far.
+        """Write a file: to a temporary name beside the target, then renamed.
+
+        Args:
+            source: its content, or a file of this machine.
+            target: its path on the host.
+            mode: its permissions.
+            root: written as root.
+            on_bytes: gets the number of bytes sent so far.
 
         Raises:
             HostError: as `run`; also when the file cannot be written, with the remote reason.
+
+        """
+        ...
+
+    def stream(
+        self, script: str, *, root: bool = False, timeout: float = 3600.0
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Run a script whose stdin and stdout are written and read while it runs; both are bounded in memory.
+
+        A script that still runs when the context is left is ended, and `timeout` seconds after its start too.
+
+        Raises:
+            HostError: SUDO, TIMEOUT, LOST; also out of the stream's methods.
+
+        """
+        ...
+
+    async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int:
+        """Listen on 127.0.0.1 and hand connections on to a port that the host can reach, until the session is closed.
+
+        Args:
+            remote_host: name or address, as the host knows it.
+            remote_port: where it listens.
+            local_port: port of this machine; 0 for a free one, the same one every time.
+
+        Returns the local port.
+
+        Raises:
+            HostError: LOST; the local port is taken.
 
         """
         ...

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -89,10 +89,6 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
     raise RunError(refused)
 
 
-class _Forwarding(Session, Protocol):
-    async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int: ...
-
-
 @asynccontextmanager
 async def jobs_of(head: Session, token: str, ports: Ports | None = None) -> AsyncIterator[RayJobs]:
     """Open the API for the length of a block.
@@ -105,8 +101,7 @@ async def jobs_of(head: Session, token: str, ports: Ports | None = None) -> Asyn
         HostError: the connection is lost.
 
     """
-    forwarding: _Forwarding = head  # type: ignore[assignment]  # every session over asyncssh can
-    port = await forwarding.forward("127.0.0.1", (ports or Ports()).dashboard)
+    port = await head.forward("127.0.0.1", (ports or Ports()).dashboard)
     # Not through a proxy that our environment may name.
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}",

@@ -10,7 +10,6 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
@@ -20,7 +19,6 @@ from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.tail import Tail
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
-from clusterkit.ssh.stream import Stream
 from evaluation.steps import SCORES
 from trainer.config import RunConfig
 
@@ -31,15 +29,6 @@ RECORDS = ("config.yaml", METRICS, "summary.json", "overrides.yaml")
 SUBMITTED = "submitted"
 """In a run's folder: the configuration of every submission, each in a file of its own."""
 _MOST_RECORDS = 2 << 30
-
-
-class _Streaming(Session, Protocol):
-    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> _Opening: ...
-
-
-class _Opening(Protocol):
-    async def __aenter__(self) -> Stream: ...
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 def fileroot_of(cluster: Cluster) -> str:
@@ -192,9 +181,8 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
     left_out = f"--exclude {shlex.quote(leave_out)} " if leave_out else ""
     listed = " ".join(shlex.quote(name) for name in names)
     script = f"cd {shlex.quote(root)} && tar -czf - {left_out}-- {listed}"
-    streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
     with tempfile.TemporaryFile() as packed:  # answers of a large evaluation are more than fits into memory
-        async with streaming.stream(script, root=True, timeout=FETCH_SECONDS) as stream:
+        async with head.stream(script, root=True, timeout=FETCH_SECONDS) as stream:
             await stream.write_eof()
             while data := await stream.read():
                 packed.write(data)
@@ -245,9 +233,8 @@ async def newest_attempt(head: Session, run: RunDirectory) -> int:
 
 async def _read(head: Session, script: str, what: str) -> bytes:
     """All that a script prints."""
-    streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
     parts, size = [], 0
-    async with streaming.stream(script, root=True, timeout=600.0) as stream:
+    async with head.stream(script, root=True, timeout=600.0) as stream:
         await stream.write_eof()
         while data := await stream.read():
             parts.append(data)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
-
 from clusterkit.provision import docker
 from clusterkit.provision.images.errors import ImageError
 from clusterkit.provision.images.identity import Image
@@ -14,13 +11,6 @@ from clusterkit.ssh.shell import pipe
 from clusterkit.ssh.stream import relay as copy
 
 _ROOM = "make room where Docker keeps its images (docker system df), then run setup again"
-
-
-class _Streaming(Protocol):
-    """A session whose scripts can be read from and written to while they run."""
-
-    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AbstractAsyncContextManager[Any]:
-        """Run a script as a pair of streams."""
 
 
 async def relay(
@@ -40,8 +30,8 @@ async def relay(
             progress(host, done, 0)
 
     async with (
-        _streaming(source).stream(save_script(image), root=True, timeout=timeout) as reading,
-        _streaming(target).stream(LOAD, root=True, timeout=timeout) as writing,
+        source.stream(save_script(image), root=True, timeout=timeout) as reading,
+        target.stream(LOAD, root=True, timeout=timeout) as writing,
     ):
         try:
             await copy(reading, writing, moved)
@@ -64,8 +54,3 @@ def save_script(image: Image) -> str:
 
 LOAD = pipe(("decompressing", "gzip -dc"), ("docker load", "docker load -q"))
 """Script that loads what `save_script` prints."""
-
-
-def _streaming(session: Any) -> _Streaming:
-    streaming: _Streaming = session
-    return streaming
