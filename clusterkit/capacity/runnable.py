@@ -79,13 +79,15 @@ def require_inputs(config: RunConfig) -> None:
         find_files(task.path, config.cache_dir)
 
 
-def refusal(config: RunConfig, trial: Trial) -> UserError | None:
-    """Why a run on this machine would be refused before it starts; None: it would not.
+def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
+    """Why a run would be refused before it starts; None: it would not. trial: None for a run on other machines.
 
     A run that is complete is not trained, so that what it was trained on need not be here any more.
     """
     try:
         require_runnable(config)
+        if trial is None:
+            return None
         require_local_gpus(config)
         require_free(trial.run)
         if trial.course is not TrialState.COMPLETE:

@@ -82,14 +82,18 @@ class EvalOutputParser:
         """Take what was printed since."""
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         for line in lines:
-            if line.startswith('{"results": '):
-                self.answer = json.loads(line)
-            elif line.startswith("error: "):
-                self.error = line.removeprefix("error: ")
-            elif self.error:
-                self.error += f"\n{line}"
-            else:
-                self.say(line)
+            self.take(line)
+
+    def take(self, line: str) -> None:
+        """Take a line."""
+        if line.startswith('{"results": '):
+            self.answer = json.loads(line)
+        elif line.startswith("error: "):
+            self.error = line.removeprefix("error: ")
+        elif self.error:
+            self.error += f"\n{line}"
+        else:
+            self.say(line)
 
     def finished(self, exit_code: int, folder: Path | None, without_words: str) -> Finished:
         """How it ended. folder: of the results, where that is another than the evaluation's own word.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import yaml
 
+from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, InputStager
 from clusterkit.backends.ray.storage import cache_of, read_from
 from clusterkit.evaluate.request import (
+    EvalArguments,
     choose_checkpoint,
     default_names,
     make_request,
@@ -33,36 +33,21 @@ from trainer.config_tasks import FilesConfig, MathConfig
 from trainer.errors import UserError
 from trainer.judge.registry import judges_folder, urls_of
 
-Say = Callable[[str], None]
 NOWHERE = "/nonexistent"
 """In place of a folder of this machine in what goes to another one."""
 
 
-@dataclass(frozen=True)
-class EvalArguments:
-    """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there.
-
-    fileroot: where runs of this machine are. watch: in place of a checkpoint, the run whose checkpoints are watched.
-    once: see `WatchConfig`.
-    """
-
-    model_path: str | None
-    output_path: str
-    data_names: tuple[str, ...]
-    data_path: str
-    preset: str | None
-    compare: tuple[str, ...]
-    settings: tuple[str, ...]
-    values: dict[str, Any]
-    fileroot: str = "runs"
-    watch: str = ""
-    once: bool = False
-
-
 def output_folder(head: Head, typed: str, user: str | None = None) -> str:
-    """Where the answers lie there: below the runs' place, for a name. Raises UserError for a place that is not shared.
+    """Where the answers lie there: below the runs' place, for a name.
 
-    typed: --output-path. user: whose; ours when left out.
+    Args:
+        head: a host of the cluster.
+        typed: --output-path.
+        user: whose answers; None for ours.
+
+    Raises:
+        UserError: the place is not shared by the hosts.
+
     """
     storage = head.cluster.storage
     if typed.startswith(f"{storage}/"):
@@ -81,7 +66,11 @@ async def remote_request(
 ) -> EvalConfig | WatchConfig:
     """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
 
-    change: off for a look at what would be asked.
+    Args:
+        head: the head node.
+        wanted: what was typed.
+        say: gets what is being done.
+        change: off for a look at what would be asked.
 
     Raises:
         UserError: a checkpoint or data that are neither there nor here, or a setting that is not allowed.
@@ -147,7 +136,7 @@ def copied_from(head: Head, wanted: EvalArguments, request: EvalConfig | WatchCo
         return None
     if wanted.model_path is None:
         return None
-    here = Path(choose_checkpoint(wanted.model_path, Path(wanted.fileroot).expanduser().absolute()))
+    here = Path(choose_checkpoint(wanted.model_path, folder_of_runs(wanted.fileroot)))
     return here if here.is_dir() and run_of(here) is not None else None
 
 
@@ -193,7 +182,7 @@ async def _model(head: Head, wanted: EvalArguments, bring: InputStager) -> tuple
         return folder, await _settings(head, run_by_place(Path(folder)))
     elif "/" not in typed and await bring.any_there([f"{storage}/models/{typed}/config.json"]):
         return f"{storage}/models/{typed}", None
-    here = choose_checkpoint(typed, Path(wanted.fileroot).expanduser().absolute())
+    here = choose_checkpoint(typed, folder_of_runs(wanted.fileroot))
     try:
         asset = asset_of("model", here, head.cluster, "--model-path")
     except Refused as refusal:

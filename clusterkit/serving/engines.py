@@ -14,8 +14,8 @@ from typing import Any
 
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import origin
-from clusterkit.backends.ray.storage import newest_run, put_code
-from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.backends.ray.storage import put_code
+from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.console import last_lines
 from clusterkit.ssh.api import ErrorKind, HostError
 from trainer.errors import RunError, UserError
@@ -139,18 +139,6 @@ def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:
 # -- on a cluster ---------------------------------------------------------------------------------------------------
 
 
-async def newest_remote_run(
-    head: Head, experiment: str | None, trial: str | None, user: str | None = None
-) -> RunDirectory:
-    """The newest run of that name. Raises RunError when there is none."""
-    run = await newest_run(head.session, head.fileroot, user or user_name(), experiment, trial)
-    if run is None:
-        raise RunError(
-            f"no run {experiment or '*'}/{trial or '*'} of {user or user_name()} on cluster {head.cluster.name}"
-        )
-    return run
-
-
 async def remote_servers(head: Head, folder: Path) -> list[Registration]:
     """Servers that are registered in a folder of a cluster's storage."""
     script = f"""for file in {shlex.quote(str(folder))}/*.json; do
@@ -192,7 +180,9 @@ async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str
     """Have the cluster's Ray run a module of the node side to its end; the last line that it said.
 
     Args:
-        head: of the cluster. run: that it is for. words: module and arguments.
+        head: the head node.
+        run: that it is for.
+        words: module and arguments.
 
     Raises:
         RunError: it failed, with its last line.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from clusterkit.backends.ray.submit import RunRequest, SubmittedRun, dispatch
-from clusterkit.provision.ray.ports import Ports
+from clusterkit.backends.base import RunRequest, SubmittedRun
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.submit import dispatch
 from clusterkit.provision.ray.token import read_token
 from clusterkit.setup.model import State, StepFailedError
 from clusterkit.setup.raystage import RayStage
@@ -65,8 +66,8 @@ class TrainStage(Stage):
             if runner is not None:
                 runner.show(self.name, State.RUNNING, text)
 
-        session = setup.sessions[cluster.head_host.name]
-        ready = await dispatch(session, self.order, read_token(cluster.name), ports=Ports(), say=say)
+        head = Head(setup.sessions[cluster.head_host.name], cluster, read_token(cluster.name))
+        ready = await dispatch(head, self.order, say)
         self.dispatched = ready
         if runner is not None:
             started = ready.state == "started"

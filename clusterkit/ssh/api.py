@@ -56,7 +56,6 @@ class Stream(Protocol):
 
     async def read(self) -> bytes:
         """The next bytes of stdout as they come; empty at the end."""
-        ...
 
     async def write(self, data: bytes) -> None:
         """Send to stdin, no faster than the script reads.
@@ -65,11 +64,9 @@ class Stream(Protocol):
             HostError: the script has ended; the message holds its last lines.
 
         """
-        ...
 
     async def write_eof(self) -> None:
         """End stdin."""
-        ...
 
     async def wait(self) -> int:
         """Exit code of the script, once it has ended and its stdout has been read.
@@ -78,7 +75,6 @@ class Stream(Protocol):
             HostError: LOST.
 
         """
-        ...
 
 
 class Session(Protocol):
@@ -108,7 +104,6 @@ class Session(Protocol):
             HostError: SUDO, TIMEOUT, LOST. A script that fails is no error: look at `Result.exit_code`.
 
         """
-        ...
 
     async def put(
         self,
@@ -132,7 +127,6 @@ class Session(Protocol):
             HostError: as `run`; also when the file cannot be written, with the remote reason.
 
         """
-        ...
 
     def stream(
         self, script: str, *, root: bool = False, timeout: float = 3600.0
@@ -145,7 +139,6 @@ class Session(Protocol):
             HostError: SUDO, TIMEOUT, LOST; also out of the stream's methods.
 
         """
-        ...
 
     async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int:
         """Listen on 127.0.0.1 and hand connections on to a port that the host can reach, until the session is closed.
@@ -161,8 +154,6 @@ class Session(Protocol):
             HostError: LOST; the local port is taken.
 
         """
-        ...
 
     async def close(self) -> None:
         """Close the connection."""
-        ...

@@ -22,7 +22,7 @@ from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.status import job_of, still_open
-from clusterkit.backends.ray.storage import METRICS, fetch_records
+from clusterkit.backends.ray.storage import METRICS, fetch_records, list_runs, read_whole
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
@@ -41,6 +41,7 @@ HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""
 SILENT_SECONDS = 60.0
 """A host that did not answer is asked last for so long."""
+ROLLOUTS = "rollouts"
 UNASKED = "a job that Ray was not asked about"
 
 T = TypeVar("T")
@@ -59,7 +60,9 @@ class Copies:
     """Connections to a cluster, and what they have brought here.
 
     Args:
-        selection: how to reach the cluster. folder: where the copy lies. fileroot: where the runs lie there.
+        selection: how to reach the cluster.
+        folder: where the copies lie.
+        fileroot: where the runs lie there.
 
     """
 
@@ -77,27 +80,16 @@ class Copies:
 
         """
         user, cluster = user_name(), self.selection.cluster.name
-        script = (
-            f"cd {shlex.quote(f'{self.fileroot}/logs/{user}')} 2>/dev/null || exit 0\n"
-            "find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f "
-            "\\( -name metrics.jsonl -o -name config.yaml \\) -printf '%T@ %P\\n'\n"
-        )
-        newest: dict[tuple[str, str], float] = {}
-        for line in (await self._through(lambda head: run_checked(head, script))).splitlines():
-            written, _, path = line.partition(" ")
-            parts = path.split("/")
-            if len(parts) == 3 and ".." not in parts:
-                key = (parts[0], parts[1])
-                newest[key] = max(newest.get(key, 0.0), float(written))
-        if not newest:
+        found = await self._through(lambda head: list_runs(head.session, self.fileroot, user))
+        if not found:
             raise RunError(
                 f"cluster {cluster} has no run of {user} under {self.fileroot}: start one with clusterkit train "
                 f"--cluster {cluster} --preset tiny"
             )
-        for (experiment, trial), moment in newest.items():
-            run = RunDirectory(self.folder, user, experiment, trial)
+        for one in found:
+            run = RunDirectory(self.folder, user, one.run.experiment, one.run.trial)
             run.logs.mkdir(parents=True, exist_ok=True)
-            _date(run, moment)
+            _date(run, one.written)
 
     async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
         """Bring a run's records up to date, and its logs where they are wanted.
@@ -107,6 +99,30 @@ class Copies:
 
         """
         await self._through(lambda head: self._fetch(head, run, logs))
+
+    async def index_steps(self, run: RunDirectory) -> None:
+        """Have an empty file for every step whose trajectories are recorded there.
+
+        Raises:
+            RunError: no host shows them.
+
+        """
+        folder = run.logs / ROLLOUTS
+        script = f"cd {shlex.quote(str(self.there(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
+        names = (await self._through(lambda head: run_checked(head, script))).splitlines()
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            (folder / Path(name).name).touch()
+
+    async def fetch_step(self, file: Path) -> None:
+        """Bring what is recorded of a step.
+
+        Raises:
+            RunError: no host shows it.
+
+        """
+        there = Path(self.fileroot) / file.relative_to(self.folder)
+        file.write_bytes(await self._through(lambda head: read_whole(head.session, there)))
 
     async def put(self, run: RunDirectory, name: str, text: str) -> None:
         """Write a file beside the run on the cluster.
@@ -173,8 +189,7 @@ class Copies:
         jobs: list[RayJob] | None = None
         if head.session.host.name == self.selection.cluster.head_host.name and head.token:
             with contextlib.suppress(HostError, RunError):
-                async with head.jobs() as api:
-                    jobs = await api.all()
+                jobs = await head.ask(lambda api: api.all())
         if jobs is None:
             return UNASKED if still_open(run) else ""
         job = job_of(there, jobs)

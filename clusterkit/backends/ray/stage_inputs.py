@@ -13,10 +13,11 @@ from pathlib import Path, PurePosixPath
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.hub import Hub
-from clusterkit.provision.assets.model import NodeAsset, Origin
+from clusterkit.provision.assets.model import JUDGE, NodeAsset, Origin
 from clusterkit.provision.assets.provide import provide
 from clusterkit.provision.assets.upload import local_files
 from clusterkit.provision.assets.view import asset_problem, look
+from clusterkit.provision.cluster_lock import local_lock, remote_lease
 from clusterkit.provision.images import lock
 from clusterkit.provision.site import HF_TOKEN, Site, proxies_of, with_kept
 from clusterkit.provision.steps.step import Action, Refused
@@ -250,6 +251,33 @@ class InputStager:
                 self.say(f"copying {source} to {target}")
                 await run_checked(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
                 await self.head.session.put(source, target, root=True)
+
+
+async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[str], None]) -> None:
+    """Have all models and data sets of a run on the storage, except the model of its judge.
+
+    Raises:
+        UserError: one cannot be had, or somebody else sets the cluster up. RunError, HostError: a download or a copy
+            failed.
+
+    """
+    missing = []
+    for asset in assets:
+        if asset.setting == JUDGE:  # whoever serves it needs it; that may be another machine
+            continue
+        if said := asset_problem(asset, await look(head.session, asset)):
+            if asset.origin is Origin.HOST:
+                raise UserError(f"{asset.kind} {asset.name} is not on the cluster: {said}")
+            missing.append(asset)
+    if not missing:
+        return
+    # A download ends the one that is under way: one command at a time, as with a set-up, which downloads the same.
+    with local_lock(head.cluster.name, "train") as claim:
+        async with remote_lease(claim, [head.session]) as refused:
+            for error in refused.values():
+                raise error
+            for asset in missing:
+                await InputStager(head, say, "").provide(asset)
 
 
 _PAIR = (QUESTIONS, DOCUMENTS)

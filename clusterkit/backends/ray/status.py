@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterkit.backends.base import RunSelector
 from clusterkit.backends.ray.files import Facts, fetch_logs, listing, localise_paths
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.backends.ray.storage import fetch_records, newest_run
+from clusterkit.backends.ray.jobs import TRAINS, RayJob
+from clusterkit.backends.ray.newest import newest_of
+from clusterkit.backends.ray.storage import fetch_records
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.diagnose.model import BAD
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from clusterkit.ssh.selection import Selection
 
 LOOK_SECONDS = 60.0
-_KIND = "clusterkit-train"
 
 T = TypeVar("T")
 
@@ -51,9 +52,18 @@ class Disk:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """One observation. run: the run that was asked for, or the newest. job: its last job that Ray knows of.
+    """One observation.
 
-    unseen: what could not be seen, and why; what is left is no less true for it.
+    Attributes:
+        cluster: its name.
+        observed_at: Unix seconds.
+        nodes: hosts and Ray.
+        disk: the shared storage; None where it was not seen.
+        job: the run's last job that Ray knows of.
+        run: the run that was asked for, or the newest.
+        run_dir: its folder on the storage.
+        unseen: what could not be seen, and why; what is left is no less true for it.
+
     """
 
     cluster: str
@@ -97,15 +107,16 @@ class ClusterStatus:
 
 
 @asynccontextmanager
-async def watching(
-    selection: Selection, experiment: str | None, trial: str | None, user: str | None = None
-) -> AsyncIterator[Watch]:
+async def watching(selection: Selection, selector: RunSelector) -> AsyncIterator[Watch]:
     """Look at a cluster again and again: connections are kept, and made anew where they were lost.
 
-    selection: how to reach it. experiment, trial: the run; the newest that fits. user: whose; ours when left out.
+    Args:
+        selection: how to reach the cluster.
+        selector: which run of it; the newest that fits.
+
     """
     folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
-    watch = Watch(selection, experiment, trial, folder, user or user_name())
+    watch = Watch(selection, selector, folder)
     try:
         yield watch
     finally:
@@ -118,10 +129,8 @@ class Watch:
     """See `watching`."""
 
     selection: Selection
-    experiment: str | None
-    trial: str | None
+    selector: RunSelector
     folder: Path
-    user: str
     sessions: dict[str, Session] = field(default_factory=dict)
     _copy: Copy | None = None
     _logs: Facts = field(default_factory=dict)
@@ -146,8 +155,8 @@ class Watch:
                 run_dir = str(found.logs)
                 job = job_of(found, jobs)
                 run = await self._run(found, job, known=not said)
-            elif self._reader is not None and (self.experiment or self.trial):
-                unseen.append(f"there is no run {self.experiment or '*'}/{self.trial or '*'} of {self.user}")
+            elif self._reader is not None and (self.selector.experiment or self.selector.trial):
+                unseen.append(f"there is no run {self.selector} of {self.selector.user or user_name()}")
         except (HostError, RunError) as error:
             unseen.append(str(error).splitlines()[0])
             self._forget_lost()
@@ -200,8 +209,7 @@ class Watch:
         if session is None:
             return [], "" if cluster.head_host.name in self._silent else "the head node was not asked for jobs"
         try:
-            async with Head(session, cluster, token).jobs() as jobs:
-                return await jobs.all(), ""
+            return await Head(session, cluster, token).ask(lambda jobs: jobs.all()), ""
         except (HostError, RunError) as error:
             return [], str(error).splitlines()[0]
 
@@ -215,10 +223,8 @@ class Watch:
         return Disk(path, int(words[1]), int(words[3])) if said.ok and len(words) > 4 else None
 
     async def _find(self) -> RunDirectory | None:
-        reader = self._reader
-        if reader is None:
-            return None
-        return await newest_run(reader.session, reader.fileroot, self.user, self.experiment, self.trial)
+        found = None if self._reader is None else await newest_of(self._reader, self.selector)
+        return None if found is None else found.run
 
     async def _run(self, found: RunDirectory, job: RayJob | None, *, known: bool) -> Status:
         reader = self._reader
@@ -249,7 +255,7 @@ class Watch:
 
 def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
     """The run's newest job."""
-    mine = [job for job in jobs if job.metadata.get("kind") == _KIND and job.metadata.get("run_dir") == str(run.logs)]
+    mine = [job for job in jobs if job.metadata.get("kind") == TRAINS and job.metadata.get("run_dir") == str(run.logs)]
     return mine[-1] if mine else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 
 FIRST_BYTES = 128 * 1024
 GROWTH = 8
@@ -63,24 +63,16 @@ class Tail:
         return data[end + 1 :].lstrip(_CONTINUATION) if self.cut else data[end + 1 :]
 
 
-def read_tail(file: int, count: int) -> tuple[Tail, int]:
-    """The last `count` lines of an open file, and the offset of their end.
+def read_tail(read: Callable[[int, int], bytes], size: int, count: int) -> Tail:
+    """The last lines of a file.
 
-    Raises:
-        OSError: it cannot be read.
+    Args:
+        read: gives a piece of it, from an offset on and of a length; shorter only at its end.
+        size: bytes of the file.
+        count: lines that are wanted.
 
     """
-    size = os.fstat(file).st_size
     tail = Tail(size, count)
     while (wanted := tail.wanted()) is not None:
-        offset, length = wanted
-        tail.add(_pread(file, length, offset))
-    return tail, size
-
-
-def _pread(file: int, length: int, offset: int) -> bytes:
-    parts = []
-    while length > 0 and (part := os.pread(file, length, offset)):
-        parts.append(part)
-        length, offset = length - len(part), offset + len(part)
-    return b"".join(parts)
+        tail.add(read(*wanted))
+    return tail
