@@ -1,4 +1,4 @@
-"""Numbers as short text: sparklines, durations, sizes, shares."""
+"""Numbers as short text: sparklines, durations, sizes, shares, tables."""
 
 from __future__ import annotations
 
@@ -67,3 +67,9 @@ def shares(parts: dict[str, float]) -> str:
         return ""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {value / total:.0%}" for name, value in ordered if value / total >= 0.005)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -214,31 +215,33 @@ def _is_run(typed: str) -> bool:
 async def _newest_checkpoint(head: Head, run: str | None) -> str:
     """The checkpoint of the highest step of a run (EXPERIMENT/TRIAL, else the run written to last); empty without."""
     root = f"{head.fileroot}/checkpoints/{user_name()}"
-    below = shlex.quote(f"{root}/{run}" if run else root)
-    script = (
-        f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
-    )
-    found = [line.partition(" ")[::2] for line in (await run_checked(head, script)).splitlines()]
-    checkpoints = [(float(moment), Path(path)) for moment, path in found if global_step(Path(path)) is not None]
-    if not checkpoints:
+    found = await _checkpoints(head, f"{root}/{run}" if run else root)
+    if not found:
         return ""
-    _, newest = max(checkpoints)
-    of_its_run = [path for _, path in checkpoints if path.parent == newest.parent]
-    return str(max(of_its_run, key=lambda path: global_step(path) or 0))
+    _, newest = max(found)
+    return _highest(path for _, path in found if path.parent == newest.parent)
 
 
 async def _inside(head: Head, folder: str) -> str:
     """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
     if await _there(head, f"{folder}/config.json"):
         return folder
-    below = shlex.quote(folder)
-    script = f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%h\\n'"
-    paths = [
-        Path(line) for line in (await run_checked(head, script)).splitlines() if global_step(Path(line)) is not None
-    ]
-    if not paths:
+    if not (found := await _checkpoints(head, folder)):
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")
-    return str(max(paths, key=lambda path: global_step(path) or 0))
+    return _highest(path for _, path in found)
+
+
+async def _checkpoints(head: Head, folder: str) -> list[tuple[float, Path]]:
+    """Checkpoints below a folder there, with the time of their last change."""
+    below = shlex.quote(folder)
+    find = f"find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
+    lines = (await run_checked(head, f"[ ! -d {below} ] || {find}")).splitlines()
+    found = [(float(moment), Path(path)) for moment, _, path in (line.partition(" ") for line in lines)]
+    return [one for one in found if global_step(one[1]) is not None]
+
+
+def _highest(checkpoints: Iterable[Path]) -> str:
+    return str(max(checkpoints, key=lambda path: global_step(path) or 0))
 
 
 async def _settings(head: Head, run: RunDirectory | None) -> RunConfig | None:

@@ -15,6 +15,7 @@ from typing import Any
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import origin
 from clusterkit.backends.ray.storage import put_code
+from clusterkit.common.text_plot import columns
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.console import last_lines
 from clusterkit.ssh.api import ErrorKind, HostError
@@ -53,9 +54,7 @@ def table(found: Sequence[ServerView], kind: str = "engine servers") -> list[str
         one = view.registration
         gpus = ",".join(map(str, one.gpus)) or "-"
         rows.append((one.name, one.state, one.node, gpus, one.engine, f"{view.up:.0f} s", one.url or "-"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines + [f"{one.name}: {one.reason}" for one in (view.registration for view in found) if one.reason]
+    return columns(rows) + [f"{one.name}: {one.reason}" for one in (view.registration for view in found) if one.reason]
 
 
 # -- on this machine ------------------------------------------------------------------------------------------------

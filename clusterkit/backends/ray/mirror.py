@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.backends.ray.status import job_of, still_open
+from clusterkit.backends.ray.jobs import TRAINS, RayJob
 from clusterkit.backends.ray.storage import METRICS, fetch_records, list_runs, read_whole
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
+from clusterkit.runs.log.metrics import History
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
@@ -98,7 +98,7 @@ class Copies:
             RunError: no host shows them.
 
         """
-        await self._through(lambda head: self._fetch(head, run, logs))
+        await self._through(lambda head: self.bring(head, run, logs=logs))
 
     async def index_steps(self, run: RunDirectory) -> None:
         """Have an empty file for every step whose trajectories are recorded there.
@@ -161,7 +161,17 @@ class Copies:
         """The run itself, of its copy."""
         return RunDirectory(Path(self.fileroot), run.user, run.experiment, run.trial)
 
-    async def _fetch(self, head: Head, run: RunDirectory, logs: bool) -> None:
+    def history(self, run: RunDirectory) -> History:
+        """The records of a run that was brought."""
+        return self._known[run].copy.history
+
+    async def bring(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
+        """Bring a run's records up to date over this host, and its logs where they are wanted.
+
+        Raises:
+            HostError: the host was lost, or cannot read there.
+
+        """
         there = self.there(run)
         facts = await listing(head, there)
         known = self._known.get(run)
@@ -191,7 +201,7 @@ class Copies:
             with contextlib.suppress(HostError, RunError):
                 jobs = await head.ask(lambda api: api.all())
         if jobs is None:
-            return UNASKED if still_open(run) else ""
+            return UNASKED if _still_open(run) else ""
         job = job_of(there, jobs)
         return f"job {job.submission_id}" if job is not None and job.alive else ""
 
@@ -248,3 +258,15 @@ def _date(run: RunDirectory, moment: float) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path, (moment, moment))
+
+
+def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
+    """The run's newest job."""
+    mine = [job for job in jobs if job.metadata.get("kind") == TRAINS and job.metadata.get("run_dir") == str(run.logs)]
+    return mine[-1] if mine else None
+
+
+def _still_open(run: RunDirectory) -> bool:
+    """Whether the last attempt has left no mark of its end."""
+    numbers = run.attempt_numbers()
+    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()

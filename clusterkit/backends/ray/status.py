@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterkit.backends.base import RunSelector
-from clusterkit.backends.ray.files import Facts, fetch_logs, listing, localise_paths
-from clusterkit.backends.ray.follow import Copy
+from clusterkit.backends.ray.files import localise_paths
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import TRAINS, RayJob
+from clusterkit.backends.ray.jobs import RayJob
+from clusterkit.backends.ray.mirror import Copies, job_of
 from clusterkit.backends.ray.newest import newest_of
-from clusterkit.backends.ray.storage import fetch_records
+from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.diagnose.model import BAD
@@ -132,9 +132,10 @@ class Watch:
     selector: RunSelector
     folder: Path
     sessions: dict[str, Session] = field(default_factory=dict)
-    _copy: Copy | None = None
-    _logs: Facts = field(default_factory=dict)
     _silent: dict[str, HostError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._copies = Copies(self.selection, self.folder, fileroot_of(self.selection.cluster))
 
     async def look(self) -> ClusterStatus:
         """Look once.
@@ -154,7 +155,7 @@ class Watch:
             if (found := await self._find()) is not None:
                 run_dir = str(found.logs)
                 job = job_of(found, jobs)
-                run = await self._run(found, job, known=not said)
+                run = await self._run(found)
             elif self._reader is not None and (self.selector.experiment or self.selector.trial):
                 unseen.append(f"there is no run {self.selector} of {self.selector.user or user_name()}")
         except (HostError, RunError) as error:
@@ -226,43 +227,16 @@ class Watch:
         found = None if self._reader is None else await newest_of(self._reader, self.selector)
         return None if found is None else found.run
 
-    async def _run(self, found: RunDirectory, job: RayJob | None, *, known: bool) -> Status:
+    async def _run(self, found: RunDirectory) -> Status:
         reader = self._reader
         assert reader is not None
-        if self._copy is None or self._copy.remote != found:
-            shutil.rmtree(self.folder / "logs", ignore_errors=True)
-            self._copy, self._logs = Copy(found, self.folder), {}
-        await fetch_records(
-            reader.session,
-            str(found.fileroot),
-            found.user,
-            found.experiment,
-            self.folder,
-            trial=found.trial,
-            metrics=False,
-        )
-        await self._copy.refresh(reader)
-        local = self._copy.local
-        holder = f"job {job.submission_id}" if job is not None and job.alive else None
-        if not known and still_open(local):
-            holder = "a job that Ray was not asked about"
-        status = observe_run(local, time.time(), self._copy.history, holder)
+        local = RunDirectory(self.folder, found.user, found.experiment, found.trial)
+        await self._copies.bring(reader, local)
+        status = observe_run(local, time.time(), self._copies.history(local))
         if status.state in BAD:
             with contextlib.suppress(HostError):  # the run is told all the same
-                await fetch_logs(reader, found, local, await listing(reader, found), self._logs)
+                await self._copies.bring(reader, local, logs=True)
         return status
-
-
-def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
-    """The run's newest job."""
-    mine = [job for job in jobs if job.metadata.get("kind") == TRAINS and job.metadata.get("run_dir") == str(run.logs)]
-    return mine[-1] if mine else None
-
-
-def still_open(run: RunDirectory) -> bool:
-    """Whether the last attempt has left no mark of its end."""
-    numbers = run.attempt_numbers()
-    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
 
 
 def exit_marks(run: RunDirectory) -> dict[int, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.cli.actions.target import checked_user, hosts_of_cluster, place_of
-from clusterkit.common.text_plot import duration
+from clusterkit.common.text_plot import columns, duration
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 
@@ -46,5 +46,4 @@ def _lines(found: list[RayJob]) -> list[str]:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)) if job.started else "-"
         length = duration((job.ended or time.time()) - job.started) if job.started else "-"
         rows.append([job.submission_id, job.status.lower(), job.run, since, length])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows)
