@@ -158,7 +158,7 @@ done
 
 
 async def change_remote(head: Head, run: RunDirectory, action: str, argument: str) -> str:
-    """Have the cluster's Ray add or stop an engine server; what it said.
+    """Have the cluster's Ray add or stop an engine server; returns the last line that it printed.
 
     Raises:
         UserError: the run has no servers. RunError: it failed, with its last line.
@@ -176,7 +176,7 @@ async def change_remote(head: Head, run: RunDirectory, action: str, argument: st
 
 
 async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
-    """Have the cluster's Ray run a module of the node side to its end; the last line that it said.
+    """Have the cluster's Ray run a module of the node side to its end; returns the last line that it printed.
 
     Args:
         head: the head node.

@@ -52,7 +52,13 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
 
 @dataclass(frozen=True)
 class Restarts:
-    """How a trainer that crashed is started again. most: in a row without a new step. first_wait: in seconds."""
+    """How a trainer that crashed is started again.
+
+    Attributes:
+        most: starts in a row without a new step.
+        first_wait: seconds before the first of them.
+
+    """
 
     most: int = 0
     first_wait: float = 0.0

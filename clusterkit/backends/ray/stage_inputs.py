@@ -1,4 +1,4 @@
-"""What an evaluation on a cluster needs of the storage: the checkpoint and the data, brought there where they lack."""
+"""Models, checkpoints and data for the storage of a cluster, brought there where they are missing."""
 
 from __future__ import annotations
 
@@ -39,10 +39,16 @@ _ENDS = ("", ".gz")
 
 @dataclass
 class InputStager:
-    """Has on the storage what an evaluation needs of it.
+    """Brings to the storage what a run or an evaluation needs of it.
 
-    output: folder of the answers there. data: --data-path as typed. change: off for a look at what would be done. own:
-    a folder or file of this machine that the run was trained on, which is looked in as well.
+    Attributes:
+        head: the head node.
+        say: gets what is being done.
+        output: folder of the answers on the storage.
+        data: --data-path as typed.
+        change: off for a look at what would be done.
+        own: a folder or file of this machine that the run was trained on, which is looked in as well.
+
     """
 
     head: Head
@@ -56,7 +62,7 @@ class InputStager:
     # -- models and whole data sets -----------------------------------------------------------------------------------
 
     async def asset(self, asset: NodeAsset) -> str:
-        """Have a model or data set there; its folder.
+        """Have a model or data set on the storage; returns its folder.
 
         A folder of this machine whose name has another content there gets a name of its own.
 
@@ -197,7 +203,12 @@ class InputStager:
     async def _have(self, name: str, here: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
         """Take the files of this machine, unless the cluster has its own and no folder here was named.
 
-        here: files of this machine by their places below a folder of data. shapes: places that count there.
+        Args:
+            name: of the suite.
+            here: files of this machine by their places below a folder of data.
+            shapes: places that count on the cluster.
+            asset: its name in the catalogue, where it is one.
+
         """
         typed = bool(self.data) and not self._is_there(self.data)
         folder = Path(self.data).expanduser().absolute()

@@ -150,7 +150,14 @@ list() {{
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run as it lies on the storage. written: Unix seconds of its last sign of life. started_ago: seconds ago."""
+    """A run as it lies on the storage.
+
+    Attributes:
+        run: its folder there.
+        written: Unix seconds of its last sign of life.
+        started_ago: seconds since its last start.
+
+    """
 
     run: RunDirectory
     written: float

@@ -31,7 +31,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a command goes. cluster: its name; None for this machine. note: tells it, unless the user said so."""
+    """Where a command goes.
+
+    Attributes:
+        cluster: its name; None for this machine.
+        note: says so on stderr; empty where the user has said it.
+
+    """
 
     cluster: str | None
     note: str = ""
