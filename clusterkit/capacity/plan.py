@@ -91,6 +91,25 @@ class RunPlan:
         return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
 
     @property
+    def computed_tokens_per_step(self) -> int:
+        """Approximate tokens that training computes: what the rows of a group begin with alike counts once.
+
+        The prompts of a first turn are equal. Those of later turns share the section where it stands before the memory.
+        """
+        task, agent, rollout = self.config.task, self.config.agent, self.config.rollout
+        if not self.config.train.share_prefixes or self.config.trainer.type != "grpo":
+            return self.tokens_per_step
+        saved_rows = rollout.batch_size * (rollout.group_size - 1)
+        if not isinstance(agent, ChunksAgentConfig):
+            return self.tokens_per_step - saved_rows * self._question_tokens
+        if not isinstance(agent, OverwritingAgentConfig):
+            return self.tokens_per_step
+        chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
+        prefix = template_tokens(agent) + self._question_tokens + min(chunk, agent.chunk_tokens)
+        turns = self.chunks if agent.prompt_order == "section_first" else min(self.chunks, 1)
+        return round(self.tokens_per_step - saved_rows * turns * prefix)
+
+    @property
     def _question_tokens(self) -> int:
         agent = self.config.agent
         longest = agent.max_question_tokens if isinstance(agent, QuestionAgentConfig) else 0
@@ -141,6 +160,7 @@ class RunPlan:
             "gpus": self.config.gpus,
             "trajectories_per_step": self.trajectories_per_step,
             "tokens_per_step": self.tokens_per_step,
+            "computed_tokens_per_step": self.computed_tokens_per_step,
             "step_time_s": self.step_time,
             "warmup_steps": self._warmup_steps(),
             "first_recover_step": self._first_recover_step(),
@@ -230,8 +250,14 @@ class RunPlan:
             each = "and, for one chunk of each, at most"
         return (
             f"{rollout.batch_size} tasks x {rollout.group_size} = {self.trajectories_per_step} trajectories {each} "
-            f"{count(self.tokens_per_step)} tokens"
+            f"{count(self.tokens_per_step)} tokens{self._shared()}"
         )
+
+    def _shared(self) -> str:
+        computed = self.computed_tokens_per_step
+        if computed >= self.tokens_per_step:
+            return ""
+        return f", of which training computes {count(computed)}: shared prefixes once"
 
     def _warmup_steps(self) -> int:
         # A pretrained model is not warmed up, nor is one that learns from examples.

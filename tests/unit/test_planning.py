@@ -10,9 +10,10 @@ import pytest
 from clusterkit.capacity import timing
 from clusterkit.capacity.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
 from clusterkit.capacity.needs import needs_of_preset
+from clusterkit.capacity.plan import RunPlan, remote_plan
 from clusterkit.capacity.preset_plan import PresetPlan, gibibytes, plan_lines, plan_preset
 from clusterkit.capacity.runnable import require_runnable
-from clusterkit.capacity.shapes import SHAPES, shape_of
+from clusterkit.capacity.shapes import SHAPES, shape_named, shape_of
 from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
@@ -332,3 +333,31 @@ def test_a_repeated_problem_takes_its_room() -> None:
         twice, "tokens"
     )
     assert level_of(twice, "tokens") == [Level.FAIL]
+
+
+def test_what_a_group_begins_with_alike_is_planned_once() -> None:
+    def plan(*settings: str) -> RunPlan:
+        config = resolve("7B_n4", "memagent", ("train.total_steps=1", *settings)).config
+        return remote_plan(config)
+
+    whole = plan("train.share_prefixes=false")
+    paper, first = plan("agent.prompt_order=paper"), plan("agent.prompt_order=section_first")
+
+    assert whole.computed_tokens_per_step == whole.tokens_per_step == first.tokens_per_step
+    assert first.computed_tokens_per_step < paper.computed_tokens_per_step < paper.tokens_per_step
+    assert first.as_dict()["computed_tokens_per_step"] == first.computed_tokens_per_step
+    assert "shared prefixes once" in first._one_step()
+    assert "shared prefixes once" not in whole._one_step()
+
+
+def test_keys_of_prefixes_take_memory_of_one_layer_or_of_all() -> None:
+    def keys(*settings: str) -> int:
+        config = resolve("7B_n4", "memagent", settings).config
+        shape, wanted = shape_named("Qwen2.5-7B-Instruct"), config.allocation
+        assert shape is not None
+        assert wanted is not None
+        assert wanted.training is not None
+        return training_usage(config, shape, wanted.training.layout).parts["prefix keys"]
+
+    assert keys("model.gradient_checkpointing=none") == 28 * keys("model.gradient_checkpointing=full") > 0
+    assert keys("train.share_prefixes=false") == 0
