@@ -310,12 +310,13 @@ def test_train_brings_what_the_storage_lacks(
     with FakeHub({"org/name": files}, large=("model.safetensors",)) as hub:
         site.write_text(json.dumps({"hf_endpoint": hub.url}))
         ssh.with_session(server, lambda session: work(session, settings))
-        assert said == [
+        assert [text for text in said if "% of" not in text] == [  # a slow copy tells how far it is
             f"downloading model org/name to {storage}/models/name",
             f"copying dataset {data} to {storage}/datasets/problems",
         ]
+        said.clear()
         ssh.with_session(server, lambda session: work(session, settings))
-        assert len(said) == 2  # all is there
+        assert not said  # all is there
         with cluster_lock.local_lock("c", "setup"), pytest.raises(UserError, match="clusterkit setup"):
             ssh.with_session(server, lambda session: work(session, ["model.path=org/other", *settings[1:]]))
     assert (storage / "models" / "name" / "model.safetensors").read_bytes() == files["model.safetensors"]
