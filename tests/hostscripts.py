@@ -250,10 +250,10 @@ def _storage() -> list[HostScript]:
     found = []
     for name, call in (
         ("runs: records", lambda s: run_storage.fetch_records(s, str(run.fileroot), "user", "tiny", Path("/nowhere"))),
-        ("runs: newest", lambda s: run_storage.newest_run(s, str(run.fileroot), "user")),
+        ("runs: newest", lambda s: run_storage.list_runs(s, str(run.fileroot), "user")),
         ("runs: read", lambda s: run_storage.read_from(s, run.config, 1)),
         ("runs: folders", lambda s: run_storage.fetch_folders(s, "/storage/evals", ["one"], Path("/nowhere"))),
-        ("runs: last lines", lambda s: run_storage.read_last(s, run.logs / "metrics.jsonl", 5)),
+        ("runs: size", lambda s: run_storage.size_of(s, run.metrics)),
         ("runs: attempts", lambda s: run_storage.newest_attempt(s, run)),
         ("runs: listing", lambda s: run_files.listing(head(s), run)),
         ("evaluation: results", lambda s: job.newest_results(head(s), "/storage/evals")),

@@ -1,52 +1,83 @@
-"""End a training whose folder is on this machine: a process of it, or a job in Slurm's queue."""
+"""End a run in order: a recover checkpoint first, and by force only after a deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from clusterkit.backends.local.stop import stop_process
-from clusterkit.backends.slurm.stop import stop_job
-from clusterkit.runs.directory import runs
-from clusterkit.runs.holder import holder_of
-from clusterkit.runs.slurm.commands import has_slurm
-from clusterkit.runs.slurm.queue import job_of, was_submitted
+from clusterkit.backends.base import Say
 from trainer.errors import RunError, UserError
 
+KILL_SECONDS = 120.0
+"""So long a run may outlive force."""
 
-def stop_run(
-    fileroot: Path,
-    experiment: str | None,
-    trial: str | None,
-    *,
-    deadline: float,
-    force: bool,
-    say: Callable[[str], None],
-    user: str | None = None,
-) -> str:
-    """End the run of that name that is alive; how that went, as a sentence.
 
-    Args:
-        fileroot: where runs are.
-        experiment: which; None where only one is alive.
-        trial: likewise.
-        deadline: seconds until it is ended by force.
-        force: at once.
-        say: told what is being waited for.
-        user: whose; None for ours.
+@dataclass(frozen=True)
+class LiveRun:
+    """A run that is alive.
 
-    Raises:
-        RunError: none is alive, or it cannot be ended. UserError: several are alive.
+    Attributes:
+        name: for people.
+        interrupt: has it write a recover checkpoint and end.
+        kill: ends it at once.
+        alive: whether it still is.
+        resume_hint: what the same train command does now, as the end of a sentence.
+        stuck: what to do where it outlives even force.
+        poll_seconds: between two looks.
 
     """
-    alive = [run for run in runs(fileroot, experiment, trial, user) if holder_of(run)]
-    if not alive:
-        wanted = f" {experiment or '*'}/{trial or '*'}" if experiment or trial else ""
-        raise RunError(f"no run{wanted} under {fileroot} is alive (--fileroot DIR for another folder, --cluster NAME)")
-    if len(alive) > 1:
-        names = ", ".join(f"{run.experiment}/{run.trial}" for run in alive)
-        raise UserError(f"several runs are alive: {names}. Name one with --experiment and --trial")
-    (run,) = alive
-    if was_submitted(run) and has_slurm() and (job := job_of(run)) is not None:
-        return stop_job(run, job, deadline=deadline, force=force, say=say)
-    return stop_process(run, deadline=deadline, force=force, say=say)
+
+    name: str
+    interrupt: Callable[[], object]
+    kill: Callable[[], object]
+    alive: Callable[[], bool]
+    resume_hint: Callable[[], str]
+    stuck: Callable[[], str]
+    poll_seconds: float
+
+
+def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> str:
+    """End a run.
+
+    Args:
+        run: the run.
+        deadline: seconds until it is ended by force.
+        force: end it at once.
+        say: gets what is being waited for.
+
+    Returns a sentence about how that went.
+
+    Raises:
+        RunError: it cannot be ended.
+
+    """
+    if not force:
+        run.interrupt()
+        say(f"{run.name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
+        if _ends(run, deadline):
+            return f"{run.name} is stopped; {run.resume_hint()}"
+    run.kill()
+    if not _ends(run, KILL_SECONDS):
+        raise RunError(f"{run.name} does not end even by force: {run.stuck()}")
+    return f"{run.name} was ended by force; {run.resume_hint()}"
+
+
+def require_one(names: Sequence[str]) -> None:
+    """Refuse to guess which of several living runs is meant.
+
+    Raises:
+        UserError: there are several.
+
+    """
+    if len(names) > 1:
+        raise UserError(f"several runs are alive: {', '.join(names)}. Name one with --experiment and --trial")
+
+
+def _ends(run: LiveRun, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while run.alive():
+        if time.monotonic() > end:
+            return False
+        time.sleep(run.poll_seconds)
+    return True

@@ -64,13 +64,20 @@ def require_inputs(config: RunConfig) -> None:
         find_files(task.path, config.cache_dir)
 
 
-def refusal(config: RunConfig, trial: Trial) -> UserError | None:
-    """Return the error that would prevent a run on this machine from starting, or None.
+def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
+    """Return the error that would prevent a run from starting, or None.
 
     A complete run is not trained again, so it needs no data.
+
+    Args:
+        config: the run.
+        trial: its trial; None for a run on other machines.
+
     """
     try:
         require_runnable(config)
+        if trial is None:
+            return None
         require_local_gpus(config)
         require_free(trial.run)
         if trial.state is not TrialState.COMPLETE:

@@ -1,5 +1,5 @@
-"""The command line: one file per command, with its options; `work` holds what each does. No logic in either.
+"""The command line: one file a command, with its options and its --help; `actions` holds what each does.
 
-`main` imports a command's file when the command is typed, and that file imports its work when the options are read:
+`main` imports a command's file when the command is typed, and that file imports its action when the options are read:
 `--help` costs no import beyond Typer's.
 """

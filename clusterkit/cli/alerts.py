@@ -5,18 +5,17 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION
+from clusterkit.cli.options import new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.command()
+@takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def alerts(
-    experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
-    trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str | None = FILEROOT_OPTION,
-    cluster: str | None = CLUSTER_OPTION,
-    here: bool = HERE_OPTION,
+    *,
+    run: RunOptions,
     webhook: str | None = typer.Option(
         None,
         "--webhook",
@@ -33,4 +32,4 @@ def alerts(
     the configuration folder of this machine): a second watcher does not repeat it. Without a name it goes to the
     run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    actions.alerts.alerts(experiment, trial, fileroot, cluster, here, webhook, command, every=every, once=once)
+    actions.alerts.alerts(run, webhook, command, every=every, once=once)

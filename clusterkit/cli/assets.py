@@ -5,13 +5,9 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import JSON_OPTION, new_app
 
-app = typer.Typer(
-    help="Fetch models and data into the local cache.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = new_app("Fetch models and data into the local cache.", no_args_is_help=True)
 
 CACHE_HELP = "Cache folder. Default: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."
 
@@ -19,7 +15,7 @@ CACHE_HELP = "Cache folder. Default: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."
 @app.command("list")
 def list_command(
     cache_dir: str = typer.Option("", "--cache-dir", help=CACHE_HELP),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """List the assets and say which of them the cache has."""
     actions.assets.list_all(cache_dir, as_json)
@@ -37,7 +33,7 @@ def get_command(
     ),
     cache_dir: str = typer.Option("", "--cache-dir", help=CACHE_HELP),
     force: bool = typer.Option(False, "--force", help="Fetch it again and replace what is there."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Fetch one asset; a good copy that is there already is kept."""
     actions.assets.get(name, source, cache_dir, force, as_json)

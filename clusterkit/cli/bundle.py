@@ -7,14 +7,9 @@ from pathlib import Path
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import new_app
 
-app = typer.Typer(
-    help="Collect packages and images for hosts without a network.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Collect packages and images for hosts without a network.", no_args_is_help=True)
 
 _OUT = typer.Argument(..., metavar="OUT", help="Folder to write, or a file whose name ends in .tar.")
 _OS = typer.Option([], "--os", metavar="SYSTEM", help="Release of the hosts, such as debian-12; repeat for several.")

@@ -6,14 +6,10 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
+from clusterkit.cli.options import JSON_OPTION, new_app
 from clusterkit.ssh.host_options import HostOptions
 
-app = typer.Typer(
-    help="Check whether hosts are fit for a cluster; changes nothing on them.",
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Check whether hosts are fit for a cluster; changes nothing on them.")
 
 
 @app.command()
@@ -25,7 +21,7 @@ def check(
     probes: bool = typer.Option(True, "--probes/--no-probes", help="Try ports and storage between the hosts."),
     bandwidth: bool = typer.Option(False, "--bandwidth", help="Measure storage and network; seconds per host."),
     nccl: bool = typer.Option(False, "--nccl", help="Run an all-reduce over all GPUs in the running containers."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Check whether hosts are fit for a cluster.
 

@@ -8,14 +8,9 @@ from typing import Annotated
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import new_app
 
-app = typer.Typer(
-    help="Make training and evaluation files.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Make training and evaluation files.", no_args_is_help=True)
 
 
 @app.callback()

@@ -6,14 +6,10 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
+from clusterkit.cli.options import new_app
 from clusterkit.ssh.host_options import HostOptions
 
-app = typer.Typer(
-    help="Remove what carries the cluster's label, and nothing else.",
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Remove what carries the cluster's label, and nothing else.")
 
 
 @app.command()

@@ -8,9 +8,10 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.eval_show import show, stop
-from clusterkit.cli.options import FILEROOT_OPTION
+from clusterkit.cli.options import FILEROOT_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.callback(invoke_without_command=True)
@@ -138,21 +139,24 @@ def evaluate(
             "tensor_parallel": tensor_parallel,
         },
     }
+    by_itself = cluster is None and bool(server_url or cache_dir)  # a server or a folder of this machine
+    arguments = {
+        "model_path": model_path,
+        "output_path": output_path,
+        "data_names": tuple(names),
+        "data_path": data_path,
+        "cache_dir": cache_dir,
+        "preset": preset,
+        "compare": tuple(compare or ()),
+        "settings": tuple(setting or ()),
+        "values": values,
+        "fileroot": fileroot,
+        "watch": watch or "",
+        "once": once,
+    }
     actions.eval.evaluate(
-        values,
-        names,
-        model_path=model_path,
-        output_path=output_path,
-        data_path=data_path,
-        cache_dir=cache_dir,
-        preset=preset,
-        compare=compare or [],
-        settings=setting or [],
-        fileroot=fileroot,
-        watch=watch,
-        once=once,
-        cluster=cluster,
-        here=here,
+        arguments,
+        RunOptions(cluster=cluster, here=here or by_itself, fileroot=fileroot),
         detach=detach,
         dry_run=dry_run,
         as_json=as_json,

@@ -35,4 +35,4 @@ def stop(
 
     One of this machine: Ctrl-C.
     """
-    actions.eval_cluster.stop(cluster, output_path, user)
+    actions.eval.stop(cluster, output_path, user)

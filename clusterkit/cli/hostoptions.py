@@ -1,4 +1,4 @@
-"""The options that say which hosts a command means and how to log in to them, the same for every command."""
+"""Options that several commands have as a group: which hosts they mean, and how to log in to them."""
 
 from __future__ import annotations
 
@@ -48,28 +48,42 @@ _OPTIONS: dict[str, Any] = {
 
 def takes_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a Typer command all fields of `HostOptions` as options; it gets them as its parameter `hosts`."""
+    return takes(command, "hosts", HostOptions, _OPTIONS)
+
+
+def takes(command: Callable[..., Any], parameter: str, cls: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """Give a Typer command fields of a dataclass as options; it gets them as one parameter.
+
+    Args:
+        command: the command.
+        parameter: its parameter.
+        cls: the dataclass.
+        options: Typer's option of every field that is to be typed; the others keep their defaults.
+
+    """
     signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "hosts"]
-    hints = inspect.get_annotations(HostOptions, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.name != parameter]
+    hints = inspect.get_annotations(cls, eval_str=True)
     shared = [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=Annotated[hints[field.name], _OPTIONS[field.name]],
+            annotation=Annotated[hints[field.name], options[field.name]],
         )
-        for field in fields(HostOptions)
+        for field in fields(cls)
+        if field.name in options
     ]
-    positional = [parameter for parameter in own if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
-    keyword = [parameter for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    positional = [one for one in own if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    keyword = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        typed = {field.name: kwargs.pop(field.name) for field in fields(HostOptions)}
-        return command(*args, hosts=HostOptions(**typed), **kwargs)
+        kwargs[parameter] = cls(**{one.name: kwargs.pop(one.name) for one in shared})
+        return command(*args, **kwargs)
 
     wrapper.__signature__ = signature.replace(parameters=[*positional, *shared, *keyword])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
+    wrapper.__annotations__ = {one.name: one.annotation for one in [*own, *shared]}
     return wrapper
 
 

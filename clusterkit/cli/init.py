@@ -5,12 +5,13 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import new_app
 from clusterkit.ssh.host_options import HostOptions
 
 _NAMES = typer.Argument(..., metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases.")
 _KEYS = typer.Option(None, "--private-key-file", metavar="FILE", help="Private key of any type.")
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.command()

@@ -6,10 +6,10 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
-from clusterkit.cli.options import USER_OPTION
+from clusterkit.cli.options import JSON_OPTION, USER_OPTION, new_app
 from clusterkit.ssh.host_options import HostOptions
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.command()
@@ -18,7 +18,7 @@ def jobs(
     *,
     hosts: HostOptions,
     alive: bool = typer.Option(False, "--alive", help="Only those that wait or run."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = JSON_OPTION,
     user: str | None = USER_OPTION,
 ) -> None:
     """List your jobs on the cluster's Ray, the oldest first; those of others are counted, and listed with --user.

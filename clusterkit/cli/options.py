@@ -1,15 +1,27 @@
-"""Options that several commands have, spelled and explained alike."""
+"""Options that several commands have, spelled and explained alike, and the settings of every command's Typer app."""
 
 from __future__ import annotations
 
 import typer
 
-HERE_OPTION = typer.Option(False, "--here", help="Runs of this machine, whichever cluster is current.")
+FILEROOT_OPTION = typer.Option(None, "--fileroot", help="Folder of this machine under which runs are [./runs].")
 CLUSTER_OPTION = typer.Option(
     None, "--cluster", metavar="NAME", help="Runs of that cluster; --fileroot is then a folder there."
 )
-USER_OPTION = typer.Option(None, "--user", metavar="NAME", help="Of that user, instead of your own.")
-FILEROOT_OPTION = typer.Option(None, "--fileroot", help="Folder of this machine under which runs are [./runs].")
+HERE_OPTION = typer.Option(False, "--here", help="Runs of this machine, whichever cluster is current.")
+USER_OPTION = typer.Option(None, "--user", metavar="NAME", help="Runs of that user, instead of your own.")
+JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 LOOPBACK = "127.0.0.1"
 """Where servers listen that nobody but this machine asks."""
+
+
+def new_app(text: str | None = None, *, no_args_is_help: bool = False) -> typer.Typer:
+    """The Typer app of a command. text: of its --help, where no function of it has one."""
+    return typer.Typer(
+        help=text,
+        no_args_is_help=no_args_is_help,
+        rich_markup_mode=None,  # rich's help panels cost more CPU time than everything else together
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )

@@ -5,13 +5,9 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import new_app
 
-app = typer.Typer(
-    help="List, show, explain, compare and plan presets.",
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("List, show, explain, compare and plan presets.")
 
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _NAME = typer.Argument(..., help="Preset, such as tiny.", metavar="NAME")

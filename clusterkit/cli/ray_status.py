@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import typer
-
 from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
+from clusterkit.cli.options import JSON_OPTION, new_app
 from clusterkit.ssh.host_options import HostOptions
 
-app = typer.Typer(
-    help="Show the cluster's Ray nodes, GPUs and versions.",
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app("Show the cluster's Ray nodes, GPUs and versions.")
 
 
 @app.command()
 @takes_hosts
-def ray_status(*, hosts: HostOptions, as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def ray_status(*, hosts: HostOptions, as_json: bool = JSON_OPTION) -> None:
     """Show the cluster's Ray nodes, GPUs and versions.
 
     Asks the hosts and Ray itself, of the current cluster (clusterkit use) or of --cluster NAME. Exit code: 0 every

@@ -7,14 +7,10 @@ from typing import Annotated
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import FILEROOT_OPTION, HERE_OPTION
+from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(no_args_is_help=True)
 
 
 @app.callback()
@@ -23,8 +19,10 @@ def _recover() -> None:
 
 
 @app.command()
+@takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def check(
     *,
+    run: RunOptions,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings that the run would be started with, as for train."),
@@ -33,14 +31,7 @@ def check(
         None, "--preset", help="Preset of the command that it would be started with; as last time when left out."
     ),
     task: str | None = typer.Option(None, "--task", help="Task of that command."),
-    experiment: str | None = typer.Option(None, "--experiment", help="Experiment; the newest run's when left out."),
-    trial: str | None = typer.Option(None, "--trial", help="Trial; the newest when left out."),
-    fileroot: str | None = FILEROOT_OPTION,
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="A run of that cluster; its files are read there."
-    ),
-    here: bool = HERE_OPTION,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what a run would go on from, whether that is whole, and whether it fits; changes nothing.
 
@@ -48,4 +39,4 @@ def check(
     from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage. With --preset it goes
     where train would go, else to the run that was started last; --here and --cluster NAME say which.
     """
-    actions.recover.check(overrides or [], preset, task, experiment, trial, fileroot, cluster, here, as_json=as_json)
+    actions.recover.check_run(overrides or [], preset, task, run, as_json=as_json)

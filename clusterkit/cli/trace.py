@@ -5,9 +5,10 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import FILEROOT_OPTION
+from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, JSON_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.command()
@@ -20,14 +21,16 @@ def trace(
     sample: int = typer.Option(0, "--sample", min=0, help="Which trajectory of the task's group."),
     full: bool = typer.Option(False, "--full", help="Do not cut texts."),
     fileroot: str | None = FILEROOT_OPTION,
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="A run of that cluster; --fileroot is then a folder there."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    cluster: str | None = CLUSTER_OPTION,
+    here: bool = HERE_OPTION,
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Show what every turn of a recorded trajectory did to the memory, and what that was worth.
 
     For structured memories (agent.name=memalpha): every tool call with its answer, the judge's verdict and how many
-    questions it helps to answer. For memagent: the memory as every turn rewrote it. Reads runs of this machine only.
+    questions it helps to answer. For memagent: the memory as every turn rewrote it. Without a name it goes to the run
+    that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    actions.trace.trace(run, task, step, sample, fileroot, cluster, full=full, as_json=as_json)
+    experiment, _, trial = (run or "").rpartition("/")
+    typed = RunOptions(experiment or None, trial or None, fileroot, cluster, here)
+    actions.trace.trace(typed, task, step, sample, full=full, as_json=as_json)

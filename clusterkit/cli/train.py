@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import new_app
+from clusterkit.cli.runoptions import RunOptions
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.command()
@@ -77,13 +79,17 @@ def train(
         overrides or [],
         preset,
         task,
-        fileroot,
-        cluster,
-        here=here,
+        RunOptions(cluster=cluster, here=here, fileroot=fileroot),
         slurm=slurm,
-        wishes=(partition, account, time, tuple(sbatch_option or ()), requeue),
-        image=container_image,
-        mounts=container_mount or [],
+        slurm_options={
+            "partition": partition,
+            "account": account,
+            "time": time,
+            "options": tuple(sbatch_option or ()),
+            "requeue": requeue,
+            "image": container_image,
+            "mounts": tuple(container_mount or ()),
+        },
         recover_from=recover_from,
         dry_run=dry_run,
         detach=detach,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
+from clusterkit.cli.options import JSON_OPTION, new_app
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app()
 
 
 @app.command()
 def use(
     name: str | None = typer.Argument(None, metavar="NAME", help="The cluster; all are listed when left out."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Choose the cluster that commands go to when they name none, or list the clusters.
 

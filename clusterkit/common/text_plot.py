@@ -1,4 +1,4 @@
-"""Numbers as short text: sparklines, times, sizes, shares."""
+"""Numbers as short text: sparklines, durations, sizes, shares, tables."""
 
 from __future__ import annotations
 

@@ -17,7 +17,19 @@ _PROMPT_CHARACTERS = 6000
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. verdict: right, wrong, failed or missing; answer: what was extracted from the text."""
+    """One answer.
+
+    Attributes:
+        sample: greedy, or its number.
+        verdict: right, wrong, failed or missing.
+        answer: what was extracted from the text.
+        reason: of the verdict.
+        text: the whole response.
+        length: its tokens.
+        finish: why it ended.
+        prompt: the last prompt, where the record has it.
+
+    """
 
     sample: str
     verdict: str
@@ -55,9 +67,16 @@ class RowAnswers:
 
 
 def read_row(results: dict[str, Any], place: Path, dataset: str | None = None) -> RowAnswers:
-    """A row's answers; the first row's when none is named. place: the folder of the results.
+    """A row's answers.
 
-    Raises UserError for an unknown row or a lost record.
+    Args:
+        results: what results.json holds.
+        place: its folder.
+        dataset: name of the row; the first one's when left out.
+
+    Raises:
+        UserError: there is no such row, or its record is gone.
+
     """
     rows = {row["dataset"]: row for row in results["rows"]}
     name = dataset if dataset is not None else next(iter(rows), "")

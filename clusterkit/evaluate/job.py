@@ -9,19 +9,20 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
+from clusterkit.backends.base import Say
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
-from clusterkit.backends.ray.jobs import RayJob, RayJobs, origin, submit_or_attach
-from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from
+from clusterkit.backends.ray.jobs import RayJob, RayJobs, next_id, origin, submit_or_attach
+from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from, read_whole
 from clusterkit.evaluate.process import EvalOutputParser, Finished
+from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.runs.directory import user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
@@ -32,28 +33,11 @@ from trainer.errors import RunError, UserError
 if TYPE_CHECKING:
     from clusterkit.ssh.selection import Selection
 
-Say = Callable[[str], None]
-
 KIND = "clusterkit-eval"
 STOP_SECONDS = 120
 """So long an evaluation that is stopped may take to end its servers, until Ray kills it."""
 POLL_SECONDS = 1.0
 _EXIT_CODE = re.compile(r"exit code (\d+)")
-
-
-@dataclass(frozen=True)
-class SubmittedEval:
-    """A submitted evaluation. attached: it ran already. output, log: folder and file on the cluster's storage."""
-
-    submission_id: str
-    output: str
-    log: str
-    attached: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        state = "attached" if self.attached else "started"
-        return {"state": state, "submission_id": self.submission_id, "output_path": self.output, "log": self.log}
 
 
 async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> SubmittedEval:
@@ -92,8 +76,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
     code = await put_code(head.session, head.cluster)
     name = PurePosixPath(output).name
     prefix = f"{user}-eval-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}-{fingerprint[:8]}-"
-    numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
-    submission_id = f"{prefix}{max((int(number) for number in numbers if number.isdigit()), default=0) + 1}"
+    submission_id = next_id(prefix, known)
     request, log = (f"{output}/logs/{submission_id}.{end}" for end in ("yaml", "log"))
     await run_checked(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
     text = yaml.safe_dump(asked, sort_keys=False, allow_unicode=True)
@@ -134,14 +117,26 @@ async def _gpus(head: Head, config: EvalConfig) -> int:
     return min(counted, 1) if config.server.engine == "embedded" else counted
 
 
-async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Say) -> Finished:
-    """Show what the evaluation prints until it ends, and copy its results to `here`.
+async def follow_output(
+    selection: Selection,
+    asked: SubmittedEval,
+    parser: EvalOutputParser,
+    say: Say,
+    more: Callable[[Head], Awaitable[None]] | None = None,
+) -> RayJob:
+    """Hand on what a job prints until it ends.
 
-    Raises:
-        UserError: with the subclass that fits how it ended. HostError: its results could not be copied.
+    Args:
+        selection: how to reach the cluster.
+        asked: the job.
+        parser: gets what it prints.
+        say: gets why nothing is printed.
+        more: called after every look.
+
+    Returns the ended job.
 
     """
-    told, read, waiting = EvalOutputParser(say), 0, False
+    read, waiting = 0, False
 
     async def look(head: Head, job: RayJob) -> None:
         nonlocal read, waiting
@@ -150,9 +145,22 @@ async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Sa
             say("the job waits for its turn; one that waits for GPUs needs as many free ones on one host: see --gpus")
         while data := await read_from(head.session, Path(asked.log), read):
             read += len(data)
-            told.feed(data)
+            parser.feed(data)
+        if more is not None:
+            await more(head)
 
-    job = await watch_job(selection, asked.submission_id, look, say)
+    return await watch_job(selection, asked.submission_id, look, say)
+
+
+async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Say) -> Finished:
+    """Show what the evaluation prints until it ends, and copy its results to `here`.
+
+    Raises:
+        UserError: with the subclass that fits how it ended. HostError: its results could not be copied.
+
+    """
+    told = EvalOutputParser(say)
+    job = await follow_output(selection, asked, told, say)
     if job.status == "SUCCEEDED":
         code = 0
     else:
@@ -172,13 +180,19 @@ async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Sa
 async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
     """Copy one evaluation with the records of its rows; what an earlier copy left of them is replaced.
 
-    output: folder of evaluations on the storage. name: of the results' folder in it. Returns the folder here.
+    Args:
+        head: a host that shows the storage.
+        output: folder of evaluations there.
+        name: of the results' folder in it.
+        here: folder that they are copied to.
+
+    Returns the folder of the results here.
 
     Raises:
         UserError: another command writes into `here`, or it cannot be written. HostError: it cannot be read there.
 
     """
-    results = json.loads(await _whole(head, f"{output}/{name}/{RESULTS}"))
+    results = json.loads(await read_whole(head.session, Path(output, name, RESULTS)))
     names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
     with (
         file_failures(here, "choose another --output-path"),
@@ -230,14 +244,6 @@ async def stop(head: Head, output: str, say: Say, user: str | None = None) -> st
                 raise RunError(f"{name} does not end: clusterkit ray-status {_named(head)} shows how the cluster is")
             await asyncio.sleep(POLL_SECONDS)
     return f"{name} is stopped: what is answered is written, and the same command goes on"
-
-
-async def _whole(head: Head, path: str) -> bytes:
-    parts, size = [], 0
-    while data := await read_from(head.session, Path(path), size):
-        parts.append(data)
-        size += len(data)
-    return b"".join(parts)
 
 
 def _named(head: Head) -> str:

@@ -24,7 +24,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Finished:
-    """An evaluation that has ended. folder: of its results; complete: every answer is there."""
+    """An evaluation that has ended.
+
+    Attributes:
+        folder: its results.
+        complete: whether every answer is there.
+
+    """
 
     folder: Path
     complete: bool
@@ -82,17 +88,26 @@ class EvalOutputParser:
         """Take what was printed since."""
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         for line in lines:
-            if line.startswith('{"results": '):
-                self.answer = json.loads(line)
-            elif line.startswith("error: "):
-                self.error = line.removeprefix("error: ")
-            elif self.error:
-                self.error += f"\n{line}"
-            else:
-                self.say(line)
+            self.take(line)
+
+    def take(self, line: str) -> None:
+        """Take a line."""
+        if line.startswith('{"results": '):
+            self.answer = json.loads(line)
+        elif line.startswith("error: "):
+            self.error = line.removeprefix("error: ")
+        elif self.error:
+            self.error += f"\n{line}"
+        else:
+            self.say(line)
 
     def finished(self, exit_code: int, folder: Path | None, without_words: str) -> Finished:
-        """How it ended. folder: of the results, where that is another than the evaluation's own word.
+        """The evaluation's end, from its exit code and its own words.
+
+        Args:
+            exit_code: of its process.
+            folder: of the results, where they were copied to; None for the one that it names.
+            without_words: the error message where it has said nothing.
 
         Raises:
             UserError: with the subclass that fits; the message is the evaluation's own, or `without_words`.

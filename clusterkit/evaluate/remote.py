@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import yaml
 
+from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, InputStager
 from clusterkit.backends.ray.storage import cache_of, read_from
 from clusterkit.evaluate.request import (
+    EvalArguments,
     choose_checkpoint,
     default_names,
     make_request,
@@ -33,36 +34,21 @@ from trainer.config_tasks import FilesConfig, MathConfig
 from trainer.errors import UserError
 from trainer.judge.servers import judges_folder, urls_of
 
-Say = Callable[[str], None]
 NOWHERE = "/nonexistent"
 """In place of a folder of this machine in what goes to another one."""
 
 
-@dataclass(frozen=True)
-class EvalArguments:
-    """What was typed. values: fields of EvalConfig that need no translation. output_path: a name, or a path there.
-
-    fileroot: where runs of this machine are. watch: in place of a checkpoint, the run whose checkpoints are watched.
-    once: see `WatchConfig`.
-    """
-
-    model_path: str | None
-    output_path: str
-    data_names: tuple[str, ...]
-    data_path: str
-    preset: str | None
-    compare: tuple[str, ...]
-    settings: tuple[str, ...]
-    values: dict[str, Any]
-    fileroot: str = "runs"
-    watch: str = ""
-    once: bool = False
-
-
 def output_folder(head: Head, typed: str, user: str | None = None) -> str:
-    """Where the answers lie there: below the runs' place, for a name. Raises UserError for a place that is not shared.
+    """Where the answers lie there: below the runs' place, for a name.
 
-    typed: --output-path. user: whose; ours when left out.
+    Args:
+        head: a host of the cluster.
+        typed: --output-path.
+        user: whose answers; None for ours.
+
+    Raises:
+        UserError: the place is not shared by the hosts.
+
     """
     storage = head.cluster.storage
     if typed.startswith(f"{storage}/"):
@@ -81,7 +67,11 @@ async def remote_request(
 ) -> EvalConfig | WatchConfig:
     """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
 
-    change: off for a look at what would be asked.
+    Args:
+        head: the head node.
+        wanted: what was typed.
+        say: gets what is being done.
+        change: off for a look at what would be asked.
 
     Raises:
         UserError: a checkpoint or data that are neither there nor here, or a setting that is not allowed.
@@ -147,7 +137,7 @@ def copied_from(head: Head, wanted: EvalArguments, request: EvalConfig | WatchCo
         return None
     if wanted.model_path is None:
         return None
-    here = Path(choose_checkpoint(wanted.model_path, Path(wanted.fileroot).expanduser().absolute()))
+    here = Path(choose_checkpoint(wanted.model_path, folder_of_runs(wanted.fileroot)))
     return here if here.is_dir() and run_of(here) is not None else None
 
 
@@ -193,7 +183,7 @@ async def _model(head: Head, wanted: EvalArguments, bring: InputStager) -> tuple
         return folder, await _settings(head, run_by_place(Path(folder)))
     elif "/" not in typed and await bring.any_there([f"{storage}/models/{typed}/config.json"]):
         return f"{storage}/models/{typed}", None
-    here = choose_checkpoint(typed, Path(wanted.fileroot).expanduser().absolute())
+    here = choose_checkpoint(typed, folder_of_runs(wanted.fileroot))
     try:
         asset = asset_of("model", here, head.cluster, "--model-path")
     except Refused as refusal:
@@ -225,31 +215,33 @@ def _is_run(typed: str) -> bool:
 async def _newest_checkpoint(head: Head, run: str | None) -> str:
     """The checkpoint of the highest step of a run (EXPERIMENT/TRIAL, else the run written to last); empty without."""
     root = f"{head.fileroot}/checkpoints/{user_name()}"
-    below = shlex.quote(f"{root}/{run}" if run else root)
-    script = (
-        f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
-    )
-    found = [line.partition(" ")[::2] for line in (await run_checked(head, script)).splitlines()]
-    checkpoints = [(float(moment), Path(path)) for moment, path in found if global_step(Path(path)) is not None]
-    if not checkpoints:
+    found = await _checkpoints(head, f"{root}/{run}" if run else root)
+    if not found:
         return ""
-    _, newest = max(checkpoints)
-    of_its_run = [path for _, path in checkpoints if path.parent == newest.parent]
-    return str(max(of_its_run, key=lambda path: global_step(path) or 0))
+    _, newest = max(found)
+    return _highest(path for _, path in found if path.parent == newest.parent)
 
 
 async def _inside(head: Head, folder: str) -> str:
     """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
     if await _there(head, f"{folder}/config.json"):
         return folder
-    below = shlex.quote(folder)
-    script = f"[ ! -d {below} ] || find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%h\\n'"
-    paths = [
-        Path(line) for line in (await run_checked(head, script)).splitlines() if global_step(Path(line)) is not None
-    ]
-    if not paths:
+    if not (found := await _checkpoints(head, folder)):
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")
-    return str(max(paths, key=lambda path: global_step(path) or 0))
+    return _highest(path for _, path in found)
+
+
+async def _checkpoints(head: Head, folder: str) -> list[tuple[float, Path]]:
+    """Checkpoints below a folder there, with the time of their last change."""
+    below = shlex.quote(folder)
+    find = f"find {below} -ignore_readdir_race -name config.json -path '*/epoch*' -printf '%T@ %h\\n'"
+    lines = (await run_checked(head, f"[ ! -d {below} ] || {find}")).splitlines()
+    found = [(float(moment), Path(path)) for moment, _, path in (line.partition(" ") for line in lines)]
+    return [one for one in found if global_step(one[1]) is not None]
+
+
+def _highest(checkpoints: Iterable[Path]) -> str:
+    return str(max(checkpoints, key=lambda path: global_step(path) or 0))
 
 
 async def _settings(head: Head, run: RunDirectory | None) -> RunConfig | None:

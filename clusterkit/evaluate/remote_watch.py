@@ -1,55 +1,47 @@
-"""`clusterkit eval --cluster --watch`: which run is watched there, and what is shown here of what its job does."""
+"""`clusterkit eval --cluster --watch`: what is shown here of what its job does."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from clusterkit.backends.ray.follow import watch_job
-from clusterkit.backends.ray.storage import read_from
-from clusterkit.evaluate.job import SubmittedEval, copy_results
+from clusterkit.backends.base import Say
+from clusterkit.evaluate.job import copy_results, follow_output
+from clusterkit.evaluate.process import EvalOutputParser
+from clusterkit.evaluate.request import SubmittedEval
 from trainer.errors import InterruptedRunError, RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.backends.ray.head import Head
-    from clusterkit.backends.ray.jobs import RayJob
     from clusterkit.ssh.selection import Selection
 
-Say = Callable[[str], None]
 
-
-@dataclass
-class JobOutputParser:
+class JobOutputParser(EvalOutputParser):
     """What the job prints: its lines are handed on, what was scored waits in `scored` to be copied."""
 
-    say: Say
-    scored: deque[str] = field(default_factory=deque)
-    failed: list[str] = field(default_factory=list)
-    count: int = 0
-    error: str = ""
-    _results: str = ""
-    _rest: str = ""
+    def __init__(self, say: Say) -> None:
+        super().__init__(say)
+        self.scored: deque[str] = deque()
+        self.failed: list[str] = []
+        self.count = 0
 
-    def feed(self, data: bytes) -> None:
-        """Take what was printed since."""
-        *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
-        for line in lines:
-            if line.startswith('{"results": '):
-                self._results = PurePosixPath(json.loads(line)["results"]).name
-            elif line.startswith('{"watch": '):
-                self._event(json.loads(line))
-            else:
-                self.error = line.removeprefix("error: ") if line.startswith("error: ") else self.error
-                self.say(line)
+    def take(self, line: str) -> None:
+        """Take a line; what one evaluation says of its error is one of many."""
+        if line.startswith('{"watch": '):
+            self._event(json.loads(line))
+        elif line.startswith('{"results": '):
+            super().take(line)
+        else:
+            self.error = line.removeprefix("error: ") if line.startswith("error: ") else self.error
+            self.say(line)
 
     def _event(self, event: dict[str, Any]) -> None:
         name = Path(event.get("checkpoint", "")).name
         if event["watch"] == "scoring":
-            self._results = ""
+            self.answer = None
             self.say(f"scoring {name}")
         elif event["watch"] == "lost":
             self.say(f"the evaluation was lost: {event['reason']}")
@@ -58,34 +50,35 @@ class JobOutputParser:
             if event["watch"] == "failed":
                 self.failed.append(name)
                 self.say(f"{name} could not be scored (code {event['code']})")
-            if self._results:  # an incomplete one has results, too
-                self.scored.append(self._results)
+            if self.answer is not None:  # an incomplete one has results, too
+                self.scored.append(PurePosixPath(self.answer["results"]).name)
 
 
 async def follow_watch(
     selection: Selection, asked: SubmittedEval, here: Path, say: Say, show: Callable[[Path], None]
 ) -> None:
-    """Show what is scored, copied to `here`, until the job ends.
+    """Show what is scored until the job ends.
 
-    show: gets the folder of every checkpoint's results.
+    Args:
+        selection: how to reach the cluster.
+        asked: the job.
+        here: folder that results are copied to.
+        say: gets what the job prints.
+        show: gets the folder of every checkpoint's results.
 
     Raises:
         UserError: with the subclass that fits how it ended.
 
     """
-    told, read = JobOutputParser(say), 0
+    told = JobOutputParser(say)
 
-    async def look(head: Head, job: RayJob) -> None:  # noqa: ARG001 (as watch_job calls it)
-        nonlocal read
-        while data := await read_from(head.session, Path(asked.log), read):
-            read += len(data)
-            told.feed(data)
+    async def copy(head: Head) -> None:
         while told.scored:
             place = await copy_results(head, asked.output, told.scored[0], here)
             told.scored.popleft()  # not before it is here: a connection may be lost meanwhile
             show(place)
 
-    job = await watch_job(selection, asked.submission_id, look, say)
+    job = await follow_output(selection, asked, told, say, copy)
     if job.status == "STOPPED" or "exit code 130" in job.message:
         raise InterruptedRunError("the watch was stopped: what is answered is written; the same command goes on")
     if told.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,63 @@ from trainer.errors import UserError
 from trainer.judge.servers import judge_urls, judges_folder
 
 ADVICE = ": leave it out, or take that name as well (--set)"
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """What was typed.
+
+    Attributes:
+        model_path: the checkpoint; None for the newest.
+        output_path: folder of the results; on a cluster a name, or a path there.
+        data_names: suites and files; empty for those of the run.
+        data_path: folder that data are looked for in first.
+        cache_dir: asset cache of this machine.
+        preset: whose agent settings hold.
+        compare: folders of earlier results.
+        settings: KEY=VALUE words of any other field.
+        values: fields of `EvalConfig` that need no translation.
+        fileroot: where runs of this machine are, as typed.
+        watch: in place of a checkpoint, the folder or run whose checkpoints are watched; empty for none.
+        once: see `WatchConfig`.
+
+    """
+
+    model_path: str | None
+    output_path: str
+    data_names: tuple[str, ...]
+    data_path: str
+    preset: str | None
+    compare: tuple[str, ...]
+    settings: tuple[str, ...]
+    values: dict[str, Any]
+    fileroot: str | None = None
+    watch: str = ""
+    once: bool = False
+    cache_dir: str = ""
+
+
+@dataclass(frozen=True)
+class SubmittedEval:
+    """An evaluation that goes on without us.
+
+    Attributes:
+        submission_id: its job.
+        output: folder of its results, as the place names it.
+        log: what it prints.
+        attached: it ran already.
+
+    """
+
+    submission_id: str
+    output: str
+    log: str
+    attached: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        state = "attached" if self.attached else "started"
+        return {"state": state, "submission_id": self.submission_id, "output_path": self.output, "log": self.log}
 
 
 def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
@@ -88,7 +146,12 @@ def default_names(config: RunConfig | None) -> list[str]:
 
 
 def make_request(values: dict[str, Any], settings: RunConfig | None, assignments: Sequence[str]) -> EvalConfig:
-    """A validated configuration. settings: of the run, for agent and task; assignments: KEY=VALUE of any field.
+    """A validated configuration.
+
+    Args:
+        values: fields of `EvalConfig`.
+        settings: of the run, for agent and task.
+        assignments: KEY=VALUE words of any field.
 
     Raises:
         UserError: a value that is not allowed, or a key that is not known, with the nearest ones.

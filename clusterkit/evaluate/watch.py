@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from clusterkit.evaluate.pages import PAGE, write_pages
+from clusterkit.backends.base import Say
 from clusterkit.evaluate.process import require_evaluator, run_evaluation
 from clusterkit.ui import output
 from evaluation.config import EvalConfig
-from evaluation.results import RESULTS
 from evaluation.steps import checkpoints_in
 from trainer.errors import RunError, UserError
 
@@ -21,14 +19,16 @@ LOOK_SECONDS = 5.0
 
 
 def watch_folder(
-    folder: Path,
-    request: Callable[[str], EvalConfig],
-    shown: Callable[[str], None],
-    *,
-    once: bool,
-    as_json: bool,
+    folder: Path, request: Callable[[str], EvalConfig], say: Say, show: Callable[[Path], None], *, once: bool
 ) -> None:
     """Score what is there, oldest first, then what comes, until it is interrupted; one that fails is told and passed.
+
+    Args:
+        folder: of the checkpoints.
+        request: makes the evaluation of a checkpoint.
+        say: gets what the evaluations print.
+        show: gets the folder of every checkpoint's results.
+        once: end after the checkpoints that are there.
 
     Raises:
         UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.
@@ -50,10 +50,9 @@ def watch_folder(
                 return
             done.add(checkpoint)
             config = request(str(checkpoint))
-            shown(f"scoring {checkpoint}")
+            say(f"scoring {checkpoint}")
             try:
-                finished = run_evaluation(config, shown, output.debug)
-                show_scored(finished.folder, as_json)
+                show(run_evaluation(config, say, output.debug).folder)
             except (RunError, OSError) as error:
                 failed.append(checkpoint.name)
                 output.error(f"{checkpoint.name}: {error}")
@@ -64,19 +63,9 @@ def watch_folder(
                 raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")
             return
         if not told:
-            shown(f"waiting for checkpoints below {folder}; Ctrl-C ends it")
+            say(f"waiting for checkpoints below {folder}; Ctrl-C ends it")
             told = True
         stop.wait(LOOK_SECONDS)
-
-
-def show_scored(folder: Path, as_json: bool) -> None:
-    """Print the table of one checkpoint's results, and draw the curve anew."""
-    write_pages(folder)
-    if as_json:
-        output.line_json(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
-    else:
-        output.result((folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
-        output.note(f"The curve: {folder.parent / PAGE}")
 
 
 class _Stop:

@@ -14,8 +14,9 @@ from typing import Any
 
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import origin
-from clusterkit.backends.ray.storage import newest_run, put_code
-from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.backends.ray.storage import put_code
+from clusterkit.common.text_plot import columns
+from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.tail import last_lines
 from clusterkit.ssh.api import ErrorKind, HostError
 from trainer.errors import RunError, UserError
@@ -53,9 +54,7 @@ def table(found: Sequence[ServerView], kind: str = "engine servers") -> list[str
         one = view.registration
         gpus = ",".join(map(str, one.gpus)) or "-"
         rows.append((one.name, one.state, one.node, gpus, one.engine, f"{view.up:.0f} s", one.url or "-"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines + [f"{one.name}: {one.reason}" for one in (view.registration for view in found) if one.reason]
+    return columns(rows) + [f"{one.name}: {one.reason}" for one in (view.registration for view in found) if one.reason]
 
 
 # -- on this machine ------------------------------------------------------------------------------------------------
@@ -139,18 +138,6 @@ def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:
 # -- on a cluster ---------------------------------------------------------------------------------------------------
 
 
-async def newest_remote_run(
-    head: Head, experiment: str | None, trial: str | None, user: str | None = None
-) -> RunDirectory:
-    """The newest run of that name. Raises RunError when there is none."""
-    run = await newest_run(head.session, head.fileroot, user or user_name(), experiment, trial)
-    if run is None:
-        raise RunError(
-            f"no run {experiment or '*'}/{trial or '*'} of {user or user_name()} on cluster {head.cluster.name}"
-        )
-    return run
-
-
 async def remote_servers(head: Head, folder: Path) -> list[Registration]:
     """Servers that are registered in a folder of a cluster's storage."""
     script = f"""for file in {shlex.quote(str(folder))}/*.json; do
@@ -171,7 +158,7 @@ done
 
 
 async def change_remote(head: Head, run: RunDirectory, action: str, argument: str) -> str:
-    """Have the cluster's Ray add or stop an engine server; what it said.
+    """Have the cluster's Ray add or stop an engine server; returns the last line that it printed.
 
     Raises:
         UserError: the run has no servers. RunError: it failed, with its last line.
@@ -189,10 +176,12 @@ async def change_remote(head: Head, run: RunDirectory, action: str, argument: st
 
 
 async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
-    """Have the cluster's Ray run a module of the node side to its end; the last line that it said.
+    """Have the cluster's Ray run a module of the node side to its end; returns the last line that it printed.
 
     Args:
-        head: of the cluster. run: that it is for. words: module and arguments.
+        head: the head node.
+        run: that it is for.
+        words: module and arguments.
 
     Raises:
         RunError: it failed, with its last line.

@@ -24,9 +24,18 @@ POLL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class JudgeOrder:
-    """Servers that are wanted. model: as typed, later its folder. gpus: how many in all; 0: one server on a CPU.
+    """Judge servers to be started.
 
-    per_server: GPUs of one. engine: sglang or vllm. flags: more options of the server's own.
+    Attributes:
+        experiment: of the run that they are for.
+        trial: of that run.
+        model: as typed; later its folder.
+        gpus: of all servers; 0 for one server on a CPU.
+        per_server: GPUs of one.
+        engine: sglang or vllm.
+        context_length: longest request; 0 for the model's own.
+        flags: more options of the server's own.
+
     """
 
     experiment: str
@@ -92,7 +101,7 @@ async def start_remote(head: Head, order: JudgeOrder, say: Callable[[str], None]
 
 
 async def stop_remote(head: Head, order: JudgeOrder) -> str:
-    """End all judge servers of a run; what came of it."""
+    """End all judge servers of a run; returns the last line that was printed."""
     words = [_MODULE, "stop", *_names(head, order), "--model", "-"]
     return await remote_job(head, _run(head, order), words)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from clusterkit.backends.ray.submit import SubmittedRun
-from clusterkit.backends.ray.train import order_of
+from clusterkit.backends.base import SubmittedRun
+from clusterkit.backends.ray.request import request_on
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
@@ -88,11 +88,11 @@ def fitting_preset(cluster: Cluster, state: ClusterState, gpu_memory: int) -> st
 
 def _can_train(cluster: Cluster, preset: str) -> bool:
     try:
-        _, assets, resolved = order_of(cluster, preset, None, [])
-        require_runnable(resolved.config)
+        request = request_on(cluster, preset, None, [])
+        require_runnable(request.typed or request.config)
     except UserError:
         return False
-    return not any(asset.setting == JUDGE for asset in assets)
+    return not any(asset.setting == JUDGE for asset in request.assets)
 
 
 def _training(cluster: Cluster, state: ClusterState, gpu_memory: int, options: SetupOptions) -> tuple[str, str]:
@@ -101,12 +101,12 @@ def _training(cluster: Cluster, state: ClusterState, gpu_memory: int, options: S
     places = [("model.path", options.model_path), ("task.path", options.dataset_path)]
     settings = [*options.settings, *(f"{key}={place}" for key, place in places if place)]
     try:
-        _, _, resolved = order_of(cluster, preset, options.task, settings)
-        require_runnable(resolved.config)
+        request = request_on(cluster, preset, options.task, settings)
+        config = request.typed or request.config
+        require_runnable(config)
     except UserError:
         return "", ""
     words = ["clusterkit", "train", "--preset", preset, *(["--task", options.task] if options.task else []), *settings]
-    config = resolved.config
     # Without a cluster's name, a run without GPUs trains on this machine.
     named = option(cluster.name) or ("" if config.gpus or config.n_nodes > 1 else f" --cluster {cluster.name}")
     return shlex.join(words) + named, f"{config.experiment_name}/{config.trial_name}"

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from clusterkit.backends.base import RunRequest
 from clusterkit.backends.own_code import own_files
-from clusterkit.backends.ray.submit import RunRequest, on_cluster
+from clusterkit.backends.ray.request import on_cluster
 from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.capacity.runnable import missing_parts
 from clusterkit.config.resolve import resolve
@@ -172,7 +173,7 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
     resolved = resolve(options.preset, options.task, settings)
     config = on_cluster(resolved.config, cluster, own_fileroot="fileroot" in resolved.settings)
     own_code = own_files(resolved.config)
-    return assets, RunRequest(cluster, config, resolved.trial_is_named, once=True, own_code=own_code)
+    return assets, RunRequest(config, resolved.trial_is_named, once=True, own_code=own_code)
 
 
 def bundle_of(options: SetupOptions) -> Bundle | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from clusterkit.backends.ray.submit import RunRequest, SubmittedRun, dispatch
-from clusterkit.provision.ray.ports import Ports
+from clusterkit.backends.base import RunRequest, SubmittedRun
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.submit import dispatch
 from clusterkit.provision.ray.token import read_token
 from clusterkit.setup.model import State, StepFailedError
 from clusterkit.setup.raystage import RayStage
@@ -65,8 +66,8 @@ class TrainStage(Stage):
             if runner is not None:
                 runner.show(self.name, State.RUNNING, text)
 
-        session = setup.head_session
-        ready = await dispatch(session, self.run_request, read_token(cluster.name), ports=Ports(), say=say)
+        head = Head(setup.head_session, cluster, read_token(cluster.name))
+        ready = await dispatch(head, self.run_request, say)
         self.submitted = ready
         if runner is not None:
             started = ready.state == "started"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusterkit.hosts.model import Host
+from clusterkit.ssh.output import Output
 
 
 class ErrorKind(StrEnum):
@@ -54,6 +55,34 @@ class Result:
         return lines[-1].strip()[-500:] if lines else f"exit code {self.exit_code}"
 
 
+class Stream(Protocol):
+    """A running script whose stdin is written and whose stdout is read; its stderr is kept in `errors`."""
+
+    errors: Output
+
+    async def read(self) -> bytes:
+        """The next bytes of stdout as they come; empty at the end."""
+
+    async def write(self, data: bytes) -> None:
+        """Send to stdin, no faster than the script reads.
+
+        Raises:
+            HostError: the script has ended; the message holds its last lines.
+
+        """
+
+    async def write_eof(self) -> None:
+        """End stdin."""
+
+    async def wait(self) -> int:
+        """Exit code of the script, once it has ended and its stdout has been read.
+
+        Raises:
+            HostError: LOST.
+
+        """
+
+
 class Session(Protocol):
     """A connected host. Several commands may run at once over one connection."""
 
@@ -81,7 +110,6 @@ class Session(Protocol):
             HostError: SUDO, TIMEOUT, LOST. A script that fails raises nothing: see `Result.exit_code`.
 
         """
-        ...
 
     async def put(
         self,
@@ -105,15 +133,36 @@ class Session(Protocol):
             HostError: as `run`; WRITE with the host's reason where the file cannot be written.
 
         """
-        ...
 
-    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AbstractAsyncContextManager[Any]:
-        """Run a script as a `clusterkit.ssh.stream.Stream`, which is read and written while the script runs."""
-        ...
+    def stream(
+        self, script: str, *, root: bool = False, timeout: float = 3600.0
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Run a script whose stdin and stdout are written and read while it runs; both are bounded in memory.
+
+        A script that still runs when the context is left is ended, and `timeout` seconds after its start too.
+
+        Raises:
+            HostError: SUDO, TIMEOUT, LOST; also out of the stream's methods.
+
+        """
+
+    async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int:
+        """Listen on 127.0.0.1 and hand connections on to a port that the host can reach, until the session is closed.
+
+        Args:
+            remote_host: name or address, as the host knows it.
+            remote_port: where it listens.
+            local_port: port of this machine; 0 for a free one, the same one every time.
+
+        Returns the local port.
+
+        Raises:
+            HostError: LOST; the local port is taken.
+
+        """
 
     async def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 async def run_or_error(session: Session, script: str, **options: Any) -> Result | HostError:

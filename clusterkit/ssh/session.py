@@ -20,7 +20,7 @@ from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.output import Output
 from clusterkit.ssh.root import PROBE, Root, SudoDialogue, no_password, no_sudo
 from clusterkit.ssh.shell import STRICT
-from clusterkit.ssh.stream import Stream
+from clusterkit.ssh.stream import CommandStream
 
 _COMMANDS = 8
 """Commands at once over one connection; sshd allows 10 by default, and ending one takes another."""
@@ -114,18 +114,11 @@ class SshSession:
             )
 
     @asynccontextmanager
-    async def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AsyncIterator[Stream]:
-        """Run a script whose stdin and stdout are read and written while it runs; both are bounded in memory.
-
-        A script that still runs when the context is left is ended, and `timeout` seconds after its start too.
-
-        Raises:
-            HostError: SUDO, TIMEOUT, LOST; also out of the stream's methods.
-
-        """
+    async def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> AsyncIterator[CommandStream]:
+        """See `Session.stream`."""
         async with self._slots:
             await self._prepare(root)
-            stream = Stream(self.host.name, self._exit_code)
+            stream = CommandStream(self.host.name, self._exit_code)
             async with self._ended_with(stream.command, root, timeout, stream.errors):
                 await self._launch(stream.command, script, root=root, reads_stdin=True)
                 await stream.command.until(lambda: stream.command.started)
@@ -136,14 +129,7 @@ class SshSession:
                         await self._end(stream.command, root)
 
     async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int:
-        """Listen on 127.0.0.1 and hand connections on to a port that the host can reach; lasts as long as the session.
-
-        Returns the local port (a free one for 0, the same one every time: who asks again and again opens no more).
-
-        Raises:
-            HostError: LOST; the local port is taken.
-
-        """
+        """See `Session.forward`. Who asks for the same port again and again opens no more listeners."""
         if not local_port and (remote_host, remote_port) in self._forwards:
             return self._forwards[remote_host, remote_port]
         try:

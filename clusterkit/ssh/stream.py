@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from clusterkit.ssh.api import ErrorKind, HostError
+from clusterkit.ssh.api import ErrorKind, HostError, Stream
 from clusterkit.ssh.command import Command, Ended
 from clusterkit.ssh.output import Output
 
@@ -14,8 +14,8 @@ _MOST_WAITING = 4 * 1024 * 1024
 """Bytes of stdout that wait to be read until the host is told to stop."""
 
 
-class Stream:
-    """stdin and stdout of a script that runs; stderr is kept in `errors`."""
+class CommandStream:
+    """`clusterkit.ssh.api.Stream` of one command."""
 
     def __init__(self, host: str, exit_code: Callable[[Command], int]) -> None:
         self.errors = Output()
@@ -26,7 +26,7 @@ class Stream:
         self._arrived = asyncio.Event()
 
     async def read(self) -> bytes:
-        """The next bytes of stdout as they come; empty at the end."""
+        """See `Stream.read`."""
         while not self._waiting and not self.command.over:
             self._arrived.clear()
             over = asyncio.ensure_future(self.command.wait())
@@ -46,12 +46,7 @@ class Stream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send to stdin, no faster than the script reads.
-
-        Raises:
-            HostError: the script has ended; the message holds its last lines.
-
-        """
+        """See `Stream.write`."""
         try:
             await self.command.write(data)
         except Ended:
@@ -60,16 +55,11 @@ class Stream:
             raise HostError(self._host, ErrorKind.WRITE, message) from None
 
     async def write_eof(self) -> None:
-        """End stdin."""
+        """See `Stream.write_eof`."""
         await self.command.write_eof()
 
     async def wait(self) -> int:
-        """Exit code of the script, once it has ended and its stdout has been read.
-
-        Raises:
-            HostError: LOST.
-
-        """
+        """See `Stream.wait`."""
         await self.command.wait()
         return self._exit_code(self.command)
 
@@ -86,7 +76,16 @@ class Stream:
 
 
 async def relay(source: Stream, target: Stream, on_bytes: Callable[[int], None] | None = None) -> int:
-    """Send all that one script prints to another's stdin and end it; the number of bytes. on_bytes: bytes so far."""
+    """Send all that one script prints to another's stdin, and end it.
+
+    Args:
+        source: the script that prints.
+        target: the script that reads.
+        on_bytes: gets the number of bytes sent so far.
+
+    Returns the number of bytes.
+
+    """
     moved = 0
     while piece := await source.read():
         await target.write(piece)

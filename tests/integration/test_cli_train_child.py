@@ -20,8 +20,9 @@ import psutil
 import pytest
 from run_writer import RunWriter
 
+from clusterkit.backends.base import Place, RunSelector
 from clusterkit.backends.local import stop
-from clusterkit.backends.stop import stop_run
+from clusterkit.backends.local.backend import LocalBackend
 from clusterkit.runs.directory import RunDirectory, lock_holder, user_name
 from clusterkit.runs.status import observe
 from clusterkit.ui.run_status import status_lines
@@ -132,6 +133,11 @@ class Operator:
         out, err = self.process.communicate(timeout=300)
         outcome = json.loads(out) if out else {}
         return self.process.returncode, err, outcome, str(outcome.get("message", ""))
+
+
+def stop_run(folder: Path, *, force: bool) -> str:
+    with LocalBackend(Place(fileroot=str(folder)), lambda _: None) as backend:
+        return backend.stop(RunSelector(), deadline=30, force=force)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -296,7 +302,7 @@ def test_the_trainer_outlives_the_operator_and_its_run_stays_taken(tmp_path: Pat
             assert "refused: tiny-recall/run1 is being trained now by" in err
             assert operator.run.attempt_numbers() == [1]
         finally:
-            said = stop_run(tmp_path / "runs", None, None, deadline=30, force=False, say=lambda _: None)
+            said = stop_run(tmp_path / "runs", force=False)
             wait_for(lambda: _gone(child.pid))
         assert "is stopped; the same train command goes on from its recover checkpoint" in said
         assert observe(operator.run, time.time()).state == "interrupted"
@@ -342,7 +348,7 @@ def test_a_run_that_waits_to_start_again_is_told_so_and_can_be_stopped(tmp_path:
         assert (seen.state, seen.holder) == ("running", f"process {operator.process.pid}")
         assert "ended by SIGKILL): restart 1 in 600 s" in seen.message
         if by == "stop":
-            stop_run(tmp_path / "runs", None, None, deadline=30, force=False, say=lambda _: None)
+            stop_run(tmp_path / "runs", force=False)
         else:
             operator.process.send_signal(signal.SIGINT)
         code, _, outcome, message = operator.end()
@@ -367,7 +373,7 @@ def test_a_run_that_is_ended_by_force_is_not_started_again(
                 wait_for(lambda: lock_holder(operator.run.logs / "run.lock") is None)
 
         monkeypatch.setattr(stop, "_send", send_and_wait)
-        said = stop_run(tmp_path / "runs", None, None, deadline=30, force=True, say=lambda _: None)
+        said = stop_run(tmp_path / "runs", force=True)
         code, _, outcome, _ = operator.end()
 
     assert "was ended by force" in said

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+import zstandard
 from run_writer import RunWriter
 from slot_writer import write_slot
 from sshd import Ssh, Sshd
@@ -182,6 +183,24 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
     finally:
         mirror.close()
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_trajectory_of_a_run_of_a_cluster(world: World) -> None:
+    writer = RunWriter(world.root).config().attempt().steps(1, 2)
+    folder = writer.run.logs / "rollouts"
+    missing = world("trace", "--cluster", "c", code=2)
+    assert f"{folder} holds no trajectories" in missing.stderr
+    folder.mkdir()
+    turn = {"kind": "update", "response": "Ada lives in Arnby", "response_ids": [1, 2]}
+    for step in (1, 2):
+        record = {"task_id": f"t{step}", "reward": 1.0, "turns": [turn], "question": "Where?", "answers": ["Arnby"]}
+        data = zstandard.compress(json.dumps({**record, "answer": "Arnby"}).encode() + b"\n")
+        (folder / f"step_{step}.jsonl.zst").write_bytes(data)
+    found = world.json("trace", "--cluster", "c")
+    assert (found["run"], found["step"], found["task"]) == ("tiny-recall/run1", 2, "t2")
+    older = world("trace", "run1", "--cluster", "c", "--task", "t1")
+    assert "wrote  Ada lives in Arnby" in older.stdout
+    assert "step 9 is not recorded" in world("trace", "--cluster", "c", "--step", "9", code=2).stderr
 
 
 def test_status_of_a_cluster_says_why_its_run_failed(world: World) -> None:

@@ -19,8 +19,10 @@ from hub import FakeHub
 from sshd import Ssh, Sshd
 
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.train import have_assets, order_of
-from clusterkit.evaluate.remote import EvalArguments, remote_request
+from clusterkit.backends.ray.request import request_on
+from clusterkit.backends.ray.stage_inputs import have_assets
+from clusterkit.evaluate.remote import remote_request
+from clusterkit.evaluate.request import EvalArguments
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision import cluster_lock
 from clusterkit.provision.images.lock import Lock
@@ -300,7 +302,7 @@ def test_train_brings_what_the_storage_lacks(
 
     async def work(session: SshSession, settings: list[str]) -> None:
         cluster = Cluster(name="c", hosts=(session.host,), storage=str(storage))
-        _, assets, _ = order_of(cluster, "1.5B_n1", None, settings)
+        assets = request_on(cluster, "1.5B_n1", None, settings).assets
         await have_assets(Head(session, cluster, "token"), assets, said.append)
 
     server = ssh.servers(docker)

@@ -14,6 +14,7 @@ import pytest
 from realparts import require
 from sshd import Ssh, tarpit
 
+from clusterkit.backends.base import RunSelector
 from clusterkit.backends.ray import status
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision import cluster_lock as claims
@@ -235,7 +236,7 @@ def test_a_host_that_takes_long_to_let_us_in_does_not_end_the_look_at_the_others
         selection = Selection(
             Cluster(name="lab", hosts=hosts), ssh.options(username="root", connect_timeout=30.0), hosts
         )
-        watch = status.Watch(selection, None, None, ssh.folder, "ann")
+        watch = status.Watch(selection, RunSelector(user="ann"), ssh.folder)
 
         async def look() -> None:
             await watch._connect()

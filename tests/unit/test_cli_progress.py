@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from run_writer import RunWriter
 
-from clusterkit.backends.local.train import again_command, further_command
+from clusterkit.cli.actions.train import again_command, further_command
 from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.ui.progress import LiveDisplay, PlainLines, live_lines

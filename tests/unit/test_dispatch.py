@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.backends.ray.stop import matching_jobs, of_others
-from clusterkit.backends.ray.submit import RunRequest, on_cluster
+from clusterkit.backends.base import RunRequest
+from clusterkit.backends.ray.jobs import RayJob, matching_jobs, of_others
+from clusterkit.backends.ray.request import on_cluster
 from clusterkit.config.resolve import resolve
 from clusterkit.hosts.model import Cluster, Host
 from trainer.config import RunConfig
@@ -54,9 +54,9 @@ def test_a_place_of_the_users_must_be_shared() -> None:
 
 def test_fingerprint_is_that_of_the_command_not_of_the_trial_it_led_to() -> None:
     first, second = RunConfig(trial_name="run1"), RunConfig(trial_name="run2")
-    assert RunRequest(CLUSTER, first).fingerprint == RunRequest(CLUSTER, second).fingerprint
-    assert RunRequest(CLUSTER, first, named=True).fingerprint != RunRequest(CLUSTER, second, named=True).fingerprint
-    assert RunRequest(CLUSTER, first).fingerprint != RunRequest(CLUSTER, RunConfig(seed=2)).fingerprint
+    assert RunRequest(first).fingerprint == RunRequest(second).fingerprint
+    assert RunRequest(first, named=True).fingerprint != RunRequest(second, named=True).fingerprint
+    assert RunRequest(first).fingerprint != RunRequest(RunConfig(seed=2)).fingerprint
 
 
 def test_job_keeps_the_trainers_words_and_exit_code(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from run_writer import RunWriter
 from sshd import Ssh
 
-from clusterkit.backends.ray.storage import read_from, read_last
-from clusterkit.runs.log.tail import MOST_BYTES, Tail
+from clusterkit.backends.ray.storage import read_from, size_of
+from clusterkit.runs.log.tail import MOST_BYTES, Tail, read_tail
 from clusterkit.ssh.api import HostError
 
 pytest_plugins = ["sshd_fixture"]
@@ -110,15 +110,17 @@ def test_a_log_that_is_truncated_while_it_is_read() -> None:
 def test_only_the_end_is_read_on_another_host(ssh: Ssh, tmp_path: Path) -> None:
     log = _huge(tmp_path / "main 'log", b"\n" + b"".join(b"line %d\n" % number for number in range(50_000)))
 
-    async def work(session):  # type: ignore[no-untyped-def]
-        tail, end = await read_last(session, log, 40_000)
-        with log.open("ab") as file:
-            file.write(b"more\n")
-        return tail.text(), await read_from(session, log, end)
+    server = ssh.servers()
 
-    text, more = ssh.with_session(ssh.servers(), work)
+    def read(offset: int, most: int) -> bytes:
+        return bytes(ssh.with_session(server, lambda session: read_from(session, log, offset, most)))
+
+    end = ssh.with_session(server, lambda session: size_of(session, log))
+    text = read_tail(read, end, 40_000).text()
+    with log.open("ab") as file:
+        file.write(b"more\n")
 
     assert text.splitlines() == [b"line %d" % number for number in range(10_000, 50_000)]
-    assert more == b"more\n"
+    assert read(end, 100) == b"more\n"
     with pytest.raises(HostError, match="cannot be read"):
-        ssh.with_session(ssh.servers(), lambda session: read_last(session, tmp_path / "none", 5))
+        ssh.with_session(server, lambda session: size_of(session, tmp_path / "none"))

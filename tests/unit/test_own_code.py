@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterkit.backends.base import RunRequest
 from clusterkit.backends.own_code import MOST_BYTES, own_files, require_own
-from clusterkit.backends.ray.submit import RunRequest, on_cluster
+from clusterkit.backends.ray.request import on_cluster
 from clusterkit.config.explain import explain
 from clusterkit.config.resolve import resolve
 from clusterkit.hosts.model import Cluster, Host
@@ -127,7 +128,7 @@ def test_on_a_cluster_other_code_is_another_run(here: Path) -> None:
     wanted = config("reward.name=mine:Mine")
 
     def fingerprint() -> str:
-        return RunRequest(CLUSTER, on_cluster(wanted, CLUSTER), own_code=own_files(wanted)).fingerprint
+        return RunRequest(on_cluster(wanted, CLUSTER), own_code=own_files(wanted)).fingerprint
 
     before = fingerprint()
     assert fingerprint() == before

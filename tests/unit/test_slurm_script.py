@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, Wishes, sbatch_options, script
+from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, SlurmOptions, sbatch_options, script
 from clusterkit.runs.directory import RunDirectory
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -19,7 +19,7 @@ RUN = RunDirectory(Path("/shared/my runs"), "ada", "memory", "run1")
 CODE = "/shared/codes/0123"
 
 
-def text(wishes: Wishes, **settings: object) -> str:
+def text(wishes: SlurmOptions, **settings: object) -> str:
     config = RunConfig.model_validate(
         {"fileroot": str(RUN.fileroot), "mode": "ray", "train": {"ranks": 4}, "n_nodes": 2, **settings}
     )
@@ -32,10 +32,12 @@ def step(written: str) -> str:
 
 
 ALL = [
-    Wishes(),
-    Wishes("gpu", "lab", "1-00:00:00", ("--mem=0", "--constraint=a b"), requeue=True, python="/shared/my venv/python"),
-    Wishes(container=SlurmContainer("docker://runtime:1", PYXIS, ("/data:/mnt",))),
-    Wishes(container=SlurmContainer("/shared/runtime.sif", APPTAINER), requeue=True),
+    SlurmOptions(),
+    SlurmOptions(
+        "gpu", "lab", "1-00:00:00", ("--mem=0", "--constraint=a b"), requeue=True, python="/shared/my venv/python"
+    ),
+    SlurmOptions(container=SlurmContainer("docker://runtime:1", PYXIS, ("/data:/mnt",))),
+    SlurmOptions(container=SlurmContainer("/shared/runtime.sif", APPTAINER), requeue=True),
 ]
 
 
@@ -45,7 +47,7 @@ def rendered() -> dict[str, str]:
 
 
 def test_what_is_asked_for_is_in_the_script_and_the_users_words_come_last() -> None:
-    written = text(Wishes("gpu", "lab", "10:00", ("--cpus-per-task=32",)), n_gpus_per_node=8)
+    written = text(SlurmOptions("gpu", "lab", "10:00", ("--cpus-per-task=32",)), n_gpus_per_node=8)
     asked = [line.removeprefix("#SBATCH ") for line in written.splitlines() if line.startswith("#SBATCH ")]
     assert asked[0] == "--job-name=clusterkit:memory:run1:feedbeef"
     assert {"--nodes=2", "--gres=gpu:8", "--partition=gpu", "--account=lab", "--time=10:00"} <= set(asked)
@@ -53,11 +55,11 @@ def test_what_is_asked_for_is_in_the_script_and_the_users_words_come_last() -> N
 
 
 def test_without_gpus_none_are_asked_for() -> None:
-    assert "--gres" not in text(Wishes())
+    assert "--gres" not in text(SlurmOptions())
 
 
 def test_a_container_sees_the_storage_through_pyxis() -> None:
-    line = step(text(Wishes(container=SlurmContainer("registry#runtime:1", PYXIS, ("/data:/mnt",)))))
+    line = step(text(SlurmOptions(container=SlurmContainer("registry#runtime:1", PYXIS, ("/data:/mnt",)))))
     assert "'--container-image=registry#runtime:1'" in line
     assert "--container-mounts=/shared:/shared,/cache:/cache,/data:/mnt python3 -m trainer.launch.slurm" in line
 
@@ -67,27 +69,27 @@ def test_a_container_sees_the_storage_through_pyxis() -> None:
     [("/shared/runtime.sif", "/shared/runtime.sif"), ("runtime:1", "docker://runtime:1"), ("oras://x/y", "oras://x/y")],
 )
 def test_a_container_through_apptainer(image: str, told: str) -> None:
-    wishes = Wishes(container=SlurmContainer(image, APPTAINER, ("/data",)))
+    wishes = SlurmOptions(container=SlurmContainer(image, APPTAINER, ("/data",)))
     assert f"apptainer exec --bind /shared,/cache,/data {told} python3 -m" in step(text(wishes))
     assert f"apptainer exec --nv --bind /shared,/cache,/data {told}" in step(text(wishes, n_gpus_per_node=8))
 
 
 def test_only_a_job_that_may_be_requeued_goes_back_into_the_queue() -> None:
-    assert "scontrol requeue" not in text(Wishes())
-    assert "#SBATCH --no-requeue" in text(Wishes())
-    assert "scontrol requeue" in text(Wishes(requeue=True))
+    assert "scontrol requeue" not in text(SlurmOptions())
+    assert "#SBATCH --no-requeue" in text(SlurmOptions())
+    assert "scontrol requeue" in text(SlurmOptions(requeue=True))
 
 
 @pytest.mark.parametrize("option", ["mem=0", "--mem=0\nrm -rf /", ""])
 def test_an_option_that_sbatch_would_not_take(option: str) -> None:
     with pytest.raises(UserError, match="as sbatch takes it"):
-        Wishes(options=(option,))
+        SlurmOptions(options=(option,))
 
 
 @pytest.mark.parametrize("option", ["--nodes=4", "-N4", "--job-name=mine", "-o out", "--array=1-3"])
 def test_an_option_that_is_ours(option: str) -> None:
     with pytest.raises(UserError, match="clusterkit's own to set"):
-        Wishes(options=(option,))
+        SlurmOptions(options=(option,))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ RUNS = {
     "report": ["report", "--out", "-"],
     "recover": ["recover", "check"],
     "alerts": ["alerts", "--once", "--command", "true"],
+    "trace": ["trace"],
     "serve list": ["serve", "list"],
     "serve add": ["serve", "add"],
     "serve stop": ["serve", "stop"],

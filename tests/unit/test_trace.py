@@ -127,7 +127,6 @@ def test_a_memagent_run_shows_the_memory_as_it_was_rewritten(tmp_path: Path) -> 
         (("--task", "5"), "step 3 has 1 tasks, none of them 5.*train-7"),
         (("--task", "nobody"), "no recorded step has a task nobody"),
         (("--sample", "2"), "choose --sample 0 to 1"),
-        (("--cluster", "x"), "run it on a host that sees the storage"),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(run: RunDirectory, options: tuple[str, ...], message: str) -> None:

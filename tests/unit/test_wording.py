@@ -13,7 +13,7 @@ import yaml
 from builders import byte_tokenizer, small_config
 from pydantic import ValidationError
 
-from clusterkit.backends.ray.submit import on_cluster
+from clusterkit.backends.ray.request import on_cluster
 from clusterkit.capacity.plan import template_tokens
 from clusterkit.config.resolve import resolve
 from clusterkit.evaluate.request import make_request

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,6 +20,7 @@ from clusterkit.runs.directory import FILEROOT, RunDirectory
 from trainer.config import RunConfig
 from trainer.disk import file_failures
 from trainer.errors import UserError
+from trainer.files import write_atomic
 from trainer.paths import new_attempt as trainer_attempt
 
 POLL_SECONDS = 0.2
@@ -65,17 +66,7 @@ def write_config(run: RunDirectory, config: RunConfig) -> None:
     text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
     with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".config-", dir=run.logs)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(run.config)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomic(run.config, text)
 
 
 def new_attempt(run: RunDirectory) -> int:
@@ -128,11 +119,7 @@ def run_trainer(
             child.terminate()
 
     # Handlers come first: a signal while the child starts would else leave it behind without a word.
-    previous = {name: signal.getsignal(name) for name in _SIGNALS}
-    for name, handler in previous.items():
-        # Under nohup a hang-up stays ignored. A shell's `command &` ignores SIGINT, but who sends one there means it.
-        if name != signal.SIGHUP or handler is not signal.SIG_IGN:
-            signal.signal(name, interrupt)
+    previous = _handle(interrupt)
     try:
         with file_failures(console, FILEROOT), console.open("ab") as output:
             child = subprocess.Popen(
@@ -163,10 +150,7 @@ def wait_or_signal(seconds: float) -> bool:
         nonlocal asked
         asked = True
 
-    previous = {name: signal.getsignal(name) for name in _SIGNALS}
-    for name, handler in previous.items():
-        if name != signal.SIGHUP or handler is not signal.SIG_IGN:
-            signal.signal(name, ask)
+    previous = _handle(ask)
     end = time.monotonic() + seconds
     try:
         while not asked and (left := end - time.monotonic()) > 0:
@@ -175,6 +159,16 @@ def wait_or_signal(seconds: float) -> bool:
         for name, handler in previous.items():
             signal.signal(name, handler)
     return asked
+
+
+def _handle(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
+    """Have a handler for the signals that ask us to end; returns those of before."""
+    previous = {name: signal.getsignal(name) for name in _SIGNALS}
+    for name, before in previous.items():
+        # Under nohup a hang-up stays ignored. A shell's `command &` ignores SIGINT, but who sends one there means it.
+        if name != signal.SIGHUP or before is not signal.SIG_IGN:
+            signal.signal(name, handler)
+    return previous
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

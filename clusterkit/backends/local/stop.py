@@ -1,51 +1,42 @@
-"""End a training of this machine."""
+"""End a run whose trainer is a process of this machine."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from contextlib import suppress
 
+from clusterkit.backends.stop import LiveRun
 from clusterkit.runs.directory import RunDirectory, lock_holder, resume_hint
 from clusterkit.runs.holder import holder_of
 from trainer.errors import RunError
 
-POLL_SECONDS = 0.2
 
+def process_run(run: RunDirectory) -> LiveRun:
+    """A living run of processes of this machine."""
 
-def stop_process(run: RunDirectory, *, deadline: float, force: bool, say: Callable[[str], None]) -> str:
-    """End a run whose trainer is a process of this machine; how that went, as a sentence.
-
-    Args:
-        run: it is alive.
-        deadline: seconds until it is ended by force.
-        force: at once.
-        say: told what is being waited for.
-
-    Raises:
-        RunError: it cannot be ended.
-
-    """
-    name = f"{run.experiment}/{run.trial}"
-    if not force:
-        process = _process(run)
-        if process is not None:
+    def interrupt() -> None:
+        if (process := _process(run)) is not None:
             _send(process, signal.SIGTERM)
-        say(f"{name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
-        if _ended(run, deadline):
-            return f"{name} is stopped; {resume_hint(run.has_recover_checkpoint)}"
-    # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like the trainer.
-    process = _process(run)
-    # Its command would take the trainer's end for a crash, and start it again.
-    if command := _pid(run, "launch.lock"):
-        _send(command, signal.SIGTERM)
-    if process is not None:
-        _send(process, signal.SIGKILL)
-    if not _ended(run, deadline):
-        raise RunError(f"{name} does not end: look at process {_process(run)}")
-    return f"{name} was ended by force; {resume_hint(run.has_recover_checkpoint)}"
+
+    def kill() -> None:
+        # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like it.
+        process = _process(run)
+        # Its command would take the trainer's end for a crash, and start it again.
+        if command := _pid(run, "launch.lock"):
+            _send(command, signal.SIGTERM)
+        if process is not None:
+            _send(process, signal.SIGKILL)
+
+    return LiveRun(
+        f"{run.experiment}/{run.trial}",
+        interrupt,
+        kill,
+        alive=lambda: holder_of(run) is not None,
+        resume_hint=lambda: resume_hint(run.has_recover_checkpoint),
+        stuck=lambda: f"look at process {_process(run)}",
+        poll_seconds=0.2,
+    )
 
 
 def _process(run: RunDirectory) -> int | None:
@@ -64,12 +55,3 @@ def _send(process: int, number: signal.Signals) -> None:
             os.kill(process, number)
     except PermissionError:
         raise RunError(f"process {process} belongs to another user: stop it as that user") from None
-
-
-def _ended(run: RunDirectory, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while holder_of(run):
-        if time.monotonic() > end:
-            return False
-        time.sleep(POLL_SECONDS)
-    return True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
+from clusterkit.backends.base import RunOutcome
 from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, wait_or_signal, write_config
 from clusterkit.runs.diagnose.view import explain_failure
 from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, lock_holder
@@ -27,30 +26,6 @@ from trainer.launch.job import ended, last_step
 from trainer.launch.retries import Ended, judge
 
 SHOWN_CONSOLE_LINES = 10
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a followed run ended: completed, interrupted, failed or killed. `message`: what to tell on stderr."""
-
-    status: str
-    exit_code: int
-    message: str
-    summary: dict[str, Any] | None
-    global_step: int
-
-    def as_dict(self, run: RunDirectory) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "experiment": run.experiment,
-            "trial": run.trial,
-            "run_dir": str(run.logs),
-            "status": self.status,
-            "exit_code": self.exit_code,
-            "global_step": self.global_step,
-            "message": self.message,
-            "summary": self.summary,
-        }
 
 
 @contextmanager
@@ -78,7 +53,13 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
 
 @dataclass(frozen=True)
 class Restarts:
-    """How a trainer that crashed is started again. most: in a row without a new step. first_wait: in seconds."""
+    """How a trainer that crashed is started again.
+
+    Attributes:
+        most: starts in a row without a new step.
+        first_wait: seconds before the first of them.
+
+    """
 
     most: int = 0
     first_wait: float = 0.0
@@ -185,17 +166,6 @@ def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, 
         text = f"the trainer ended with code {code} and no message; {_recover_text(run, history)}"
         return RunOutcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
     return RunOutcome("failed", code if code in (1, 2) else 1, told, None, step)
-
-
-def again_command(arguments: Sequence[str]) -> str:
-    """The typed command that goes on with the run: as it was, but without asking for a fresh start."""
-    return shlex.join(["clusterkit", *(item for item in arguments if item != "recover_mode=disabled")])
-
-
-def further_command(arguments: Sequence[str], trial: str, total_steps: int) -> str:
-    """The command that trains a complete run for more steps."""
-    kept = [item for item in arguments if not item.startswith(("trial_name=", "train.total_steps=", "recover_mode="))]
-    return shlex.join(["clusterkit", *kept, f"trial_name={trial}", f"train.total_steps={total_steps}"])
 
 
 def _recover_text(run: RunDirectory, history: History) -> str:

@@ -47,11 +47,14 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
 
 
 async def fetch_logs(head: Head, there: RunDirectory, here: RunDirectory, facts: Facts, seen: Facts) -> None:
-    """Bring main.log and what the last attempt printed into the copy of a run: of long ones the ends.
+    """Bring main.log and what the last attempt printed into the copy of a run; of long files only the ends.
 
     Args:
-        head: where to read. there, here: the run and its copy. facts: its files now. seen: those that were fetched
-            before, as they were then; kept up to date.
+        head: a host that shows the storage.
+        there: the run.
+        here: its copy.
+        facts: its files now.
+        seen: the files that were fetched before, as they were then; kept up to date.
 
     Raises:
         HostError: the host was lost, or cannot read there.
@@ -70,7 +73,7 @@ async def fetch_logs(head: Head, there: RunDirectory, here: RunDirectory, facts:
 
 
 async def run_checked(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
-    """What a script prints that looks at runs.
+    """Run a script that looks at runs; returns what it prints.
 
     Raises:
         HostError: the host was lost, or the script failed, with its words.

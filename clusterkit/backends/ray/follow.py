@@ -1,4 +1,4 @@
-"""Watch a dispatched run from here until it ends; a lost connection is made again, the run does not notice."""
+"""Watch a submitted run from here until it ends; a lost connection is made again, the run does not notice."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterkit.backends.local.train import RunOutcome
+from clusterkit.backends.base import RunOutcome, SubmittedRun, completed, outcome_of_job
 from clusterkit.backends.ray.head import Backoff, Head, head_of
 from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.storage import fetch_records, read_from
-from clusterkit.backends.ray.submit import SubmittedRun
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
@@ -69,9 +68,16 @@ async def watch_job(
     look: Callable[[Head, RayJob], Awaitable[None]],
     say: Callable[[str], None],
 ) -> RayJob:
-    """Look at a job every few seconds until it has ended; a lost connection is made again. Returns how it is then.
+    """Look at a job every few seconds until it has ended; a lost connection is made again.
 
-    look: called each time, the last time with the ended job. say: told when the cluster cannot be seen.
+    Args:
+        selection: how to reach the cluster.
+        submission_id: of the job.
+        look: called each time, the last time with the ended job.
+        say: gets a sentence when the cluster cannot be seen.
+
+    Returns the ended job.
+
     """
     patience = Backoff()
     while True:
@@ -90,17 +96,11 @@ async def watch_job(
             await patience.wait()
 
 
-async def follow(selection: Selection, dispatched: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
-    """Show the run until its job ends, and say how that was.
-
-    Args:
-        selection: how to reach the cluster. dispatched: the run. progress: where to show it. again: the command that
-            goes on with it.
-
-    """
-    known = dispatched.state == "attached" or dispatched.resume_step > 0  # what was written before is no news
+async def follow(selection: Selection, submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
+    """See `Backend.follow`."""
+    known = submitted.knows_records
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
-        copy = Copy(dispatched.run, Path(folder))
+        copy = Copy(submitted.run, Path(folder))
 
         async def look(head: Head, job: RayJob) -> None:
             nonlocal known
@@ -110,19 +110,17 @@ async def follow(selection: Selection, dispatched: SubmittedRun, progress: Progr
             if not job.alive:
                 await copy.finish(head)
 
-        job = await watch_job(selection, dispatched.submission_id, look, progress.say)
-        return _outcome(copy, job, again)
+        job = await watch_job(selection, submitted.submission_id, look, progress.say)
+        ended = f"job {job.submission_id} ended ({job.status}): {' '.join(job.message.split())[-400:]}"
+        done = job.status == "SUCCEEDED"
+        return outcome_of_job(
+            copy.history, done=done, ended=ended, summary=lambda: read_summary(copy.local), again=again
+        )
 
 
-def _outcome(copy: Copy, job: RayJob, again: str) -> RunOutcome:
-    """How it ended: by the run's own last record, where Ray's word on the job does not contradict it."""
-    finish = copy.history.finish or {}
-    status = str(finish.get("status") or "killed")
-    step, on = copy.history.global_step, f"To go on: {again}"
-    if job.status == "SUCCEEDED" and status == "completed":
-        return RunOutcome("completed", 0, "", read_summary(copy.local), step)
-    if status == "interrupted":
-        return RunOutcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
-    said = str(finish.get("message") or "") if status == "failed" else ""
-    why = said or f"job {job.submission_id} ended ({job.status}): {' '.join(job.message.split())[-400:]}"
-    return RunOutcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)
+async def closing(head: Head, run: RunDirectory) -> RunOutcome:
+    """The outcome of a run that was complete before this command."""
+    with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
+        copy = Copy(run, Path(folder))
+        await copy.finish(head)
+        return completed(copy.local)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from clusterkit.backends.ray.jobs import RayJobs, jobs_of
 from clusterkit.backends.ray.storage import fileroot_of
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Head:
-    """Connected. token: of the cluster's Ray."""
+    """A connected host that shows a cluster's storage, most often its head node. token: of the cluster's Ray."""
 
     session: Session
     cluster: Cluster
@@ -40,6 +42,18 @@ class Head:
         """Ray's job API for the length of a block."""
         async with jobs_of(self.session, self.token) as jobs:
             yield jobs
+
+    async def ask(self, work: Callable[[RayJobs], Awaitable[T]]) -> T:
+        """What `work` finds out from Ray's job API."""
+        async with self.jobs() as jobs:
+            return await work(jobs)
+
+
+class OnHead(Protocol):
+    """Does something on a cluster's head node."""
+
+    def __call__(self, work: Callable[[Head], Awaitable[T]], *, patient: bool = False) -> T:
+        """See `RayBackend.do`."""
 
 
 @asynccontextmanager

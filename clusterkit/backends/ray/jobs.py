@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -22,6 +22,8 @@ from trainer.errors import RunError
 HTTP_SECONDS = 30.0
 READ_AGAIN_SECONDS = (0.5, 1.5)
 """Waits before what changes nothing is asked once more."""
+TRAINS = "clusterkit-train"
+"""Kind of a job that trains."""
 ALIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended; the others are STOPPED, SUCCEEDED and FAILED."""
 DUPLICATE = "already exists"
@@ -35,7 +37,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """A submitted job. metadata: what it was submitted with. message: Ray's words on its state. Times in seconds."""
+    """A submitted job.
+
+    Attributes:
+        submission_id: chosen by who submitted it.
+        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        message: Ray's words on its state.
+        metadata: what it was submitted with.
+        started: Unix seconds; 0 where it has not been.
+        ended: Unix seconds; 0 where it has not.
+
+    """
 
     submission_id: str
     status: str
@@ -66,6 +78,30 @@ def origin() -> dict[str, str]:
     return {"submitted_from": f"{user_name()}@{platform.node()}"}
 
 
+def matching_jobs(jobs: list[RayJob], user: str, experiment: str | None, trial: str | None) -> list[RayJob]:
+    """Living runs of that user with that name, or all of theirs."""
+    return [
+        job
+        for job in jobs
+        if job.alive
+        and job.metadata.get("kind") == TRAINS
+        and job.user == user
+        and experiment in (None, job.metadata.get("experiment"))
+        and trial in (None, job.metadata.get("trial"))
+    ]
+
+
+def of_others(jobs: list[RayJob], user: str) -> list[RayJob]:
+    """Living jobs that are not that user's, whatever they do."""
+    return [job for job in jobs if job.alive and job.user != user]
+
+
+def next_id(prefix: str, known: list[RayJob]) -> str:
+    """A submission ID that none of the known jobs has: the prefix and the next number."""
+    numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
+    return f"{prefix}{max((int(number) for number in numbers if number.isdigit()), default=0) + 1}"
+
+
 class DuplicateJobError(RunError):
     """Somebody has submitted a job of that ID at the same time."""
 
@@ -75,7 +111,13 @@ class NoAgentError(RunError):
 
 
 async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) -> T:
-    """What `attempt` returns, which attaches to a job or submits one; again when somebody else was faster.
+    """Submit a job, again when somebody else was faster.
+
+    Args:
+        attempt: attaches to a job or submits one.
+        refused: message for the case that somebody else always is.
+
+    Returns what `attempt` returns.
 
     Raises:
         RunError: with `refused`, after three tries.
@@ -89,24 +131,19 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
     raise RunError(refused)
 
 
-class _Forwarding(Session, Protocol):
-    async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int: ...
-
-
 @asynccontextmanager
-async def jobs_of(head: Session, token: str, ports: Ports | None = None) -> AsyncIterator[RayJobs]:
+async def jobs_of(head: Session, token: str) -> AsyncIterator[RayJobs]:
     """Open the API for the length of a block.
 
     Args:
-        head: connection to the head node, one that can forward ports. token: what Ray asks everybody for.
-        ports: those that Ray was started with.
+        head: connection to the head node.
+        token: what Ray asks everybody for.
 
     Raises:
         HostError: the connection is lost.
 
     """
-    forwarding: _Forwarding = head  # type: ignore[assignment]  # every session over asyncssh can
-    port = await forwarding.forward("127.0.0.1", (ports or Ports()).dashboard)
+    port = await head.forward("127.0.0.1", Ports().dashboard)
     # Not through a proxy that our environment may name.
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}",
@@ -145,8 +182,10 @@ class RayJobs:
 
         Args:
             submission_id: chosen by us, so that the same submission cannot start twice.
-            entrypoint: a shell command. environment: variables; never secrets, everybody who may ask Ray sees them.
-            metadata: what to find it by. gpus: that Ray keeps for its entry point; it waits until they are free.
+            entrypoint: a shell command.
+            environment: variables; never secrets, since everybody who may ask Ray sees them.
+            metadata: what to find it by.
+            gpus: that Ray keeps for its entry point; it waits until they are free.
 
         Raises:
             DuplicateJobError: there is a job of that ID.

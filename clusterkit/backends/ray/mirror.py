@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.backends.ray.status import job_of, still_open
-from clusterkit.backends.ray.storage import METRICS, fetch_records
+from clusterkit.backends.ray.jobs import TRAINS, RayJob
+from clusterkit.backends.ray.storage import METRICS, fetch_records, list_runs, read_whole
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
+from clusterkit.runs.log.metrics import History
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
@@ -41,6 +41,7 @@ HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""
 SILENT_SECONDS = 60.0
 """A host that did not answer is asked last for so long."""
+ROLLOUTS = "rollouts"
 UNASKED = "a job that Ray was not asked about"
 
 T = TypeVar("T")
@@ -59,7 +60,9 @@ class Copies:
     """Connections to a cluster, and what they have brought here.
 
     Args:
-        selection: how to reach the cluster. folder: where the copy lies. fileroot: where the runs lie there.
+        selection: how to reach the cluster.
+        folder: where the copies lie.
+        fileroot: where the runs lie there.
 
     """
 
@@ -77,27 +80,16 @@ class Copies:
 
         """
         user, cluster = user_name(), self.selection.cluster.name
-        script = (
-            f"cd {shlex.quote(f'{self.fileroot}/logs/{user}')} 2>/dev/null || exit 0\n"
-            "find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f "
-            "\\( -name metrics.jsonl -o -name config.yaml \\) -printf '%T@ %P\\n'\n"
-        )
-        newest: dict[tuple[str, str], float] = {}
-        for line in (await self._through(lambda head: run_checked(head, script))).splitlines():
-            written, _, path = line.partition(" ")
-            parts = path.split("/")
-            if len(parts) == 3 and ".." not in parts:
-                key = (parts[0], parts[1])
-                newest[key] = max(newest.get(key, 0.0), float(written))
-        if not newest:
+        found = await self._through(lambda head: list_runs(head.session, self.fileroot, user))
+        if not found:
             raise RunError(
                 f"cluster {cluster} has no run of {user} under {self.fileroot}: start one with clusterkit train "
                 f"--cluster {cluster} --preset tiny"
             )
-        for (experiment, trial), moment in newest.items():
-            run = RunDirectory(self.folder, user, experiment, trial)
+        for one in found:
+            run = RunDirectory(self.folder, user, one.run.experiment, one.run.trial)
             run.logs.mkdir(parents=True, exist_ok=True)
-            _date(run, moment)
+            _date(run, one.written)
 
     async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
         """Bring a run's records up to date, and its logs where they are wanted.
@@ -106,7 +98,31 @@ class Copies:
             RunError: no host shows them.
 
         """
-        await self._through(lambda head: self._fetch(head, run, logs))
+        await self._through(lambda head: self.bring(head, run, logs=logs))
+
+    async def index_steps(self, run: RunDirectory) -> None:
+        """Have an empty file for every step whose trajectories are recorded there.
+
+        Raises:
+            RunError: no host shows them.
+
+        """
+        folder = run.logs / ROLLOUTS
+        script = f"cd {shlex.quote(str(self.there(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
+        names = (await self._through(lambda head: run_checked(head, script))).splitlines()
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            (folder / Path(name).name).touch()
+
+    async def fetch_step(self, file: Path) -> None:
+        """Bring what is recorded of a step.
+
+        Raises:
+            RunError: no host shows it.
+
+        """
+        there = Path(self.fileroot) / file.relative_to(self.folder)
+        file.write_bytes(await self._through(lambda head: read_whole(head.session, there)))
 
     async def put(self, run: RunDirectory, name: str, text: str) -> None:
         """Write a file beside the run on the cluster.
@@ -145,7 +161,17 @@ class Copies:
         """The run itself, of its copy."""
         return RunDirectory(Path(self.fileroot), run.user, run.experiment, run.trial)
 
-    async def _fetch(self, head: Head, run: RunDirectory, logs: bool) -> None:
+    def history(self, run: RunDirectory) -> History:
+        """The records of a run that was brought."""
+        return self._known[run].copy.history
+
+    async def bring(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
+        """Bring a run's records up to date over this host, and its logs where they are wanted.
+
+        Raises:
+            HostError: the host was lost, or cannot read there.
+
+        """
         there = self.there(run)
         facts = await listing(head, there)
         known = self._known.get(run)
@@ -173,10 +199,9 @@ class Copies:
         jobs: list[RayJob] | None = None
         if head.session.host.name == self.selection.cluster.head_host.name and head.token:
             with contextlib.suppress(HostError, RunError):
-                async with head.jobs() as api:
-                    jobs = await api.all()
+                jobs = await head.ask(lambda api: api.all())
         if jobs is None:
-            return UNASKED if still_open(run) else ""
+            return UNASKED if _still_open(run) else ""
         job = job_of(there, jobs)
         return f"job {job.submission_id}" if job is not None and job.alive else ""
 
@@ -233,3 +258,15 @@ def _date(run: RunDirectory, moment: float) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path, (moment, moment))
+
+
+def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
+    """The run's newest job."""
+    mine = [job for job in jobs if job.metadata.get("kind") == TRAINS and job.metadata.get("run_dir") == str(run.logs)]
+    return mine[-1] if mine else None
+
+
+def _still_open(run: RunDirectory) -> bool:
+    """Whether the last attempt has left no mark of its end."""
+    numbers = run.attempt_numbers()
+    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterkit.backends.ray.files import run_checked
-from clusterkit.backends.ray.head import Head, head_of
-from clusterkit.backends.ray.storage import fileroot_of
+from clusterkit.backends.base import RunSelector
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.storage import ListedRun, newest_run
 from clusterkit.provision.ray.token import read_token
-from clusterkit.runs.directory import user_name
+from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.connection import connect
-from clusterkit.ssh.host_options import HostOptions
-from clusterkit.ssh.selection import select
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
@@ -24,80 +20,27 @@ if TYPE_CHECKING:
     from clusterkit.ssh.selection import Selection
 
 
-@dataclass(frozen=True)
-class Newest:
-    """A run of the cluster. name: EXPERIMENT/TRIAL. started_ago: seconds since its last start, by the host's clock."""
-
-    name: str
-    started_ago: float
+async def newest_of(head: Head, selector: RunSelector) -> ListedRun | None:
+    """The run that was written to last, among those that fit; None without any."""
+    user = selector.user or user_name()
+    return await newest_run(head.session, head.fileroot, user, selector.experiment, selector.trial)
 
 
-def newest_run(cluster: str, experiment: str | None, trial: str | None) -> Newest | None:
-    """This user's run of that name that was written to last; None where the cluster has none.
+async def require_newest(head: Head, selector: RunSelector) -> RunDirectory:
+    """The same.
 
     Raises:
-        RunError: no host shows the storage.
+        RunError: there is none.
 
     """
-    return asyncio.run(
-        _through_any(select(HostOptions(cluster=cluster)), lambda head: _newest(head, experiment, trial))
-    )
+    found = await newest_of(head, selector)
+    if found is None:
+        raise RunError(f"no run {selector} of {selector.user or user_name()} on cluster {head.cluster.name}")
+    return found.run
 
 
-def living_run(cluster: str, experiment: str | None, trial: str | None) -> Newest | None:
-    """This user's run of that name that is alive, whichever if there are several; None where none is.
-
-    Raises:
-        RunError: Ray cannot be asked. UserError: this machine knows no Ray of the cluster.
-
-    """
-
-    async def look() -> Newest | None:
-        async with head_of(select(HostOptions(cluster=cluster))) as head, head.jobs() as jobs:
-            for job in await jobs.all():
-                data = job.metadata
-                if (
-                    job.alive
-                    and (data.get("kind"), data.get("user")) == ("clusterkit-train", user_name())
-                    and experiment in (None, data.get("experiment"))
-                    and trial in (None, data.get("trial"))
-                ):
-                    return Newest(f"{data.get('experiment')}/{data.get('trial')}", 0.0)
-        return None
-
-    try:
-        return asyncio.run(look())
-    except HostError as error:
-        raise RunError(str(error)) from error
-
-
-async def _newest(head: Head, experiment: str | None, trial: str | None) -> Newest | None:
-    folder = f"{fileroot_of(head.cluster)}/logs/{user_name()}"
-    script = rf"""date +%s.%N
-cd {shlex.quote(folder)} 2>/dev/null || exit 0
-find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
-  \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n'
-"""
-    now, *lines = (await run_checked(head, script)).splitlines()
-    written: dict[tuple[str, str], float] = {}
-    started: dict[tuple[str, str], float] = {}
-    for line in lines:
-        moment, _, path = line.partition(" ")
-        parts = path.split("/")
-        if len(parts) != 3 or experiment not in (None, parts[0]) or trial not in (None, parts[1]):
-            continue
-        run = (parts[0], parts[1])
-        written[run] = max(written.get(run, 0.0), float(moment))
-        if parts[2] == "config.yaml":  # written by every start
-            started[run] = float(moment)
-    if not written:
-        return None
-    newest = max(written, key=lambda run: written[run])
-    return Newest("/".join(newest), float(now) - started.get(newest, written[newest]))
-
-
-async def _through_any(selection: Selection, work: Callable[[Head], Awaitable[Newest | None]]) -> Newest | None:
-    """Do it on the head, or on whichever other host answers first.
+async def through_any(selection: Selection, work: Callable[[Head], Awaitable[ListedRun | None]]) -> ListedRun | None:
+    """Do something on the head node, or on whichever other host answers first.
 
     Raises:
         RunError: none answers, with the reason of each.
@@ -105,7 +48,7 @@ async def _through_any(selection: Selection, work: Callable[[Head], Awaitable[Ne
     """
     cluster, problems = selection.cluster, []
 
-    async def on(host: Host) -> Newest | None:
+    async def on(host: Host) -> ListedRun | None:
         async with asyncio.timeout(2 * selection.ssh.connect_timeout):
             session = await connect(host, selection.ssh)
             try:

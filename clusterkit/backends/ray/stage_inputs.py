@@ -1,4 +1,4 @@
-"""What an evaluation on a cluster needs of the storage: the checkpoint and the data, brought there where they lack."""
+"""Models, checkpoints and data for the storage of a cluster, brought there where they are missing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path, PurePosixPath
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.hub import Hub
-from clusterkit.provision.assets.model import NodeAsset, Origin
+from clusterkit.provision.assets.model import JUDGE, NodeAsset, Origin
 from clusterkit.provision.assets.provide import provide
 from clusterkit.provision.assets.upload import local_files
 from clusterkit.provision.assets.view import asset_problem, look
+from clusterkit.provision.cluster_lock import local_lock, remote_lease
 from clusterkit.provision.images import lock
 from clusterkit.provision.site import HF_TOKEN, Site, proxies_of, with_saved
 from clusterkit.provision.steps.step import Action, Refused
@@ -38,10 +39,16 @@ _ENDS = ("", ".gz")
 
 @dataclass
 class InputStager:
-    """Has on the storage what an evaluation needs of it.
+    """Brings to the storage what a run or an evaluation needs of it.
 
-    output: folder of the answers there. data: --data-path as typed. change: off for a look at what would be done. own:
-    a folder or file of this machine that the run was trained on, which is looked in as well.
+    Attributes:
+        head: the head node.
+        say: gets what is being done.
+        output: folder of the answers on the storage.
+        data: --data-path as typed.
+        change: off for a look at what would be done.
+        own: a folder or file of this machine that the run was trained on, which is looked in as well.
+
     """
 
     head: Head
@@ -55,7 +62,7 @@ class InputStager:
     # -- models and whole data sets -----------------------------------------------------------------------------------
 
     async def asset(self, asset: NodeAsset) -> str:
-        """Have a model or data set there; its folder.
+        """Have a model or data set on the storage; returns its folder.
 
         A folder of this machine whose name has another content there gets a name of its own.
 
@@ -196,7 +203,12 @@ class InputStager:
     async def _have(self, name: str, here: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
         """Take the files of this machine, unless the cluster has its own and no folder here was named.
 
-        here: files of this machine by their places below a folder of data. shapes: places that count there.
+        Args:
+            name: of the suite.
+            here: files of this machine by their places below a folder of data.
+            shapes: places that count on the cluster.
+            asset: its name in the catalogue, where it is one.
+
         """
         typed = bool(self.data) and not self._is_there(self.data)
         folder = Path(self.data).expanduser().absolute()
@@ -250,6 +262,33 @@ class InputStager:
                 self.say(f"copying {source} to {target}")
                 await run_checked(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
                 await self.head.session.put(source, target, root=True)
+
+
+async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[str], None]) -> None:
+    """Have all models and data sets of a run on the storage, except the model of its judge.
+
+    Raises:
+        UserError: one cannot be had, or somebody else sets the cluster up. RunError, HostError: a download or a copy
+            failed.
+
+    """
+    missing = []
+    for asset in assets:
+        if asset.setting == JUDGE:  # whoever serves it needs it; that may be another machine
+            continue
+        if said := asset_problem(asset, await look(head.session, asset)):
+            if asset.origin is Origin.HOST:
+                raise UserError(f"{asset.kind} {asset.name} is not on the cluster: {said}")
+            missing.append(asset)
+    if not missing:
+        return
+    # A download ends the one that is under way: one command at a time, as with a set-up, which downloads the same.
+    with local_lock(head.cluster.name, "train") as owner:
+        async with remote_lease(owner, [head.session]) as refused:
+            for error in refused.values():
+                raise error
+            for asset in missing:
+                await InputStager(head, say, "").provide(asset)
 
 
 _PAIR = (QUESTIONS, DOCUMENTS)

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import Facts, fetch_logs, listing, localise_paths
-from clusterkit.backends.ray.follow import Copy
+from clusterkit.backends.base import RunSelector
+from clusterkit.backends.ray.files import localise_paths
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.backends.ray.storage import fetch_records, newest_run
+from clusterkit.backends.ray.mirror import Copies, job_of
+from clusterkit.backends.ray.newest import newest_of
+from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.common.text_plot import iso_time
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from clusterkit.ssh.selection import Selection
 
 LOOK_SECONDS = 60.0
-_KIND = "clusterkit-train"
 
 T = TypeVar("T")
 
@@ -52,9 +53,18 @@ class Disk:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """One observation. run: the run that was asked for, or the newest. job: its last job that Ray knows of.
+    """One observation.
 
-    unseen: what could not be seen, and why; what is left is no less true for it.
+    Attributes:
+        cluster: its name.
+        observed_at: Unix seconds.
+        nodes: hosts and Ray.
+        disk: the shared storage; None where it was not seen.
+        job: the run's last job that Ray knows of.
+        run: the run that was asked for, or the newest.
+        run_dir: its folder on the storage.
+        unseen: what could not be seen, and why; what is left is no less true for it.
+
     """
 
     cluster: str
@@ -98,15 +108,16 @@ class ClusterStatus:
 
 
 @asynccontextmanager
-async def watching(
-    selection: Selection, experiment: str | None, trial: str | None, user: str | None = None
-) -> AsyncIterator[Watch]:
+async def watching(selection: Selection, selector: RunSelector) -> AsyncIterator[Watch]:
     """Look at a cluster again and again: connections are kept, and made anew where they were lost.
 
-    selection: how to reach it. experiment, trial: the run; the newest that fits. user: whose; ours when left out.
+    Args:
+        selection: how to reach the cluster.
+        selector: which run of it; the newest that fits.
+
     """
     folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
-    watch = Watch(selection, experiment, trial, folder, user or user_name())
+    watch = Watch(selection, selector, folder)
     try:
         yield watch
     finally:
@@ -119,14 +130,13 @@ class Watch:
     """See `watching`."""
 
     selection: Selection
-    experiment: str | None
-    trial: str | None
+    selector: RunSelector
     folder: Path
-    user: str
     sessions: dict[str, Session] = field(default_factory=dict)
-    _copy: Copy | None = None
-    _logs: Facts = field(default_factory=dict)
     _silent: dict[str, HostError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._copies = Copies(self.selection, self.folder, fileroot_of(self.selection.cluster))
 
     async def look(self) -> ClusterStatus:
         """Look once.
@@ -146,9 +156,9 @@ class Watch:
             if (found := await self._find()) is not None:
                 run_dir = str(found.logs)
                 job = job_of(found, jobs)
-                run = await self._run(found, job, known=not said)
-            elif self._reader is not None and (self.experiment or self.trial):
-                unseen.append(f"there is no run {self.experiment or '*'}/{self.trial or '*'} of {self.user}")
+                run = await self._run(found)
+            elif self._reader is not None and (self.selector.experiment or self.selector.trial):
+                unseen.append(f"there is no run {self.selector} of {self.selector.user or user_name()}")
         except (HostError, RunError) as error:
             unseen.append(str(error).splitlines()[0])
             self._forget_lost()
@@ -201,8 +211,7 @@ class Watch:
         if session is None:
             return [], "" if cluster.head_host.name in self._silent else "the head node was not asked for jobs"
         try:
-            async with Head(session, cluster, token).jobs() as jobs:
-                return await jobs.all(), ""
+            return await Head(session, cluster, token).ask(lambda jobs: jobs.all()), ""
         except (HostError, RunError) as error:
             return [], str(error).splitlines()[0]
 
@@ -216,48 +225,19 @@ class Watch:
         return Disk(path, int(words[1]), int(words[3])) if said.ok and len(words) > 4 else None
 
     async def _find(self) -> RunDirectory | None:
-        reader = self._reader
-        if reader is None:
-            return None
-        return await newest_run(reader.session, reader.fileroot, self.user, self.experiment, self.trial)
+        found = None if self._reader is None else await newest_of(self._reader, self.selector)
+        return None if found is None else found.run
 
-    async def _run(self, found: RunDirectory, job: RayJob | None, *, known: bool) -> Status:
+    async def _run(self, found: RunDirectory) -> Status:
         reader = self._reader
         assert reader is not None
-        if self._copy is None or self._copy.remote != found:
-            shutil.rmtree(self.folder / "logs", ignore_errors=True)
-            self._copy, self._logs = Copy(found, self.folder), {}
-        await fetch_records(
-            reader.session,
-            str(found.fileroot),
-            found.user,
-            found.experiment,
-            self.folder,
-            trial=found.trial,
-            metrics=False,
-        )
-        await self._copy.refresh(reader)
-        local = self._copy.local
-        holder = f"job {job.submission_id}" if job is not None and job.alive else None
-        if not known and still_open(local):
-            holder = "a job that Ray was not asked about"
-        status = observe_run(local, time.time(), self._copy.history, holder)
+        local = RunDirectory(self.folder, found.user, found.experiment, found.trial)
+        await self._copies.bring(reader, local)
+        status = observe_run(local, time.time(), self._copies.history(local))
         if status.state in BAD:
             with contextlib.suppress(HostError):  # the run is told all the same
-                await fetch_logs(reader, found, local, await listing(reader, found), self._logs)
+                await self._copies.bring(reader, local, logs=True)
         return status
-
-
-def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
-    """The run's newest job."""
-    mine = [job for job in jobs if job.metadata.get("kind") == _KIND and job.metadata.get("run_dir") == str(run.logs)]
-    return mine[-1] if mine else None
-
-
-def still_open(run: RunDirectory) -> bool:
-    """Whether the last attempt has left no mark of its end."""
-    numbers = run.attempt_numbers()
-    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
 
 
 def exit_marks(run: RunDirectory) -> dict[int, dict[str, Any]]:

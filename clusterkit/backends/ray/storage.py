@@ -9,18 +9,16 @@ import shlex
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
 from clusterkit.common.node_code import archive, content_of, node_files
 from clusterkit.hosts.model import Cluster
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.tail import Tail
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
-from clusterkit.ssh.stream import Stream
 from evaluation.steps import SCORES
 from trainer.config import RunConfig
 
@@ -31,15 +29,6 @@ RECORDS = ("config.yaml", METRICS, "summary.json", "overrides.yaml")
 SUBMITTED = "submitted"
 """In a run's folder: the configuration of every submission, each in a file of its own."""
 _MOST_RECORDS = 2 << 30
-
-
-class _Streaming(Session, Protocol):
-    def stream(self, script: str, *, root: bool = False, timeout: float = 3600.0) -> _Opening: ...
-
-
-class _Opening(Protocol):
-    async def __aenter__(self) -> Stream: ...
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 def fileroot_of(cluster: Cluster) -> str:
@@ -53,9 +42,14 @@ def cache_of(cluster: Cluster) -> str:
 
 
 async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, bytes]] = ()) -> str:
-    """Have the node side on the storage, once for every content; return its folder.
+    """Have the node side on the storage, once for every content.
 
-    own: the user's files beside it, path and content.
+    Args:
+        head: the head node.
+        cluster: its cluster.
+        own: the user's files beside it, path and content.
+
+    Returns its folder.
 
     Raises:
         HostError: the head was lost, or cannot write there.
@@ -107,8 +101,17 @@ async def fetch_records(
 ) -> None:
     """Copy what the trials of an experiment tell about themselves, for the code that reads runs of this machine.
 
-    Configurations, metrics, summaries, consoles' ends, exit markers, scores, and whether there are recover
-    checkpoints; no checkpoints, no trajectories. trial: only this one. metrics: metrics.jsonl as well.
+    These are configurations, metrics, summaries, consoles' ends, exit markers, scores, and whether there are recover
+    checkpoints; no checkpoints and no trajectories.
+
+    Args:
+        head: a host that shows the storage.
+        fileroot: where the runs lie there.
+        user: whose runs.
+        experiment: their experiment.
+        into: fileroot of the copies.
+        trial: only this one.
+        metrics: metrics.jsonl as well.
 
     Raises:
         HostError: the head was lost, or cannot read there.
@@ -145,24 +148,56 @@ list() {{
         tar.extractall(into, filter="data")
 
 
-async def newest_run(
-    head: Session, fileroot: str, user: str, experiment: str | None = None, trial: str | None = None
-) -> RunDirectory | None:
-    """The run that was written to last, among those of a name.
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as it lies on the storage.
+
+    Attributes:
+        run: its folder there.
+        written: Unix seconds of its last sign of life.
+        started_ago: seconds since its last start.
+
+    """
+
+    run: RunDirectory
+    written: float
+    started_ago: float
+
+
+async def list_runs(head: Session, fileroot: str, user: str) -> list[ListedRun]:
+    """A user's runs, the one that was written to last at the end.
 
     Raises:
         HostError: the head was lost, or cannot read there.
 
     """
-    script = rf"""cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
+    script = rf"""date +%s.%N
+cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
 find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
   \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n'
 """
-    found = (await _read(head, script, fileroot)).decode(errors="replace").splitlines()
-    for line in sorted(found, key=lambda line: float(line.partition(" ")[0]), reverse=True):
-        parts = line.partition(" ")[2].split("/")
-        if experiment in (None, parts[0]) and trial in (None, parts[1]):
-            return RunDirectory(Path(fileroot), user, parts[0], parts[1])
+    now, *lines = (await _read(head, script, fileroot)).decode(errors="replace").splitlines()
+    written: dict[tuple[str, str], dict[str, float]] = {}
+    for line in lines:
+        moment, _, path = line.partition(" ")
+        parts = path.split("/")
+        if len(parts) == 3 and ".." not in parts:
+            written.setdefault((parts[0], parts[1]), {})[parts[2]] = float(moment)
+    found = []
+    for name, files in written.items():
+        last = max(files.values())
+        started = files.get("config.yaml", last)  # every start writes it
+        found.append(ListedRun(RunDirectory(Path(fileroot), user, *name), last, float(now) - started))
+    return sorted(found, key=lambda one: one.written)
+
+
+async def newest_run(
+    head: Session, fileroot: str, user: str, experiment: str | None, trial: str | None
+) -> ListedRun | None:
+    """The run that was written to last, among those of a name; None without any. Raises HostError as `list_runs`."""
+    for one in reversed(await list_runs(head, fileroot, user)):
+        if experiment in (None, one.run.experiment) and trial in (None, one.run.trial):
+            return one
     return None
 
 
@@ -182,8 +217,23 @@ exec dd if={name} bs=1M iflag=skip_bytes,count_bytes,fullblock skip={offset} cou
     return await _read(head, script, str(path))
 
 
+async def read_whole(head: Session, path: Path) -> bytes:
+    """All of a file; empty where it is not there. Raises HostError as `read_from`."""
+    data = b""
+    while piece := await read_from(head, path, len(data)):
+        data += piece
+    return data
+
+
 async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Path, leave_out: str = "") -> None:
-    """Copy whole folders below `root`, with their paths. leave_out: name of folders and files that stay there.
+    """Copy whole folders, with their paths.
+
+    Args:
+        head: a host that shows the storage.
+        root: the folder that they are in.
+        names: of the folders, below `root`.
+        into: where they are copied to.
+        leave_out: name of folders and files that stay there.
 
     Raises:
         HostError: the head was lost, or cannot read there.
@@ -192,9 +242,8 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
     left_out = f"--exclude {shlex.quote(leave_out)} " if leave_out else ""
     listed = " ".join(shlex.quote(name) for name in names)
     script = f"cd {shlex.quote(root)} && tar -czf - {left_out}-- {listed}"
-    streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
     with tempfile.TemporaryFile() as packed:  # answers of a large evaluation are more than fits into memory
-        async with streaming.stream(script, root=True, timeout=FETCH_SECONDS) as stream:
+        async with head.stream(script, root=True, timeout=FETCH_SECONDS) as stream:
             await stream.write_eof()
             while data := await stream.read():
                 packed.write(data)
@@ -216,21 +265,6 @@ async def size_of(head: Session, path: Path) -> int:
     return int(await _read(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
 
 
-async def read_last(head: Session, path: Path, lines: int) -> tuple[Tail, int]:
-    """The last lines of a file, of which only the end is read, and the offset of their end.
-
-    Raises:
-        HostError: the head was lost, or cannot read there; there is no such file.
-
-    """
-    size = await size_of(head, path)
-    tail = Tail(size, lines)
-    while (wanted := tail.next_piece()) is not None:
-        offset, length = wanted
-        tail.add(await read_from(head, path, offset, length))
-    return tail, size
-
-
 async def newest_attempt(head: Session, run: RunDirectory) -> int:
     """Number of a run's last attempt; 0 without one.
 
@@ -245,9 +279,8 @@ async def newest_attempt(head: Session, run: RunDirectory) -> int:
 
 async def _read(head: Session, script: str, what: str) -> bytes:
     """All that a script prints."""
-    streaming: _Streaming = head  # type: ignore[assignment]  # every session over asyncssh can
     parts, size = [], 0
-    async with streaming.stream(script, root=True, timeout=600.0) as stream:
+    async with head.stream(script, root=True, timeout=600.0) as stream:
         await stream.write_eof()
         while data := await stream.read():
             parts.append(data)

@@ -3,164 +3,94 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import shlex
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clusterkit.backends.ray.jobs import DuplicateJobError, RayJob, RayJobs, jobs_of, origin, submit_or_attach
-from clusterkit.backends.ray.storage import cache_of, drop_config, fetch_records, fileroot_of, put_code, put_config
-from clusterkit.common.node_code import content_of
-from clusterkit.hosts.model import Cluster
-from clusterkit.provision.ray.ports import Ports
-from clusterkit.runs.diagnose.applied import with_applied
+from clusterkit.backends.base import RunRequest, Say, SubmittedRun, applied
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.jobs import (
+    TRAINS,
+    DuplicateJobError,
+    RayJob,
+    RayJobs,
+    matching_jobs,
+    next_id,
+    origin,
+    submit_or_attach,
+)
+from clusterkit.backends.ray.storage import drop_config, fetch_records, put_code, put_config
 from clusterkit.runs.directory import RunDirectory, user_name
-from clusterkit.runs.trials import TrialState, choose_trial, completed_trial
+from clusterkit.runs.trials import TrialState, choose_trial, completed_trial, run_directory
 from clusterkit.ssh.api import Session
-from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 
 START_SECONDS = 180.0
 STOP_SECONDS = 1800
 POLL_SECONDS = 0.5
-_KIND = "clusterkit-train"
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """What to run where.
-
-    config: resolved, with the paths of the cluster. named: the user chose the trial's name. once: do not start a new
-    trial where the same run is complete. own_code: files of the user's own classes, path and content.
-    """
-
-    cluster: Cluster
-    config: RunConfig
-    named: bool = False
-    once: bool = False
-    own_code: tuple[tuple[str, bytes], ...] = ()
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of what defines the run, the same for the same command."""
-        plain = fingerprint_of(self.config, self.named)
-        return content_of(self.own_code, plain)[:16] if self.own_code else plain  # other code is another run
-
-
-@dataclass(frozen=True)
-class SubmittedRun:
-    """What came of it. state: started, attached (it runs already) or complete (nothing is left to train)."""
-
-    state: str
-    run: RunDirectory
-    submission_id: str = ""
-    resume_step: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "state": self.state,
-            "experiment": self.run.experiment,
-            "trial": self.run.trial,
-            "run_dir": str(self.run.logs),
-            "submission_id": self.submission_id,
-            "resume_step": self.resume_step,
-        }
-
-    @property
-    def sentence(self) -> str:
-        """For people."""
-        name = f"{self.run.experiment}/{self.run.trial}"
-        if self.state == "complete":
-            return f"{name} is complete: nothing is left to train"
-        if self.state == "attached":
-            return f"{name} is being trained already, as job {self.submission_id}"
-        after = f", going on after step {self.resume_step}" if self.resume_step else ""
-        return f"training {name}{after}, as job {self.submission_id}"
-
-
-def fingerprint_of(config: RunConfig, named: bool) -> str:
-    """Hash of a resolved configuration, without the trial's name where that is not the user's choice."""
-    values = config.model_dump(mode="json", exclude=None if named else {"trial_name"})
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) -> RunConfig:
-    """The configuration with the cluster's paths for runs and caches. own_fileroot: the user chose where runs lie.
-
-    Raises:
-        UserError: the chosen place is not on the storage that all hosts share.
-
-    """
-    fileroot = config.fileroot if own_fileroot else fileroot_of(cluster)
-    if Path(cluster.storage) not in Path(fileroot).parents:
-        raise UserError(f"fileroot={fileroot} is not below {cluster.storage}, which is all that the hosts share")
-    places = {"mode": "ray", "fileroot": fileroot, "cache_dir": config.cache_dir or cache_of(cluster)}
-    places["code_dir"] = ""  # the user's files are packed beside ours, where PYTHONPATH leads
-    return config.model_copy(update=places)
-
-
-async def dispatch(
-    head: Session,
-    order: RunRequest,
-    token: str,
-    *,
-    ports: Ports | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> SubmittedRun:
+async def dispatch(head: Head, request: RunRequest, say: Say = lambda _: None) -> SubmittedRun:
     """Start the run on the cluster; where the same run is alive, attach to it instead.
 
     Args:
-        head: connection to the head node. order: what to run. token: of the cluster's Ray. ports: of its Ray.
-        say: told what is being done.
+        head: the cluster's head node.
+        request: the run.
+        say: gets what is being done.
 
     Raises:
         UserError: an unfinished run of other settings stands in the way, or another run has the trial.
         RunError: Ray refused the job, or it ended at once. HostError: the head was lost.
 
     """
-    async with jobs_of(head, token, ports) as jobs:
+    async with head.jobs() as jobs:
         return await submit_or_attach(
-            lambda: _dispatch(head, order, jobs, say),
-            f"{head.host.name}: others keep submitting the same run; look with clusterkit ray-status",
+            lambda: _dispatch(head, request, jobs, say),
+            f"{head.session.host.name}: others keep submitting the same run; look with clusterkit ray-status",
         )
 
 
-async def _dispatch(head: Session, order: RunRequest, jobs: RayJobs, say: Callable[[str], None]) -> SubmittedRun:
-    config, user = order.config, user_name()
-    known = [job for job in await jobs.all() if _belongs(job, user, config.experiment_name)]
-    alive = [job for job in known if job.alive]
-    for job in alive:
-        if job.metadata.get("fingerprint") == order.fingerprint:
-            return SubmittedRun("attached", _run_of(config, user, job.metadata["trial"]), job.submission_id)
-    _refuse_busy(order, alive)
+def attach(request: RunRequest, jobs: list[RayJob]) -> SubmittedRun | None:
+    """The same run among living jobs; see `Backend.attach`."""
+    config = request.config
+    mine = matching_jobs(jobs, user_name(), config.experiment_name, None)
+    for job in mine:
+        if job.metadata.get("fingerprint") == request.fingerprint:
+            return SubmittedRun("attached", run_directory(config, job.metadata["trial"]), job.submission_id)
+    for job in mine:
+        trial = job.metadata.get("trial", "")
+        if not request.named or trial == config.trial_name:
+            raise UserError(
+                f"{config.experiment_name}/{trial} is being trained with other settings, as job {job.submission_id}. "
+                "To train beside it: add trial_name=NEW"
+            )
+    return None
+
+
+async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) -> SubmittedRun:
+    config, user, session = request.config, user_name(), head.session
+    known = await jobs.all()
+    if (found := attach(request, known)) is not None:
+        return found
     say("looking at earlier runs")
     with tempfile.TemporaryDirectory(prefix="clusterkit-") as folder:
-        await fetch_records(head, config.fileroot, user, config.experiment_name, Path(folder))
+        await fetch_records(session, config.fileroot, user, config.experiment_name, Path(folder))
         here = config.model_copy(update={"fileroot": folder})
-        if order.once and not order.named and (done := completed_trial(here)) is not None:
-            return SubmittedRun("complete", _run_of(config, user, done.trial))
+        if request.once and not request.named and (done := completed_trial(here)) is not None:
+            return SubmittedRun("complete", run_directory(config, done.trial))
         try:
-            trial = choose_trial(here, order.named)
+            trial = choose_trial(here, request.named)
+            run = run_directory(config, trial.run.trial)
             if trial.state is TrialState.COMPLETE:
-                return SubmittedRun("complete", _run_of(config, user, trial.run.trial))
-            config, notes = with_applied(config, trial.run)
+                return SubmittedRun("complete", run)
+            config = applied(config, trial, lambda text: say(text.replace(folder, config.fileroot)))
             resume_step = trial.resume_step  # as long as the copy is there to look at
         except UserError as error:
             raise UserError(str(error).replace(folder, config.fileroot)) from None
-    for note in notes:
-        say(f"note: {note.replace(folder, config.fileroot)}")
-    run = _run_of(config, user, trial.run.trial)
     say("sending code and configuration")
-    code = await put_code(head, order.cluster, order.own_code)
-    submitted, digest = await put_config(head, run, config.model_copy(update={"trial_name": run.trial}))
-    prefix = f"{user}-{run.experiment}-{run.trial}-"
-    numbers = [job.submission_id.removeprefix(prefix) for job in known if job.submission_id.startswith(prefix)]
-    submission_id = f"{prefix}{max((int(n) for n in numbers if n.isdigit()), default=0) + 1}"
+    code = await put_code(session, head.cluster, request.own_code)
+    submitted, digest = await put_config(session, run, config.model_copy(update={"trial_name": run.trial}))
+    submission_id = next_id(f"{user}-{run.experiment}-{run.trial}-", known)
     say("submitting the job")
     try:
         await jobs.submit(
@@ -175,41 +105,21 @@ async def _dispatch(head: Session, order: RunRequest, jobs: RayJobs, say: Callab
                 "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
             },
             metadata={
-                "kind": _KIND,
+                "kind": TRAINS,
                 "user": user,
                 "experiment": run.experiment,
                 "trial": run.trial,
-                "fingerprint": order.fingerprint,
+                "fingerprint": request.fingerprint,
                 "run_dir": str(run.logs),
                 **origin(),
             },
         )
     except DuplicateJobError:  # another command has the trial now, with settings that need not be ours
-        await drop_config(head, submitted)
+        await drop_config(session, submitted)
         raise
     say("waiting for the trainer to begin")
-    await _begun(head, jobs, submission_id, run, submitted)
+    await _begun(session, jobs, submission_id, run, submitted)
     return SubmittedRun("started", run, submission_id, resume_step)
-
-
-def _belongs(job: RayJob, user: str, experiment: str) -> bool:
-    data = job.metadata
-    return (data.get("kind"), data.get("user"), data.get("experiment")) == (_KIND, user, experiment)
-
-
-def _refuse_busy(order: RunRequest, alive: list[RayJob]) -> None:
-    """Another run of the same experiment with other settings: beside it only under a name of its own."""
-    for job in alive:
-        trial = job.metadata.get("trial", "")
-        if not order.named or trial == order.config.trial_name:
-            raise UserError(
-                f"{order.config.experiment_name}/{trial} is being trained with other settings, as job "
-                f"{job.submission_id}. To train beside it: add trial_name=NEW"
-            )
-
-
-def _run_of(config: RunConfig, user: str, trial: str) -> RunDirectory:
-    return RunDirectory(Path(config.fileroot), user, config.experiment_name, trial)
 
 
 async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory, submitted: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from clusterkit.backends.local.train import RunOutcome
-from clusterkit.backends.ray.submit import SubmittedRun
+from clusterkit.backends.base import RunOutcome, SubmittedRun, outcome_of_job
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.slurm.commands import SlurmError
@@ -18,17 +17,12 @@ LOOK_SECONDS = 5.0
 """Between questions to the controller."""
 
 
-def follow(dispatched: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
-    """Show the run until its job ends, and say how that was.
-
-    Args:
-        dispatched: the run. progress: where to show it. again: the command that goes on with it.
-
-    """
-    run, number = dispatched.run, dispatched.submission_id
+def follow(submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
+    """See `Backend.follow`."""
+    run, number = submitted.run, submitted.submission_id
     tail, history, told, asked = MetricsTail(run.metrics), History(), "", 0.0
     job: SlurmJob | None = None
-    known = dispatched.state == "attached" or dispatched.resume_step > 0  # what was written before is no news
+    known = submitted.knows_records
     while True:
         alive = True
         if time.monotonic() - asked > LOOK_SECONDS:
@@ -48,23 +42,16 @@ def follow(dispatched: SubmittedRun, progress: Progress, again: str) -> RunOutco
         progress.show(history, [] if known else news)
         known = False
         if not alive:
-            return _outcome(dispatched, history, job, again)
+            return _outcome(submitted, history, job, again)
         time.sleep(POLL_SECONDS)
 
 
-def _outcome(dispatched: SubmittedRun, history: History, job: SlurmJob | None, again: str) -> RunOutcome:
-    """How it ended: by the run's own last record, where Slurm's word on the job does not contradict it."""
-    run, number = dispatched.run, dispatched.submission_id
-    finish = history.finish or {}
-    status, step, on = str(finish.get("status") or "killed"), history.global_step, f"To go on: {again}"
-    ended = "forgotten by Slurm" if job is None else job.state
-    if status == "completed" and (job is None or job.state == "COMPLETED"):
-        return RunOutcome("completed", 0, "", read_summary(run), step)
-    if status == "interrupted":
-        return RunOutcome("interrupted", 130, f"{finish.get('message')}\n{on}", None, step)
-    said = str(finish.get("message") or "") if status == "failed" else ""
+def _outcome(submitted: SubmittedRun, history: History, job: SlurmJob | None, again: str) -> RunOutcome:
+    run, number = submitted.run, submitted.submission_id
+    state = "forgotten by Slurm" if job is None else job.state
     log = run.logs / FOLDER / f"job_{number}.log"
-    why = said or f"job {number} ended ({ended}); what it printed is in {log}"
+    ended = f"job {number} ended ({state}); what it printed is in {log}"
     if not run.attempt_numbers() and log.exists():
-        why = f"{startup_failure(log)}\nSlurm's word: {ended}"
-    return RunOutcome("failed" if said else "killed", 1, f"{why}\n{on}", None, step)
+        ended = f"{startup_failure(log)}\nSlurm's word: {state}"
+    done = job is None or job.state == "COMPLETED"
+    return outcome_of_job(history, done=done, ended=ended, summary=lambda: read_summary(run), again=again)

@@ -23,7 +23,14 @@ _OURS_SHORT = ("J", "D", "o", "e", "N", "a", "n")
 
 @dataclass(frozen=True)
 class SlurmContainer:
-    """What the nodes' processes run in. runtime: PYXIS or the name of the apptainer command. mounts: SRC[:DST]."""
+    """What the nodes' processes run in.
+
+    Attributes:
+        image: as its runtime names it.
+        runtime: PYXIS, or the name of the apptainer command.
+        mounts: further folders, as SRC[:DST].
+
+    """
 
     image: str
     runtime: str
@@ -31,10 +38,20 @@ class SlurmContainer:
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the user asks Slurm for. options: further ones, as sbatch takes them. requeue: go on after the time limit.
+class SlurmOptions:
+    """What the user asks Slurm for.
 
-    python: what runs the node side where there is no container.
+    Attributes:
+        partition: sbatch's own default where it is empty.
+        account: sbatch's own default where it is empty.
+        time: the time limit, as sbatch takes it.
+        options: further options, as sbatch takes them.
+        requeue: go on after the time limit, or when a node fails.
+        image: image to run in, as typed; `container` is how that is done here.
+        mounts: folders that the image sees besides the run's, as /SRC[:/DST].
+        python: runs the node side where there is no container.
+        container: runs it otherwise.
+
     """
 
     partition: str = ""
@@ -42,6 +59,8 @@ class Wishes:
     time: str = ""
     options: tuple[str, ...] = ()
     requeue: bool = False
+    image: str = ""
+    mounts: tuple[str, ...] = ()
     python: str = "python3"
     container: SlurmContainer | None = None
 
@@ -57,10 +76,10 @@ class Wishes:
                 raise UserError(f"--sbatch-option={option} is clusterkit's own to set (the nodes: n_nodes=N)")
 
 
-def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, wishes: Wishes) -> list[str]:
+def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, asked: SlurmOptions) -> list[str]:
     """Everything that sbatch is told; the user's own options come last, where they win."""
     nodes, ranks = config.n_nodes, config.train.ranks
-    chosen = {"--partition": wishes.partition, "--account": wishes.account, "--time": wishes.time}
+    chosen = {"--partition": asked.partition, "--account": asked.account, "--time": asked.time}
     return [
         f"--job-name={job_name(run, fingerprint)}",
         f"--chdir={run.logs}",
@@ -71,25 +90,35 @@ def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, wishe
         f"--cpus-per-task={-(-ranks // nodes)}",
         *([f"--gres=gpu:{config.n_gpus_per_node}"] if config.n_gpus_per_node else []),
         f"--signal=B:USR1@{WARNING_SECONDS}",
-        "--requeue" if wishes.requeue else "--no-requeue",
+        "--requeue" if asked.requeue else "--no-requeue",
         *(f"{name}={value}" for name, value in chosen.items() if value),
-        *wishes.options,
+        *asked.options,
     ]
 
 
 def script(
-    run: RunDirectory, config: RunConfig, options: Sequence[str], wishes: Wishes, *, code: str, shared: Sequence[str]
+    run: RunDirectory,
+    config: RunConfig,
+    options: Sequence[str],
+    asked: SlurmOptions,
+    *,
+    code: str,
+    shared: Sequence[str],
 ) -> str:
     """Text of the batch script.
 
     Args:
-        run: where it lies. config: the resolved one. options: of sbatch. wishes: how its processes run. code: folder of
-            the node side. shared: folders that a container has to see.
+        run: the run's folder.
+        config: resolved.
+        options: of sbatch.
+        asked: how its processes are run.
+        code: folder of the node side.
+        shared: folders that a container has to see.
 
     """
     directives = "\n".join(f"#SBATCH {shlex.quote(option)}" for option in options)
     folder = shlex.quote(str(run.logs / FOLDER))
-    python_path = shlex.quote(code) + ("" if wishes.container else '"${PYTHONPATH:+:$PYTHONPATH}"')
+    python_path = shlex.quote(code) + ("" if asked.container else '"${PYTHONPATH:+:$PYTHONPATH}"')
     return f"""#!/bin/bash
 {directives}
 # Written by clusterkit train --slurm. `sbatch` with this file goes on with the same run.
@@ -110,7 +139,7 @@ export CLUSTERKIT_HEAD=${{CLUSTERKIT_HEAD:-${{address:-127.0.0.1}}}}
 export PYTHONPATH={python_path}
 export USER={shlex.quote(run.user)} LOGNAME={shlex.quote(run.user)} PYTHONUNBUFFERED=1
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$here/ray_token RAY_USAGE_STATS_ENABLED=0
-srun --wait={END_SECONDS} --cpu-bind=none {_task(config, wishes, shared)} {shlex.quote(str(run.config))} &
+srun --wait={END_SECONDS} --cpu-bind=none {_task(config, asked, shared)} {shlex.quote(str(run.config))} &
 step=$!
 told=
 while kill -0 "$step" 2>/dev/null; do
@@ -125,17 +154,17 @@ wait "$step"
 code=$?
 [ ! -s "$ended" ] || code=$(cat "$ended")
 rm -f "$stop" "$ended"
-{_last(wishes)}rm -f "$here/ray_token"
+{_last(asked)}rm -f "$here/ray_token"
 exit "$code"
 """
 
 
-def _task(config: RunConfig, wishes: Wishes, shared: Sequence[str]) -> str:
+def _task(config: RunConfig, asked: SlurmOptions, shared: Sequence[str]) -> str:
     """What srun starts on every node."""
     node = ["-m", "trainer.launch.slurm"]
-    container = wishes.container
+    container = asked.container
     if container is None:
-        return shlex.join([wishes.python, *node])
+        return shlex.join([asked.python, *node])
     mounts = [*shared, *container.mounts]
     if container.runtime == PYXIS:
         pairs = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
@@ -149,9 +178,9 @@ def _task(config: RunConfig, wishes: Wishes, shared: Sequence[str]) -> str:
     )
 
 
-def _last(wishes: Wishes) -> str:
+def _last(asked: SlurmOptions) -> str:
     """What becomes of a job that its time limit has stopped."""
-    if not wishes.requeue:
+    if not asked.requeue:
         return ""
     return """if [ "$asked" = limit ] && [ "$code" = 130 ]; then
   echo "clusterkit: the time limit is near; back into the queue"

@@ -7,25 +7,24 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from clusterkit.backends.base import PlannedRun, RunRequest, Say, SubmittedRun, applied
 from clusterkit.backends.local.launch import require_trainer, require_writable, write_config
 from clusterkit.backends.own_code import own_files
-from clusterkit.backends.ray.submit import SubmittedRun, fingerprint_of
-from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, Wishes, sbatch_options, script
+from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, SlurmOptions, sbatch_options, script
 from clusterkit.common.node_code import content_of, node_files
 from clusterkit.config.resolve import Resolved
 from clusterkit.hosts.folders import write_private
 from clusterkit.provision.images.versions import versions
-from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, user_name
+from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock
 from clusterkit.runs.slurm.commands import SlurmError, slurm
-from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, our_jobs
-from clusterkit.runs.trials import Trial, TrialState, choose_trial, require_free, require_unchanged
-from trainer.config import RunConfig
+from clusterkit.runs.slurm.queue import FOLDER, our_jobs
+from clusterkit.runs.trials import Trial, TrialState, choose_trial, require_free, require_unchanged, run_directory
 from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
@@ -33,33 +32,51 @@ from trainer.paths import cache_folder
 
 
 @dataclass(frozen=True)
-class Submission:
-    """What a command means: the configuration for inside the allocation, the trial, and what Slurm would be told.
+class SlurmPlan(PlannedRun):
+    """A `PlannedRun` for sbatch.
 
-    code: folder of the node side, with the user's own classes. files: what is in it, paths and contents.
+    Attributes:
+        chosen: the trial that is meant.
+        options: of sbatch.
+        code: folder of the node side, with the user's own classes.
+        files: what is in it, paths and contents.
+
     """
 
-    config: RunConfig
-    trial: Trial
-    options: tuple[str, ...]
-    text: str
-    code: Path
-    files: tuple[tuple[str, bytes], ...]
+    chosen: Trial = field(kw_only=True)
+    options: tuple[str, ...] = ()
+    code: Path = Path()
+    files: tuple[tuple[str, bytes], ...] = ()
 
 
-def for_slurm(resolved: Resolved) -> Resolved:
-    """The configuration as the job needs it: its ranks run in Ray, and its paths are absolute."""
-    changed = {"mode": "ray", "cache_dir": str(cache_folder(resolved.config))}
-    return replace(resolved, config=resolved.config.model_copy(update=changed))
+def request_for(resolved: Resolved) -> RunRequest:
+    """The run as its job needs it: its ranks run in Ray, and its paths are absolute."""
+    # The user's files are packed beside ours, where PYTHONPATH leads: what waits in the queue does not change there.
+    changed = {"mode": "ray", "cache_dir": str(cache_folder(resolved.config)), "code_dir": ""}
+    config = resolved.config.model_copy(update=changed)
+    return RunRequest(config, resolved.trial_is_named, own_code=own_files(resolved.config), typed=resolved.config)
 
 
-def container(image: str, mounts: tuple[str, ...]) -> SlurmContainer:
-    """How an image is run here: pyxis where srun has it, else apptainer.
+def options_here(asked: SlurmOptions) -> SlurmOptions:
+    """The options with how the node side is run on this cluster: in the image, or in the Python of this command.
 
     Raises:
-        UserError: neither is here, or a mount cannot be written.
+        UserError: images cannot be run here, or this Python could not run the job.
 
     """
+    if asked.image:
+        return replace(asked, container=_container(asked.image, asked.mounts))
+    require_trainer()
+    if not find_spec("ray"):
+        raise UserError(
+            f"a job on Slurm starts Ray, which this Python ({sys.executable}) does not have: pip install "
+            f"'ray[default]=={versions()['RAY_VERSION']}', or give --container-image REF"
+        )
+    return replace(asked, python=sys.executable)
+
+
+def _container(image: str, mounts: tuple[str, ...]) -> SlurmContainer:
+    """Pyxis where srun has it, else apptainer."""
     for mount in mounts:
         if "," in mount or not mount.startswith("/"):
             raise UserError(f"--container-mount={mount}: write it as /SRC or /SRC:/DST")
@@ -88,55 +105,32 @@ def require_slurm() -> None:
         )
 
 
-def require_python() -> None:
-    """Refuse a Python that could not run the job, where that is the one to run it.
-
-    Raises:
-        UserError: it lacks packages.
-
-    """
-    require_trainer()
-    if not find_spec("ray"):
-        raise UserError(
-            f"a job on Slurm starts Ray, which this Python ({sys.executable}) does not have: pip install "
-            f"'ray[default]=={versions()['RAY_VERSION']}', or give --container-image REF"
-        )
-
-
-def planned(resolved: Resolved, wishes: Wishes) -> Submission:
-    """What would be submitted; writes nothing.
-
-    Raises:
-        UserError: an unfinished run of other settings stands in the way.
-
-    """
-    trial = choose_trial(resolved.config, resolved.trial_is_named)
+def plan(request: RunRequest, asked: SlurmOptions) -> SlurmPlan:
+    """See `Backend.plan`."""
+    trial = choose_trial(request.config, request.named)
     require_writable(trial.run)
-    files = (*node_files(), *own_files(resolved.config))
-    # The user's files are packed beside ours, where PYTHONPATH leads: what waits in the queue does not change there.
-    config = resolved.config.model_copy(update={"trial_name": trial.run.trial, "code_dir": ""})
-    options = sbatch_options(trial.run, config, _fingerprint(resolved), wishes)
+    files = (*node_files(), *request.own_code)
+    config = request.config.model_copy(update={"trial_name": trial.run.trial})
+    options = sbatch_options(trial.run, config, request.fingerprint, asked)
     storage = Path(config.fileroot).parent
     code = storage / "codes" / content_of(files)[:16]
-    shared = dict.fromkeys([str(storage), config.cache_dir, *_own_paths(config)])
-    text = script(trial.run, config, options, wishes, code=str(code), shared=list(shared))
-    return Submission(config, trial, tuple(options), text, code, files)
+    model = [config.model.path] if config.model.path and Path(config.model.path).is_absolute() else []
+    shared = dict.fromkeys([str(storage), config.cache_dir, *model])
+    text = script(trial.run, config, options, asked, code=str(code), shared=list(shared))
+    request = replace(request, config=config)
+    facts = (("script", text),)
+    return SlurmPlan(request, facts=facts, script=text, chosen=trial, options=tuple(options), code=code, files=files)
 
 
-def attached(resolved: Resolved) -> SubmittedRun | None:
-    """The same run where it waits or runs already.
-
-    Raises:
-        UserError: another run of this experiment, with other settings, is alive. SlurmError: Slurm does not answer.
-
-    """
-    config, wanted = resolved.config, _fingerprint(resolved)
-    mine = [job for job in our_jobs() if Path(job.run_dir).parent == _experiment(config)]
+def attach(request: RunRequest) -> SubmittedRun | None:
+    """See `Backend.attach`."""
+    config, experiment = request.config, run_directory(request.config, "x").logs.parent
+    mine = [job for job in our_jobs() if Path(job.run_dir).parent == experiment]
     for job in mine:
-        if job.fingerprint == wanted:
-            return SubmittedRun("attached", _run_of(config, job), job.number)
+        if job.fingerprint == request.fingerprint:
+            return SubmittedRun("attached", run_directory(config, job.trial), job.number)
     for job in mine:
-        if not resolved.trial_is_named or job.trial == config.trial_name:
+        if not request.named or job.trial == config.trial_name:
             raise UserError(
                 f"{config.experiment_name}/{job.trial} is in Slurm's queue with other settings, as job {job.number} "
                 f"({job.state.lower()}). To train beside it: add trial_name=NEW. To end it: clusterkit stop --fileroot "
@@ -145,44 +139,27 @@ def attached(resolved: Resolved) -> SubmittedRun | None:
     return None
 
 
-def submit(
-    resolved: Resolved,
-    wishes: Wishes,
-    apply: Callable[[RunConfig, RunDirectory], RunConfig],
-    say: Callable[[str], None],
-) -> SubmittedRun:
-    """Submit the run; where the same run is alive, attach to it instead.
-
-    Args:
-        resolved: as `for_slurm` gives it. wishes: what Slurm is asked for. apply: a run's configuration with what was
-            applied to it since. say: told what is being done.
-
-    Raises:
-        UserError: another run is in the way, or sbatch refuses. SlurmError: Slurm does not answer.
-
-    """
-    if (found := attached(resolved)) is not None:
-        return found
-    order = planned(resolved, wishes)
-    run = order.trial.run
-    if order.trial.state is TrialState.COMPLETE:
+def submit(planned: SlurmPlan, say: Say) -> SubmittedRun:
+    """See `Backend.start`."""
+    trial, run = planned.chosen, planned.chosen.run
+    if trial.state is TrialState.COMPLETE:
         return SubmittedRun("complete", run)
     require_free(run)
     with _taken(run):
-        if (found := attached(resolved)) is not None:  # submitted by somebody a moment ago
+        if (found := attach(planned.request)) is not None:  # submitted by somebody a moment ago
             return found
-        require_unchanged(order.trial)
-        say(f"packing the node side to {order.code}")
-        with file_failures(order.code, FILEROOT):
-            _put_code(order.code, order.files)
-        write_config(run, apply(order.config, run))
+        require_unchanged(trial)
+        say(f"packing the node side to {planned.code}")
+        with file_failures(planned.code, FILEROOT):
+            _put_code(planned.code, planned.files)
+        write_config(run, applied(planned.request.config, trial, say))
         file = run.logs / FOLDER / "job.sbatch"
         with file_failures(run.logs, FILEROOT):
             file.parent.mkdir(exist_ok=True)
             write_private(file.with_name("ray_token"), secrets.token_hex(32) + "\n")
-            write_atomic(file, order.text)
-        number = _sbatch(order.options, file)
-    return SubmittedRun("started", run, number, order.trial.resume_step)
+            write_atomic(file, planned.script)
+        number = _sbatch(planned.options, file)
+    return SubmittedRun("started", run, number, trial.resume_step)
 
 
 def _sbatch(options: tuple[str, ...], file: Path) -> str:
@@ -234,24 +211,3 @@ def _put_code(folder: Path, files: tuple[tuple[str, bytes], ...]) -> None:
                 raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def _own_paths(config: RunConfig) -> list[str]:
-    """Folders outside the storage that the configuration names."""
-    path = config.model.path
-    return [path] if path and Path(path).is_absolute() else []
-
-
-def _fingerprint(resolved: Resolved) -> str:
-    """As of a run on a cluster: what was resolved, and the user's own code."""
-    plain = fingerprint_of(resolved.config.model_copy(update={"code_dir": ""}), resolved.trial_is_named)
-    own = own_files(resolved.config)
-    return content_of(own, plain)[:16] if own else plain
-
-
-def _experiment(config: RunConfig) -> Path:
-    return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, "x").logs.parent
-
-
-def _run_of(config: RunConfig, job: SlurmJob) -> RunDirectory:
-    return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, job.trial)

@@ -7,6 +7,7 @@ So a command's options, and its --help, need nothing of what the command needs.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
         diagnose,
         down,
         eval,
-        eval_cluster,
         eval_show,
         init,
         jobs,
         logs,
-        logs_cluster,
         presets,
         presets_plan,
         ray_status,
@@ -35,62 +34,18 @@ if TYPE_CHECKING:
         serve_judge,
         setup,
         status,
-        status_cluster,
         stop,
-        stop_cluster,
-        submitted,
         target,
         target_of_run,
         trace,
         train,
-        train_cluster,
         train_from,
-        train_slurm,
         use,
     )
-
-__all__ = [
-    "alerts",
-    "assets",
-    "bundle",
-    "check",
-    "dashboard",
-    "data",
-    "diagnose",
-    "down",
-    "eval",
-    "eval_cluster",
-    "eval_show",
-    "init",
-    "jobs",
-    "logs",
-    "logs_cluster",
-    "presets",
-    "presets_plan",
-    "ray_status",
-    "recover",
-    "report",
-    "serve",
-    "serve_judge",
-    "setup",
-    "status",
-    "status_cluster",
-    "stop",
-    "stop_cluster",
-    "submitted",
-    "target",
-    "target_of_run",
-    "trace",
-    "train",
-    "train_cluster",
-    "train_from",
-    "train_slurm",
-    "use",
-]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name not in __all__:
+        if find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"{__name__} has no {name}")
         return import_module(f"{__name__}.{name}")

@@ -10,6 +10,7 @@ import typer
 from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.cli.actions.target import hosts_of_cluster
 from clusterkit.common.finding import Finding, Level, worst
+from clusterkit.common.text_plot import columns
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.checks.run import CheckReport, CheckRequest
 from clusterkit.provision.checks.run import check as check_hosts
@@ -45,8 +46,7 @@ def _table(report: CheckReport) -> list[str]:
         verdict = report.verdict(name)
         cells = [_cell([finding for finding in report.of(name) if finding.check == check]) for check in _CHECKS]
         rows.append([name, "FAIL" if verdict == "fail" else verdict, *cells])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows)
 
 
 def _cell(findings: list[Finding]) -> str:

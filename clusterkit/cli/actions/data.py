@@ -23,7 +23,20 @@ def prepare(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Make the files, with their card. shape: questions and documents of a text, words of a chunk."""
+    """Make the files, with their card.
+
+    Args:
+        kind: memagent, memalpha or math.
+        sources: input files.
+        out: the folder to make.
+        shape: questions and documents of a text, words of a chunk.
+        test_share: share of the rows that is for test.
+        most: training rows of a source, at most; 0 for all.
+        seed: of groups and shuffles.
+        force: replace a folder that was prepared from other inputs.
+        as_json: print the card as JSON.
+
+    """
     target = out.expanduser().absolute()
     try:
         plan = make_plan(kind, [source.expanduser() for source in sources], Shape(*shape), test_share, most, seed)

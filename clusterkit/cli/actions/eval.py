@@ -2,96 +2,110 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterkit.cli.actions.target import RUNS, Typed, folder_of_runs, told
+from clusterkit.backends.base import Say
+from clusterkit.cli.actions.target import checked_user, hosts_of_cluster, place_of, told
 from clusterkit.cli.actions.target_of_run import for_checkpoint
-from clusterkit.evaluate.pages import write_pages
-from clusterkit.evaluate.process import Finished, require_evaluator, run_evaluation
-from clusterkit.evaluate.request import (
-    choose_checkpoint,
-    default_names,
-    make_request,
-    run_settings,
-    settings_in_words,
-)
-from clusterkit.evaluate.watch import watch_folder
+from clusterkit.cli.runoptions import RunOptions
+from clusterkit.evaluate.local import LocalEvaluator
+from clusterkit.evaluate.pages import PAGE, write_pages
+from clusterkit.evaluate.process import Finished
+from clusterkit.evaluate.request import EvalArguments, settings_in_words
+from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 from evaluation.config import EvalConfig, WatchConfig
+from evaluation.results import RESULTS
 from trainer.errors import UserError
 
-_CHOOSES_ITSELF = "--watch chooses the checkpoints itself: leave --model-path out"
+if TYPE_CHECKING:
+    from clusterkit.evaluate.cluster import ClusterEvaluator
 
 
 def evaluate(
-    values: dict[str, Any],
-    names: list[str],
-    *,
-    model_path: str | None,
-    output_path: str,
-    data_path: str,
-    cache_dir: str,
-    preset: str | None,
-    compare: list[str],
-    settings: list[str],
-    fileroot: str | None,
-    watch: str | None,
-    once: bool,
-    cluster: str | None,
-    here: bool,
-    detach: bool,
-    dry_run: bool,
-    as_json: bool,
-    shown: bool,
+    typed_arguments: dict[str, Any], typed: RunOptions, *, detach: bool, dry_run: bool, as_json: bool, shown: bool
 ) -> None:
-    """Evaluate here or on a cluster, as the options say. values: fields of EvalConfig. names: of the data sets."""
-    say = output.note if shown else lambda _: None
-    by_itself = cluster is None and (values["server"]["url"] or cache_dir)  # a server or a folder of this machine
-    cluster = told(for_checkpoint(watch or model_path, Typed(cluster, here or bool(by_itself), fileroot)))
-    if cluster is not None:
-        if watch is not None and model_path is not None:
-            raise UserError(_CHOOSES_ITSELF)
-        from clusterkit.cli.actions import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
-        from clusterkit.evaluate.remote import EvalArguments  # noqa: PLC0415 (asyncssh, only for a cluster)
+    """Evaluate where the options say; the exit code is 1 where answers are missing.
 
-        words = (model_path, output_path, tuple(names), data_path, preset, tuple(compare), tuple(settings), values)
-        wanted = EvalArguments(*words, fileroot or RUNS, watch or "", once)
+    Args:
+        typed_arguments: what is evaluated; fields of `EvalArguments`.
+        typed: what the options say about the place.
+        detach: come back once it is submitted.
+        dry_run: print the configuration; ask nothing.
+        as_json: print the results as JSON.
+        shown: whether progress is shown.
+
+    """
+    say: Say = output.note if shown else lambda _: None
+    arguments = EvalArguments(**typed_arguments)
+    if arguments.watch and arguments.model_path is not None:
+        raise UserError("--watch chooses the checkpoints itself: leave --model-path out")
+    cluster = told(for_checkpoint(arguments.watch or arguments.model_path, typed))
+    with evaluator_at(cluster, say) as evaluator:
         if dry_run:
-            _print_plan(eval_cluster.planned(cluster, wanted), as_json)
+            _print_plan(evaluator.plan(arguments), as_json)
+            evaluator.require()
             return
-        finished = eval_cluster.evaluate_on(cluster, wanted, detach=detach, as_json=as_json, say=say)
-        if finished is not None:
-            _print_results(finished, as_json)
-        return
-    if detach:
-        raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")
-    values |= {
-        "output_path": str(Path(output_path).expanduser().absolute()),
-        "data_path": _absolute(data_path),
-        "cache_dir": cache_dir,
-        "compare": [_absolute(folder) for folder in compare],
-    }
+        submitted = evaluator.start(arguments, detach=detach)
+        if submitted is not None:
+            state = "it runs already" if submitted.attached else "it runs"
+            output.note(f"{state}, as job {submitted.submission_id}. Folder on the cluster: {submitted.output}")
+            if detach:
+                if as_json:
+                    output.result_json(submitted.as_dict())
+                output.note(_how_to_go_on(cluster, arguments.output_path))
+                return
+        try:
+            finished = evaluator.follow(arguments, submitted, lambda folder: _print_scored(folder, as_json))
+        except KeyboardInterrupt:
+            if submitted is None:
+                raise
+            on = _how_to_go_on(cluster, arguments.output_path)
+            output.note(f"detached: it goes on, as job {submitted.submission_id}\n{on}")
+            raise typer.Exit(0) from None
+    if finished is not None:
+        _print_results(finished, as_json)
 
-    def request(checkpoint: str) -> EvalConfig:
-        trained = run_settings(checkpoint, preset)
-        asked = [_absolute(n) if "/" in n or n.endswith(".jsonl") else n for n in names] or default_names(trained)
-        return make_request({**values, "model_path": checkpoint, "data_names": asked}, trained, settings)
 
-    if watch is not None:
-        if model_path is not None:
-            raise UserError(_CHOOSES_ITSELF)
-        watch_folder(Path(watch).expanduser().absolute(), request, say, once=once, as_json=as_json)
+def stop(cluster: str | None, output_path: str, user: str | None) -> None:
+    """End the evaluation that writes into a folder on a cluster."""
+    whose = checked_user(user)
+    with cluster_evaluator(hosts_of_cluster(HostOptions(cluster=cluster)), output.note) as evaluator:
+        output.result(evaluator.stop(output_path, whose))
+
+
+@contextmanager
+def evaluator_at(cluster: str | None, say: Say) -> Iterator[LocalEvaluator | ClusterEvaluator]:
+    """The evaluator of a cluster, or of this machine, for the length of a block."""
+    if cluster is None:
+        yield LocalEvaluator(say)
         return
-    config = request(choose_checkpoint(model_path, folder_of_runs(fileroot)))
-    if dry_run:
-        _print_plan(config, as_json)
-    require_evaluator()
-    if dry_run:
-        return
-    _print_results(run_evaluation(config, say, output.debug), as_json)
+    with cluster_evaluator(HostOptions(cluster=cluster), say) as evaluator:
+        yield evaluator
+
+
+@contextmanager
+def cluster_evaluator(hosts: HostOptions, say: Say) -> Iterator[ClusterEvaluator]:
+    """The evaluator of a cluster for the length of a block."""
+    from clusterkit.backends.ray.backend import RayBackend  # noqa: PLC0415 (asyncssh, only for a cluster)
+    from clusterkit.evaluate.cluster import ClusterEvaluator  # noqa: PLC0415 (asyncssh, only for a cluster)
+
+    with RayBackend(place_of(hosts), say) as backend:
+        yield ClusterEvaluator(backend)
+
+
+def _how_to_go_on(cluster: str | None, output_path: str) -> str:
+    return (
+        "  follow it       the same command again, which also copies the results here\n"
+        f"  look at answers clusterkit eval show {output_path} --cluster {cluster}, once it has ended\n"
+        f"  end it          clusterkit eval stop --cluster {cluster} --output-path {output_path}"
+    )
 
 
 def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
@@ -99,6 +113,16 @@ def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
         output.result_json(config.model_dump())
     else:
         output.result("\n".join(f"{key}={value}" for key, value in settings_in_words(config).items()))
+
+
+def _print_scored(folder: Path, as_json: bool) -> None:
+    """Print the table of one checkpoint's results, and draw the curve anew."""
+    write_pages(folder)
+    if as_json:
+        output.line_json(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+    else:
+        output.result((folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
+        output.note(f"The curve: {folder.parent / PAGE}")
 
 
 def _print_results(finished: Finished, as_json: bool) -> None:
@@ -115,7 +139,3 @@ def _print_results(finished: Finished, as_json: bool) -> None:
             f"incomplete: {missing} answers failed and count as wrong here; the same command asks for them again"
         )
         raise typer.Exit(1)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute()) if path else ""

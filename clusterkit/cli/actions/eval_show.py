@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clusterkit.cli.actions.eval import cluster_evaluator
 from clusterkit.cli.actions.target import Kind, target, told
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
+from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 from evaluation.results import find_results, read_results
 from trainer.errors import UserError
@@ -37,11 +40,10 @@ def show(
 
 def _of_current(folder: str) -> Path:
     """The latest results of the current cluster, copied here. Raises UserError where there are none."""
-    place = told(target(Kind.CLUSTER_FIRST))
-    return find_results(str(_fetched(place, folder)) if place is not None else folder)
+    cluster = told(target(Kind.CLUSTER_FIRST, RunOptions()))
+    return find_results(str(_fetched(cluster, folder)) if cluster is not None else folder)
 
 
 def _fetched(cluster: str, folder: str) -> Path:
-    from clusterkit.cli.actions import eval_cluster  # noqa: PLC0415 (asyncssh, only for a cluster)
-
-    return eval_cluster.fetch_newest(cluster, folder, eval_cluster.copy_of(cluster, folder))
+    with cluster_evaluator(HostOptions(cluster=cluster), output.note) as evaluator:
+        return evaluator.fetch_newest(folder)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from typing import Any
 
-from clusterkit.backends.ray.head import head_of
+from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.backends.ray.jobs import RayJob
-from clusterkit.cli.actions.target import checked_user, hosts_of_cluster
-from clusterkit.common.text_plot import duration
+from clusterkit.cli.actions.target import checked_user, hosts_of_cluster, place_of
+from clusterkit.common.text_plot import columns, duration
 from clusterkit.ssh.host_options import HostOptions
-from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 
 
 def jobs(hosts: HostOptions, user: str | None, *, alive: bool, as_json: bool) -> None:
     """List a user's jobs, and count those of others."""
     whose = checked_user(user)
-    known = [job for job in asyncio.run(_jobs(select(hosts_of_cluster(hosts)))) if job.alive or not alive]
+    with RayBackend(place_of(hosts_of_cluster(hosts)), output.note) as cluster:
+        known = [job for job in cluster.jobs() if job.alive or not alive]
     found = [job for job in known if job.user == whose]
     others = Counter(job.user or "none that clusterkit knows" for job in known if job.user != whose)
     if others:
@@ -28,11 +27,6 @@ def jobs(hosts: HostOptions, user: str | None, *, alive: bool, as_json: bool) ->
         output.result_json([_as_dict(job) for job in found])
         return
     output.result("\n".join(_lines(found)) if found else f"no jobs of {whose}")
-
-
-async def _jobs(selection: Selection) -> list[RayJob]:
-    async with head_of(selection) as head, head.jobs() as jobs:
-        return await jobs.all()
 
 
 def _as_dict(job: RayJob) -> dict[str, Any]:
@@ -52,5 +46,4 @@ def _lines(found: list[RayJob]) -> list[str]:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)) if job.started else "-"
         length = duration((job.ended or time.time()) - job.started) if job.started else "-"
         rows.append([job.submission_id, job.status.lower(), job.run, since, length])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows)

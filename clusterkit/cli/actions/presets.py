@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from clusterkit.common.text_plot import columns
 from clusterkit.config import presets
 from clusterkit.config.explain import Explanation, compare
 from clusterkit.config.explain import explain as explain_preset
@@ -79,9 +80,7 @@ def diff(first: str, second: str, task: str | None, as_json: bool) -> None:
         output.result_json(differences)
         return
     rows = [(item.key, _plain(item.first), _plain(item.second)) for item in differences]
-    widths = [max(map(len, column)) for column in zip(("", first, second), *rows, strict=True)]
-    table = [("", first, second), *rows]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines = columns([("", first, second), *rows])
     output.result("\n".join(lines) if rows else f"{first} and {second} are the same")
 
 

@@ -2,120 +2,98 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
-from clusterkit.backends.ray.head import head_of
-from clusterkit.cli.actions.target import Kind, checked_user, folder_of_runs, hosts_of_run, kind_for
+from clusterkit.backends.base import Place, RunSelector, folder_of_runs
+from clusterkit.backends.ray.backend import RayBackend
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.newest import require_newest
+from clusterkit.cli.actions.target import place_of_run, selector_of
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
 from clusterkit.serving.engines import (
     add_local,
     change_remote,
-    newest_remote_run,
+    local_servers,
     remote_servers,
     stop_local,
     table,
     views,
 )
-from clusterkit.serving.engines import local_servers as servers_here
 from clusterkit.ssh.host_options import HostOptions
-from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 from trainer.serving.registry import Registration, folder_of
 
+T = TypeVar("T")
 
-def list_servers(
-    hosts: HostOptions,
-    experiment: str | None,
-    trial: str | None,
-    fileroot: str | None,
-    here: bool,
-    user: str | None,
-    as_json: bool,
-) -> None:
+
+def list_servers(run: RunOptions, hosts: HostOptions, *, as_json: bool) -> None:
     """Print a run's servers."""
-    place = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
-    if place is None:
-        found = views(servers_here(_run(fileroot, experiment, trial, user)))
-    else:
-        found = views(asyncio.run(_servers_of(select(place), experiment, trial, user)))
+    found = views(_servers(*_find(run, hosts)))
     if as_json:
         output.result_json({"servers": [view.as_dict() for view in found]})
+    else:
+        output.result("\n".join(table(found)))
+
+
+def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
+    """Add one server to a run.
+
+    Args:
+        run: which run.
+        hosts: of the cluster, should it be on one.
+        gpus: numbers of the server's GPUs on this machine, with commas.
+        model: folder of weights to start with; empty for that of the other servers.
+
+    """
+    place, selector = _find(run, hosts)
+    if place.hosts is not None:
+        output.result(_on_cluster(place, selector, partial(change_remote, action="add", argument="")))
         return
-    for line in table(found):
-        output.result(line)
+    try:
+        numbers = tuple(int(number) for number in gpus.split(",") if number.strip())
+    except ValueError:
+        raise UserError(f"--gpus {gpus}: give numbers with commas, such as 4,5") from None
+    one = add_local(_run(place, selector), numbers, model, output.note)
+    output.result(f"{one.name} answers at {one.url}")
 
 
-def add(
-    hosts: HostOptions,
-    experiment: str | None,
-    trial: str | None,
-    fileroot: str | None,
-    here: bool,
-    user: str | None,
-    *,
-    gpus: str,
-    model: str,
-) -> None:
-    """Add one server to a run."""
-    on_this = here or (bool(gpus) and hosts.cluster is None)
-    place = hosts_of_run(hosts, on_this, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
-    if place is None:
-        try:
-            numbers = tuple(int(number) for number in gpus.split(",") if number.strip())
-        except ValueError:
-            raise UserError(f"--gpus {gpus}: give numbers with commas, such as 4,5") from None
-        one = add_local(_run(fileroot, experiment, trial, user), numbers, model, output.note)
-        output.result(f"{one.name} answers at {one.url}")
-        return
-    output.result(_on_cluster(select(place), experiment, trial, "add", "", user))
-
-
-def stop(
-    hosts: HostOptions,
-    names: list[str],
-    experiment: str | None,
-    trial: str | None,
-    fileroot: str | None,
-    here: bool,
-    user: str | None,
-) -> None:
-    """End servers of a run; without names all."""
-    place = hosts_of_run(hosts, here, fileroot, experiment, trial, kind=kind_for(user, Kind.NEWEST_RUN))
-    if place is None:
-        ended = stop_local(_run(fileroot, experiment, trial, user), names)
+def stop(run: RunOptions, hosts: HostOptions, names: list[str]) -> None:
+    """End servers of a run by their names; without names all."""
+    place, selector = _find(run, hosts)
+    if place.hosts is None:
+        ended = stop_local(_run(place, selector), names)
         output.result(f"ended: {', '.join(ended)}" if ended else "the run has no engine servers")
         return
-    selection = select(place)
+    names = names or [one.name for one in _servers(place, selector)]
     if not names:
-        names = [one.name for one in asyncio.run(_servers_of(selection, experiment, trial, user))]
-        if not names:
-            raise RunError("the run has no engine servers")
+        raise RunError("the run has no engine servers")
     for name in names:
-        output.result(_on_cluster(selection, experiment, trial, "stop", name, user))
+        output.result(_on_cluster(place, selector, partial(change_remote, action="stop", argument=name)))
 
 
-def _run(fileroot: str | None, experiment: str | None, trial: str | None, user: str | None) -> RunDirectory:
-    return find_run(folder_of_runs(fileroot), experiment, trial, None if user is None else checked_user(user))
+def _find(run: RunOptions, hosts: HostOptions) -> tuple[Place, RunSelector]:
+    selector = selector_of(run)
+    return place_of_run(run, hosts=hosts), selector
 
 
-async def _servers_of(
-    selection: Selection, experiment: str | None, trial: str | None, user: str | None
-) -> list[Registration]:
-    """Engine servers of a run on a cluster."""
-    async with head_of(selection) as head:
-        run = await newest_remote_run(head, experiment, trial, checked_user(user))
-        return await remote_servers(head, folder_of(run.logs))
+def _run(place: Place, selector: RunSelector) -> RunDirectory:
+    return find_run(folder_of_runs(place.fileroot), selector.experiment, selector.trial, selector.user)
 
 
-def _on_cluster(
-    selection: Selection, experiment: str | None, trial: str | None, action: str, name: str, user: str | None
-) -> str:
-    async def do() -> str:
-        async with head_of(selection) as head:
-            return await change_remote(
-                head, await newest_remote_run(head, experiment, trial, checked_user(user)), action, name
-            )
+def _servers(place: Place, selector: RunSelector) -> list[Registration]:
+    if place.hosts is None:
+        return local_servers(_run(place, selector))
+    return _on_cluster(place, selector, lambda head, run: remote_servers(head, folder_of(run.logs)))
 
-    return asyncio.run(do())
+
+def _on_cluster(place: Place, selector: RunSelector, work: Callable[[Head, RunDirectory], Awaitable[T]]) -> T:
+    async def do(head: Head) -> T:
+        return await work(head, await require_newest(head, selector))
+
+    with RayBackend(place, output.note) as cluster:
+        return cluster.do(do)

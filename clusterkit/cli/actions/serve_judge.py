@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 import shlex
@@ -14,16 +13,17 @@ from pathlib import Path
 
 import typer
 
-from clusterkit.backends.ray.head import head_of
-from clusterkit.cli.actions.target import RUNS, Typed, told
+from clusterkit.backends.base import RUNS
+from clusterkit.backends.ray.backend import RayBackend
+from clusterkit.cli.actions.target import place_of, told
 from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.options import LOOPBACK
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views
 from clusterkit.serving.judges import JudgeOrder, remote_judges, start_remote, stop_remote
 from clusterkit.ssh.host_options import HostOptions
-from clusterkit.ssh.selection import Selection, select
 from clusterkit.ui import output
 from trainer.assets import resolve_model
 from trainer.errors import UserError
@@ -57,7 +57,7 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
     chosen = options.address != LOOPBACK
     if hosts.hostnames is None:
         local = here or (hosts.cluster is None and ("," in options.gpus or chosen or bool(options.cache_dir)))
-        typed = Typed(hosts.cluster, local, options.fileroot)
+        typed = RunOptions(cluster=hosts.cluster, here=local, fileroot=options.fileroot)
         hosts = replace(hosts, cluster=told(for_training(resolved, typed, start=False)))
     there = hosts.cluster is not None or hosts.hostnames is not None
     order = JudgeOrder(
@@ -72,7 +72,8 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
     )
     if list_them or stop_them:
         if there:
-            _look_there(select(hosts), order, stop_them, as_json)
+            with RayBackend(place_of(hosts), output.note) as cluster:
+                _look_there(cluster, order, stop_them, as_json)
         else:
             folder = judges_folder(options.fileroot or RUNS, user_name(), order.experiment, order.trial)
             _look_here(folder, stop_them, as_json)
@@ -86,8 +87,8 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
     if there:
         if "," in options.gpus or chosen:
             raise UserError("on a cluster, Ray chooses GPUs and addresses: give --gpus as a number, and no --address")
-        whole = JudgeOrder(**{**vars(order), "gpus": sum(map(len, groups))})
-        _start_there(select(hosts), whole, options.preset, wanted)
+        with RayBackend(place_of(hosts), output.note) as cluster:
+            _start_there(cluster, replace(order, gpus=sum(map(len, groups))), options.preset, wanted)
         return
     _serve_here(order, options, wanted)
 
@@ -126,15 +127,11 @@ def _serve_here(order: JudgeOrder, options: Options, wanted: str) -> None:
     raise typer.Exit(code if code >= 0 else 1)
 
 
-def _start_there(selection: Selection, order: JudgeOrder, preset: str, wanted: str) -> None:
-    async def do() -> list[Registration]:
-        async with head_of(selection) as head:
-            return await start_remote(head, order, output.note)
-
-    for one in asyncio.run(do()):
+def _start_there(cluster: RayBackend, order: JudgeOrder, preset: str, wanted: str) -> None:
+    for one in cluster.do(lambda head: start_remote(head, order, output.note)):
         output.result(f"{one.name} on {one.node} answers at {one.url}")
     name = order.model.rstrip("/").rpartition("/")[2]
-    _tell(order, name, preset, wanted, ["--cluster", selection.cluster.name])
+    _tell(order, name, preset, wanted, ["--cluster", cluster.cluster.name])
 
 
 def _tell(order: JudgeOrder, model: str, preset: str, wanted: str, more: list[str]) -> None:
@@ -151,20 +148,15 @@ def _look_here(folder: Path, stop: bool, as_json: bool) -> None:
     if stop:
         ended = end_all(folder, registry.read(folder))
         output.result(f"ended: {', '.join(ended)}" if ended else "the run has no judge servers")
-        return
-    _show(registry.read(folder), as_json)
-
-
-def _look_there(selection: Selection, order: JudgeOrder, stop: bool, as_json: bool) -> None:
-    async def do() -> str | list[Registration]:
-        async with head_of(selection) as head:
-            return await (stop_remote(head, order) if stop else remote_judges(head, order))
-
-    found = asyncio.run(do())
-    if isinstance(found, str):
-        output.result(found)
     else:
-        _show(found, as_json)
+        _show(registry.read(folder), as_json)
+
+
+def _look_there(cluster: RayBackend, order: JudgeOrder, stop: bool, as_json: bool) -> None:
+    if stop:
+        output.result(cluster.do(lambda head: stop_remote(head, order)))
+    else:
+        _show(cluster.do(lambda head: remote_judges(head, order)), as_json)
 
 
 def _show(found: list[Registration], as_json: bool) -> None:

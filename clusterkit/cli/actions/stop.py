@@ -1,15 +1,16 @@
-"""`clusterkit stop` of a training on this machine."""
+"""`clusterkit stop`: end the run that is meant."""
 
 from __future__ import annotations
 
-from clusterkit.backends.stop import stop_run
-from clusterkit.cli.actions.target import folder_of_runs
+from clusterkit.backends.table import open_backend
+from clusterkit.cli.actions.target import Kind, place_of_run, selector_of
+from clusterkit.cli.runoptions import RunOptions
+from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 
 
-def stop(
-    experiment: str | None, trial: str | None, fileroot: str | None, user: str, *, deadline: float, force: bool
-) -> None:
-    """End the run that is meant, and say how it ended."""
-    root = folder_of_runs(fileroot)
-    output.result(stop_run(root, experiment, trial, deadline=deadline, force=force, say=output.note, user=user))
+def stop(run: RunOptions, hosts: HostOptions, *, deadline: float, force: bool) -> None:
+    """End the run, and say how it ended."""
+    selector = selector_of(run)
+    with open_backend(place_of_run(run, Kind.LIVING_RUN, hosts), output.note) as backend:
+        output.result(backend.stop(selector, deadline=deadline, force=force))

@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterkit.backends.base import Place, RunSelector, folder_of_runs
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
 from clusterkit.runs.directory import RunDirectory, runs, user_name
@@ -16,12 +17,6 @@ from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
-
-if TYPE_CHECKING:
-    from clusterkit.backends.ray.newest import Newest
-
-RUNS = "runs"
-"""Folder of this machine's runs where --fileroot names none."""
 
 
 class Kind(Enum):
@@ -36,27 +31,19 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a command goes. cluster: its name; None for this machine. note: tells it, unless the user said so."""
+    """Where a command goes.
+
+    Attributes:
+        cluster: its name; None for this machine.
+        note: says so on stderr; empty where the user has said it.
+
+    """
 
     cluster: str | None
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Typed:
-    """What the command says about the place.
-
-    cluster: --cluster. here: --here. fileroot: --fileroot. experiment, trial: the run that is meant.
-    """
-
-    cluster: str | None = None
-    here: bool = False
-    fileroot: str | None = None
-    experiment: str | None = None
-    trial: str | None = None
-
-
-def target(kind: Kind, typed: Typed = Typed(), why_here: str = "") -> Target:
+def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
     """Where a command goes.
 
     Args:
@@ -88,42 +75,39 @@ def target(kind: Kind, typed: Typed = Typed(), why_here: str = "") -> Target:
     return Target(None, f"on this machine (clusters: {clusters}; clusterkit use NAME chooses one)" if clusters else "")
 
 
-def cluster_of_run(
-    cluster: str | None,
-    here: bool,
-    fileroot: str | None = None,
-    experiment: str | None = None,
-    trial: str | None = None,
-    *,
-    kind: Kind = Kind.NEWEST_RUN,
-) -> str | None:
-    """`target` for a command about one run, told on stderr; the cluster's name, or None for this machine."""
-    return told(target(kind, Typed(cluster, here, fileroot, experiment, trial)))
+def place_of(where: str | HostOptions | None, fileroot: str | None = None) -> Place:
+    """The place that a name of a cluster or options of hosts mean; None for this machine."""
+    if where is None:
+        return Place(fileroot=fileroot)
+    return Place("ray", HostOptions(cluster=where) if isinstance(where, str) else where, fileroot)
 
 
-def hosts_of_run(
-    hosts: HostOptions,
-    here: bool,
-    fileroot: str | None = None,
-    experiment: str | None = None,
-    trial: str | None = None,
-    *,
-    kind: Kind = Kind.NEWEST_RUN,
-) -> HostOptions | None:
-    """The same for a command with the options of hosts: with the cluster that is meant, or None for this machine."""
-    if hosts.hostnames is not None:
-        if here:
+def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptions | None = None) -> Place:
+    """Where a command about one run goes, told on stderr.
+
+    Args:
+        run: what the user said about the place and the run.
+        kind: what decides when the user does not say; runs of others are on the cluster.
+        hosts: options of hosts, of commands that have them.
+
+    Raises:
+        UserError, RunError: as `target`.
+
+    """
+    if hosts is not None and hosts.hostnames is not None:
+        if run.here:
             raise UserError("--here and --hostnames are two places: choose one")
-        return hosts
-    cluster = cluster_of_run(hosts.cluster, here, fileroot, experiment, trial, kind=kind)
-    return replace(hosts, cluster=cluster) if cluster is not None else None
+        return place_of(hosts, run.fileroot)
+    run = run if hosts is None else replace(run, cluster=hosts.cluster)
+    cluster = told(target(kind if run.user is None else Kind.CLUSTER_FIRST, run))
+    return place_of(None if cluster is None else replace(hosts or HostOptions(), cluster=cluster), run.fileroot)
 
 
 def hosts_of_cluster(hosts: HostOptions) -> HostOptions:
-    """The same for a command that only a cluster can do."""
+    """The hosts that a command means which only a cluster can do."""
     if hosts.hostnames is not None:
         return hosts
-    return replace(hosts, cluster=told(target(Kind.ON_A_CLUSTER, Typed(hosts.cluster))))
+    return replace(hosts, cluster=told(target(Kind.ON_A_CLUSTER, RunOptions(cluster=hosts.cluster))))
 
 
 def told(found: Target) -> str | None:
@@ -146,14 +130,14 @@ def checked_user(typed: str | None) -> str:
     return name
 
 
-def kind_for(user: str | None, kind: Kind) -> Kind:
-    """What decides about the place: runs of others are on the cluster, unless the command says otherwise."""
-    return Kind.CLUSTER_FIRST if user is not None else kind
+def selector_of(run: RunOptions) -> RunSelector:
+    """The run that is meant.
 
+    Raises:
+        UserError: the name of the user is none.
 
-def folder_of_runs(fileroot: str | None) -> Path:
-    """Where this machine's runs are, for --fileroot as typed."""
-    return Path(fileroot or RUNS).expanduser().absolute()
+    """
+    return RunSelector(run.experiment, run.trial, None if run.user is None else checked_user(run.user))
 
 
 def is_on_cluster(folder: str, *, although_here: bool = False) -> bool:
@@ -186,47 +170,45 @@ def _choose_one(now: Current, otherwise: str) -> str:
     )
 
 
-def _runs_here(kind: Kind, typed: Typed) -> list[RunDirectory]:
+def _runs_here(kind: Kind, typed: RunOptions) -> list[RunDirectory]:
     if kind not in (Kind.NEWEST_RUN, Kind.LIVING_RUN):
         return []
     found = runs(folder_of_runs(typed.fileroot), typed.experiment, typed.trial)
     return [run for run in found if holder_of(run)] if kind is Kind.LIVING_RUN else found
 
 
-def _of_two(kind: Kind, typed: Typed, now: Current, mine: RunDirectory) -> Target:
+def _of_two(kind: Kind, typed: RunOptions, now: Current, mine: RunDirectory) -> Target:
     """Both this machine and the current cluster may have the run: look at the cluster."""
-    from clusterkit.backends.ray import newest  # noqa: PLC0415 (asyncssh, only where a cluster is asked)
+    from clusterkit.backends.ray.backend import RayBackend  # noqa: PLC0415 (asyncssh, only where a cluster is asked)
 
     name = f"{mine.experiment}/{mine.trial}"
-    look = newest.living_run if kind is Kind.LIVING_RUN else newest.newest_run
+    selector = RunSelector(typed.experiment, typed.trial)
     try:
-        there = look(now.name, typed.experiment, typed.trial)
+        with RayBackend(place_of(now.name), output.note) as cluster:
+            alive = [job.run for job in cluster.living(selector)] if kind is Kind.LIVING_RUN else []
+            newest = None if kind is Kind.LIVING_RUN else cluster.newest_run(selector)
     except (RunError, UserError) as error:
         raise RunError(
             f"cluster {now.name} ({now.why}) cannot be looked at: {error}\n"
             f"For the runs of this machine ({name} is one) add --here"
         ) from None
-    if there is None:
-        alive = "alive " if kind is Kind.LIVING_RUN else ""
-        return Target(None, f"on this machine (cluster {now.name} has no such run {alive}of yours)")
-    if kind is Kind.LIVING_RUN:
+    if alive:
         raise UserError(
-            f"two runs are alive: {name} on this machine (--here) and {there.name} on cluster {now.name} (--cluster "
+            f"two runs are alive: {name} on this machine (--here) and {alive[0]} on cluster {now.name} (--cluster "
             f"{now.name}). Name one of the places"
         )
-    return _started_last(now, mine, there)
-
-
-def _started_last(now: Current, mine: RunDirectory, there: Newest) -> Target:
-    name = f"{mine.experiment}/{mine.trial}"
-    if there.started_ago <= _started_ago(mine):
+    if newest is None:
+        dead = "alive " if kind is Kind.LIVING_RUN else ""
+        return Target(None, f"on this machine (cluster {now.name} has no such run {dead}of yours)")
+    there = f"{newest.run.experiment}/{newest.run.trial}"
+    if newest.started_ago <= _started_ago(mine):
         return Target(
             now.name,
-            f"on cluster {now.name} ({now.why}), where {there.name} was started last; of this machine: {name} (--here)",
+            f"on cluster {now.name} ({now.why}), where {there} was started last; of this machine: {name} (--here)",
         )
     return Target(
         None,
-        f"on this machine, where {name} was started last; on cluster {now.name}: {there.name} (--cluster {now.name})",
+        f"on this machine, where {name} was started last; on cluster {now.name}: {there} (--cluster {now.name})",
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from clusterkit.cli.actions.target import Kind, Target, Typed, folder_of_runs, is_on_cluster, target
+from clusterkit.backends.base import folder_of_runs
+from clusterkit.cli.actions.target import Kind, Target, is_on_cluster, target
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import Resolved
 from clusterkit.evaluate.request import run_of
 from clusterkit.runs.directory import runs
@@ -12,7 +15,7 @@ from clusterkit.runs.trials import TrialState, choose_trial
 from trainer.errors import UserError
 
 
-def for_training(resolved: Resolved, typed: Typed, *, start: bool = True) -> Target:
+def for_training(resolved: Resolved, typed: RunOptions, *, start: bool = True) -> Target:
     """Where `train` goes: a run without GPUs and of one host to this machine, another one to the current cluster.
 
     Args:
@@ -36,7 +39,7 @@ def for_training(resolved: Resolved, typed: Typed, *, start: bool = True) -> Tar
     return found
 
 
-def for_checkpoint(checkpoint: str | None, typed: Typed) -> Target:
+def for_checkpoint(checkpoint: str | None, typed: RunOptions) -> Target:
     """Where `eval` goes: a checkpoint of a run of this machine is scored here, all else on the current cluster.
 
     Args:
@@ -57,7 +60,7 @@ def for_checkpoint(checkpoint: str | None, typed: Typed) -> Target:
     elif checkpoint.count("/") == 1 and not checkpoint.startswith(("/", ".", "~")):
         experiment, trial = checkpoint.split("/")
         if runs(folder_of_runs(typed.fileroot), experiment, trial):
-            return target(Kind.NEWEST_RUN, Typed(typed.cluster, typed.here, typed.fileroot, experiment, trial))
+            return target(Kind.NEWEST_RUN, replace(typed, experiment=experiment, trial=trial))
     return target(Kind.CLUSTER_FIRST, typed)
 
 

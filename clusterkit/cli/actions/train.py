@@ -1,28 +1,29 @@
-"""`clusterkit train`: train here, or send the run to its place."""
+"""`clusterkit train`: start the run where it belongs, or attach to it, and follow it to its end."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import typer
 import yaml
 
-from clusterkit.backends.local.launch import require_writable, trainer_command
-from clusterkit.backends.local.train import Restarts, RunOutcome, again_command, follow, further_command, prepared
-from clusterkit.backends.slurm.script import Wishes
-from clusterkit.capacity.plan import RunPlan
+from clusterkit.backends.base import Backend, Place, PlannedRun, RunOutcome, SubmittedRun
+from clusterkit.backends.slurm.script import SlurmOptions
+from clusterkit.backends.table import open_backend
+from clusterkit.capacity.plan import RunPlan, remote_plan
 from clusterkit.capacity.runnable import refusal
-from clusterkit.cli.actions.target import Typed, told
+from clusterkit.cli.actions.target import place_of, told
 from clusterkit.cli.actions.target_of_run import for_training
+from clusterkit.cli.actions.train_from import settings_from
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
-from clusterkit.config.resolve import Resolved, resolve, shown_values
-from clusterkit.runs.diagnose.applied import with_applied
-from clusterkit.runs.final_evaluation import read_summary, summary_lines
-from clusterkit.runs.log.metrics import read_history
+from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.final_evaluation import summary_lines
 from clusterkit.runs.log.tail import last_lines
-from clusterkit.runs.trials import Trial, TrialState, choose_trial
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.errors import UserError
@@ -32,141 +33,136 @@ def train(
     overrides: list[str],
     preset: str | None,
     task: str | None,
-    fileroot: str | None,
-    cluster: str | None,
+    typed: RunOptions,
     *,
-    here: bool,
     slurm: bool,
-    wishes: tuple[str, str, str, tuple[str, ...], bool],
-    image: str,
-    mounts: Sequence[str],
+    slurm_options: dict[str, Any],
     recover_from: str | None,
     dry_run: bool,
     detach: bool,
     as_json: bool,
     shown: bool,
 ) -> None:
-    """Train where the options and settings say. wishes, image, mounts: for Slurm."""
+    """Train where the options and settings say. The exit code is the run's; 0 for a run that was detached from.
+
+    Args:
+        overrides: KEY=VALUE words.
+        preset: its name.
+        task: its name; None for the preset's own.
+        typed: what the options say about the place.
+        slurm: submit it to Slurm.
+        slurm_options: fields of `SlurmOptions`.
+        recover_from: the run or folder to start from.
+        dry_run: print the plan; write nothing.
+        detach: come back once the run is submitted.
+        as_json: print the result as JSON.
+        shown: whether progress is shown.
+
+    """
     output.notes(translation_notes(overrides))
-    slurm = slurm or "mode=slurm" in overrides
-    if slurm and (cluster is not None or here):
-        raise UserError(f"{'--here' if here else '--cluster NAME'} and --slurm (mode=slurm) are two places: choose one")
-    typed = [*overrides, *([f"fileroot={fileroot}"] if fileroot is not None else [])]
-    if not slurm:
-        if any((*wishes, image, mounts)):
-            raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
-        cluster = told(for_training(resolve(preset, task, typed), Typed(cluster, here, fileroot)))
-    if recover_from is not None:
-        from clusterkit.cli.actions.train_from import settings_from  # noqa: PLC0415 (asyncssh, only for runs of a cluster)
-
-        typed += settings_from(recover_from, preset, task, typed, cluster)
-    if cluster is not None:
-        from clusterkit.cli.actions.train_cluster import train_on  # noqa: PLC0415 (asyncssh, only for runs of a cluster)
-
-        train_on(cluster, preset, task, typed, dry_run=dry_run, detach=detach, as_json=as_json, shown=shown)
-        return
-    if slurm:
-        from clusterkit.cli.actions.train_slurm import train_on_slurm  # noqa: PLC0415 (slow, only for Slurm)
-
-        train_on_slurm(
-            preset,
-            task,
-            typed,
-            Wishes(*wishes),
-            image=image,
-            mounts=mounts,
-            dry_run=dry_run,
-            detach=detach,
-            as_json=as_json,
-            shown=shown,
-        )
-        return
-    resolved = resolve(preset, task, typed)
-    trial = choose_trial(resolved.config, resolved.trial_is_named)
-    require_writable(trial.run)
-    resolved = _with_applied(resolved, trial)
-    refused = refusal(resolved.config, trial)
-    if dry_run:
-        _print_plan(resolved, trial, as_json)
-    if refused:
-        raise refused
-    if dry_run:
-        return
-    if trial.state is TrialState.COMPLETE:
-        _print_complete(trial, as_json)
-        return
-    _train(resolved, trial, as_json, show_progress=shown)
-
-
-def _with_applied(resolved: Resolved, trial: Trial) -> Resolved:
-    """The configuration with what `clusterkit diagnose --apply` left beside the run."""
-    if trial.state is TrialState.COMPLETE:
-        return resolved
-    config, notes = with_applied(resolved.config, trial.run)
-    for note in notes:
-        output.note(f"note: {note}")
-    return replace(resolved, config=config)
-
-
-def _train(resolved: Resolved, trial: Trial, as_json: bool, show_progress: bool) -> None:
-    run = trial.run
-    config = resolved.config.model_copy(update={"trial_name": run.trial})
-    plan = RunPlan(config, trial)
-    beginning = plan.summary  # before our own lock makes the run look busy
-    with prepared(run, config, trial) as attempt:
-        output.note(f"{beginning}. Folder: {run.logs}")
-        for warning in plan.warnings:
+    settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
+    place = _place(preset, task, settings, typed, slurm, slurm_options)
+    with open_backend(place, output.note) as backend:
+        if recover_from is not None:
+            settings += settings_from(recover_from, backend, preset, task, settings)
+        request = backend.request(preset, task, settings)
+        submitted = None if dry_run else backend.attach(request)
+        sentence, warnings = "", list[str]()
+        if submitted is None:
+            planned = backend.plan(request)
+            plan = RunPlan(planned.request.config, planned.trial) if planned.trial else remote_plan(request.config)
+            refused = refusal(planned.request.typed or planned.request.config, planned.trial)
+            if dry_run:
+                _print_plan(planned, plan, backend.where, as_json)
+            if refused:
+                raise refused
+            if dry_run:
+                return
+            sentence = plan.summary if planned.trial else ""  # before our own lock makes the run look busy
+            warnings = plan.warnings
+            submitted = backend.start(planned)
+        if submitted.state != "started" or not sentence:
+            sentence = f"{submitted.sentence} {backend.where}".rstrip()
+        output.note(f"{sentence}. Folder: {submitted.run.logs}")
+        for warning in warnings:
             output.note(f"warning: {warning}")
-        again = again_command(sys.argv[1:])
-        with showing(f"{run.experiment}/{run.trial}", show_progress) as progress:
-            outcome = follow(run, trainer_command(run), attempt, progress, again, Restarts.of(config))
+        _follow(backend, submitted, detach=detach, as_json=as_json, shown=shown)
+
+
+def _place(
+    preset: str | None, task: str | None, settings: list[str], typed: RunOptions, slurm: bool, options: dict[str, Any]
+) -> Place:
+    if slurm or "mode=slurm" in settings:
+        if typed.cluster is not None or typed.here:
+            named = "--here" if typed.here else "--cluster NAME"
+            raise UserError(f"{named} and --slurm (mode=slurm) are two places: choose one")
+        return Place("slurm", options=SlurmOptions(**options))
+    if any(options.values()):
+        raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
+    return place_of(told(for_training(resolve(preset, task, settings), typed)))
+
+
+def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -> None:
+    config = shown_values(planned.request.config)
     if as_json:
-        output.result_json(outcome.as_dict(run))
+        counts = {"steps": plan.steps, "ranks": plan.config.ranks, "gpus": plan.config.gpus}
+        facts = plan.as_dict() if planned.trial else counts
+        output.result_json({"config": config, **dict(planned.facts), "plan": facts})
+        return
+    output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    lines = plan.lines() if planned.trial else plan.remote_lines(where)
+    title = (
+        f"The plan, {where} (nothing has been written or started)" if where else "The plan (nothing has been written)"
+    )
+    script = ["", "What sbatch would be given", "", *planned.script.splitlines()] if planned.script else []
+    # As comments: the whole output is the YAML that would be written.
+    output.result("\n".join(["#", *(f"# {line}".rstrip() for line in (title, *lines, *script))]))
+
+
+def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json: bool, shown: bool) -> None:
+    """Follow the run to its end and print its outcome, or leave it and say what to type."""
+    run, named = submitted.run, backend.options(submitted.run)
+    how_to_go_on = (
+        f"  look at it  clusterkit status {named}\n"
+        f"  its log     clusterkit logs -f {named}\n"
+        f"  stop it     clusterkit stop {named}"
+    )
+    if detach and submitted.submission_id:
+        if as_json:
+            output.result_json(submitted.as_dict())
+        output.note(how_to_go_on)
+        return
+    with showing(f"{run.experiment}/{run.trial}", shown) as progress:
+        try:
+            outcome = backend.follow(submitted, progress, again_command(sys.argv[1:]))
+        except KeyboardInterrupt:
+            if not submitted.submission_id:
+                raise
+            output.note(f"detached: {submitted.sentence}\n{how_to_go_on}")
+            raise typer.Exit(0) from None
+    if as_json:
+        output.result_json({**submitted.as_dict(), **outcome.as_dict(run)})
     if outcome.exit_code == 0:
-        _print_closing(trial, outcome.summary, as_json)
+        _print_closing(run, named, outcome, as_json)
         return
     if outcome.status == "interrupted":
         output.note(outcome.message)
     else:
         output.error(outcome.message)
-        _print_console(trial, run.attempt_numbers()[-1])
+        _print_console(run)
     raise typer.Exit(outcome.exit_code)
 
 
-def _print_plan(resolved: Resolved, trial: Trial, as_json: bool) -> None:
-    config = resolved.config.model_copy(update={"trial_name": trial.run.trial})
-    plan = RunPlan(config, trial)
-    if as_json:
-        output.result_json({"config": shown_values(config), "plan": plan.as_dict()})
-        return
-    output.result(yaml.safe_dump(shown_values(config), sort_keys=False, allow_unicode=True))
-    # As comments: the whole output is the YAML that would be written.
-    output.result("\n".join(["#", "# The plan (nothing has been written)", *(f"# {line}" for line in plan.lines())]))
-
-
-def _print_complete(trial: Trial, as_json: bool) -> None:
-    summary = read_summary(trial.run)
-    if as_json:
-        output.result_json(RunOutcome("completed", 0, "", summary, trial.history.global_step).as_dict(trial.run))
-    output.note(f"{trial.run.experiment}/{trial.run.trial} is complete: nothing is left to train.")
-    _print_closing(trial, summary, as_json)
-
-
-def _print_closing(trial: Trial, summary: dict[str, object] | None, as_json: bool) -> None:
-    run = trial.run
-    if not as_json:
-        if summary is None:
-            output.note(
-                f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}"
-            )
-        else:
-            output.result("\n".join(summary_lines(summary)))
-    steps = read_history(run.metrics).global_step
+def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: bool) -> None:
+    if outcome.summary is None:
+        output.note(f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}")
+    elif not as_json:
+        output.result("\n".join(summary_lines(outcome.summary)))
     lines = [
         "",
         "Next:",
-        f"  look at it      clusterkit status --experiment {run.experiment} --trial {run.trial}",
-        f"  train further   {further_command(sys.argv[1:], run.trial, 2 * steps or 1)}",
+        f"  look at it      clusterkit status {named}",
+        f"  train further   {further_command(sys.argv[1:], run.trial, 2 * outcome.global_step or 1)}",
         "  train anew      the same command with seed=2 trial_name=NEW",
     ]
     if run.tensorboard.is_dir():
@@ -174,9 +170,20 @@ def _print_closing(trial: Trial, summary: dict[str, object] | None, as_json: boo
     output.note("\n".join(lines))
 
 
-def _print_console(trial: Trial, attempt: int) -> None:
-    """With --debug: the end of what the trainer printed and of its log, tracebacks included."""
-    if not output.debug:
+def _print_console(run: RunDirectory) -> None:
+    """With --debug: the end of what the trainer printed and of its log, tracebacks included, where they are here."""
+    if not output.debug or not run.logs.is_dir():
         return
-    for path in (trial.run.console(attempt), trial.run.logs / "main.log"):
+    for path in (run.console((run.attempt_numbers() or [0])[-1]), run.logs / "main.log"):
         output.note("\n".join([f"--- {path}", *last_lines(path, 60)]))
+
+
+def again_command(arguments: Sequence[str]) -> str:
+    """The typed command that goes on with the run: as it was, but without asking for a fresh start."""
+    return shlex.join(["clusterkit", *(item for item in arguments if item != "recover_mode=disabled")])
+
+
+def further_command(arguments: Sequence[str], trial: str, total_steps: int) -> str:
+    """The command that trains a complete run for more steps."""
+    kept = [item for item in arguments if not item.startswith(("trial_name=", "train.total_steps=", "recover_mode="))]
+    return shlex.join(["clusterkit", *kept, f"trial_name={trial}", f"train.total_steps={total_steps}"])

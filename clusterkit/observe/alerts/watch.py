@@ -17,7 +17,7 @@ from clusterkit.runs.status import observe
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.backends.ray.sync_mirror import Mirror
+    from clusterkit.backends.base import Runs
 
 
 class Watcher:
@@ -28,7 +28,7 @@ class Watcher:
         receiver: of its alerts.
         say: called with a sentence for every alert, delivered or not.
         waits: seconds between attempts to deliver.
-        mirror: of a remote run, whose copy is updated before every look.
+        mirror: where the run is looked at, which updates the copy of a remote one before every look.
         record: file of the delivered alerts; None: in the run's folder.
 
     """
@@ -40,7 +40,7 @@ class Watcher:
         say: Callable[[str], None],
         waits: tuple[float, ...] = WAITS,
         *,
-        mirror: Mirror | None = None,
+        mirror: Runs | None = None,
         record: Path | None = None,
     ) -> None:
         self.run, self.receiver, self.say, self.waits = run, receiver, say, waits

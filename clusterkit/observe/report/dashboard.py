@@ -27,7 +27,7 @@ from clusterkit.ui.markup import Html, tag
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.backends.ray.sync_mirror import Mirror
+    from clusterkit.backends.base import Runs
 
 LIVE_SECONDS = 3.0
 """Seconds between requests of an open page for new content."""
@@ -50,7 +50,7 @@ class Views:
         experiment: of the run that is shown first; None: any.
         trial: of that run; None: the newest.
         compare: a second run.
-        mirror: of remote runs, whose copy is updated before every look.
+        mirror: where the runs are, which updates copies of remote ones before every look.
 
     """
 
@@ -60,7 +60,7 @@ class Views:
         experiment: str | None,
         trial: str | None,
         compare: str | None,
-        mirror: Mirror | None = None,
+        mirror: Runs | None = None,
     ) -> None:
         self.fileroot = fileroot
         self._mirror = mirror

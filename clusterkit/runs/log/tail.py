@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 FIRST_BYTES = 128 * 1024
@@ -69,26 +70,31 @@ class Tail:
         return data[end + 1 :].lstrip(_CONTINUATION) if self.cut else data[end + 1 :]
 
 
-def read_tail(file: int, count: int) -> tuple[Tail, int]:
-    """Return the last `count` lines of an open file, and the offset of their end.
+def read_tail(read: Callable[[int, int], bytes], size: int, count: int) -> Tail:
+    """Return the last lines of a file.
 
-    Raises:
-        OSError: the file cannot be read.
+    Args:
+        read: returns the piece at an offset and of a length; shorter only at the end of the file.
+        size: bytes of the file.
+        count: number of lines to return.
 
     """
-    size = os.fstat(file).st_size
     tail = Tail(size, count)
     while (piece := tail.next_piece()) is not None:
-        offset, length = piece
-        tail.add(_pread(file, length, offset))
-    return tail, size
+        tail.add(read(*piece))
+    return tail
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a text file, without trailing blank ones; none if it does not exist."""
     try:
         with path.open("rb") as file:
-            text = read_tail(file.fileno(), count)[0].text()
+
+            def read(offset: int, length: int) -> bytes:
+                file.seek(offset)
+                return file.read(length)
+
+            text = read_tail(read, file.seek(0, os.SEEK_END), count).text()
     except OSError:
         return []
     return text.decode("utf-8", errors="replace").rstrip().splitlines()
@@ -99,11 +105,3 @@ def failure_message(console: Path) -> str | None:
     lines = last_lines(console, 200)
     starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
     return "\n".join(lines[starts[-1] :]) if starts else None
-
-
-def _pread(file: int, length: int, offset: int) -> bytes:
-    parts = []
-    while length > 0 and (part := os.pread(file, length, offset)):
-        parts.append(part)
-        length, offset = length - len(part), offset + len(part)
-    return b"".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ def recorded_steps(run: RunDirectory) -> list[int]:
     return sorted(int(match.group(1)) for match in names if match)
 
 
-def find_group(run: RunDirectory, step: int | None, task: str) -> tuple[int, list[Record]]:
+def find_group(
+    run: RunDirectory, step: int | None, task: str, fetch: Callable[[Path], None] = lambda _: None
+) -> tuple[int, list[Record]]:
     """Return the step and the recorded trajectories of one task.
 
     Args:
         run: the run.
         step: None for the newest one that has the task.
         task: its id, or its number within the step.
+        fetch: brings the file of a step before it is read.
 
     Raises:
         UserError: nothing is recorded, or not that step or task.
@@ -47,7 +50,9 @@ def find_group(run: RunDirectory, step: int | None, task: str) -> tuple[int, lis
     if step is not None and step not in steps:
         raise UserError(f"step {step} is not recorded; there are {_ranges(steps)}")
     for number in [step] if step is not None else reversed(steps):
-        groups = read_groups(run.logs / "rollouts" / f"step_{number}.jsonl.zst")
+        file = run.logs / "rollouts" / f"step_{number}.jsonl.zst"
+        fetch(file)
+        groups = read_groups(file)
         if task in groups:
             return number, groups[task]
         if task.isdigit() and int(task) < len(groups):

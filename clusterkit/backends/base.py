@@ -1,0 +1,483 @@
+"""The interface of a place where runs live (`Backend`), and what passes between it and the commands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from clusterkit.common.node_code import content_of
+from clusterkit.runs.choose import choose_runs
+from clusterkit.runs.diagnose.applied import with_applied
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.final_evaluation import read_summary
+from clusterkit.runs.log.metrics import History, read_history
+from clusterkit.runs.status import find_run
+from clusterkit.runs.trials import Trial, TrialState
+from trainer.checkpoint.slots import look
+from trainer.config import RunConfig
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from clusterkit.provision.assets.model import NodeAsset
+    from clusterkit.ssh.host_options import HostOptions
+    from clusterkit.ui.progress import Progress
+
+RUNS = "runs"
+"""Folder of this machine's runs where --fileroot names none."""
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command goes.
+
+    Attributes:
+        mode: key of `clusterkit.backends.table.BACKENDS`.
+        hosts: how the hosts of a cluster are reached; None for this machine.
+        fileroot: --fileroot as typed; None for the place's own.
+        options: what the place itself is asked for, such as `SlurmOptions`.
+
+    """
+
+    mode: str = "local"
+    hosts: HostOptions | None = None
+    fileroot: str | None = None
+    options: object = None
+
+
+@dataclass(frozen=True)
+class RunSelector:
+    """Which run a command means: the newest, or the one that is alive, among those that fit.
+
+    Attributes:
+        experiment: its experiment; None for any.
+        trial: its trial; None for any.
+        user: whose; None for our own.
+
+    """
+
+    experiment: str | None = None
+    trial: str | None = None
+    user: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.experiment or '*'}/{self.trial or '*'}"
+
+
+@dataclass(frozen=True)
+class LogName:
+    """Which of a run's logs: main.log, or what the newest attempt, one of its ranks or an engine server printed."""
+
+    console: bool = False
+    rank: int | None = None
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine is not None and ("/" in self.engine or self.engine.startswith(".")):
+            raise UserError(f"--engine {self.engine}: give a server's name or number; clusterkit serve list shows them")
+
+    def path(self, run: RunDirectory, attempt: int) -> Path:
+        """The file of a run whose newest attempt has that number."""
+        if self.engine is not None:
+            name = f"server-{self.engine}" if self.engine.isdigit() else self.engine
+            return run.logs / "servers" / f"{name}.log"
+        if self.rank is not None:
+            return run.logs / f"attempt_{attempt}" / f"rank_{self.rank}.log"
+        return run.console(attempt) if self.console else run.logs / "main.log"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run as it was typed, resolved for its place.
+
+    Attributes:
+        config: with the paths of the place.
+        named: the user chose the trial's name.
+        once: do not start a new trial where the same run is complete.
+        own_code: files of the user's own classes to be sent along, path and content.
+        typed: the configuration with the paths of this machine; `config` where that is the same.
+        assets: models and data sets that the place has to have.
+
+    """
+
+    config: RunConfig
+    named: bool = False
+    once: bool = False
+    own_code: tuple[tuple[str, bytes], ...] = ()
+    typed: RunConfig | None = None
+    assets: tuple[NodeAsset, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what defines the run, the same for the same command."""
+        values = self.config.model_dump(mode="json", exclude=None if self.named else {"trial_name"})
+        plain = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        return content_of(self.own_code, plain)[:16] if self.own_code else plain  # other code is another run
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What `start` would do; nothing is written yet.
+
+    Attributes:
+        request: the run.
+        trial: the trial that is meant; None where only the place knows.
+        facts: what `train --dry-run --json` tells of the place besides.
+        script: text of the batch script that would be submitted.
+
+    """
+
+    request: RunRequest
+    trial: Trial | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    script: str = ""
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run that was started.
+
+    Attributes:
+        state: started, attached (it runs already) or complete (nothing is left to train).
+        run: its folder, as the place names it.
+        submission_id: its job, which goes on without us; empty where the command itself trains.
+        resume_step: the step after which it goes on; 0 for the beginning.
+
+    """
+
+    state: str
+    run: RunDirectory
+    submission_id: str = ""
+    resume_step: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "state": self.state,
+            "experiment": self.run.experiment,
+            "trial": self.run.trial,
+            "run_dir": str(self.run.logs),
+            "submission_id": self.submission_id,
+            "resume_step": self.resume_step,
+        }
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        name = f"{self.run.experiment}/{self.run.trial}"
+        if self.state == "complete":
+            return f"{name} is complete: nothing is left to train"
+        if self.state == "attached":
+            return f"{name} is being trained already, as job {self.submission_id}"
+        after = f", going on after step {self.resume_step}" if self.resume_step else ""
+        return f"training {name}{after}" + (f", as job {self.submission_id}" if self.submission_id else "")
+
+    @property
+    def knows_records(self) -> bool:
+        """Whether records were written before this command, which are no news to it."""
+        return self.state == "attached" or self.resume_step > 0
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes:
+        status: completed, interrupted, failed or killed.
+        exit_code: of the command.
+        message: what to tell on stderr.
+        summary: its closing table, where it has one.
+        global_step: its last step.
+
+    """
+
+    status: str
+    exit_code: int
+    message: str
+    summary: dict[str, Any] | None
+    global_step: int
+
+    def as_dict(self, run: RunDirectory) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "experiment": run.experiment,
+            "trial": run.trial,
+            "run_dir": str(run.logs),
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "global_step": self.global_step,
+            "message": self.message,
+            "summary": self.summary,
+        }
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look at a run and its place.
+
+    Attributes:
+        facts: for --json.
+        lines: for people.
+        exit_code: of `clusterkit status`.
+        over: whether nothing will change any more.
+
+    """
+
+    facts: dict[str, Any]
+    lines: list[str]
+    exit_code: int
+    over: bool
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log file of a run. Both functions raise RunError where it cannot be read.
+
+    Attributes:
+        path: as the place names it.
+        size: gives the bytes that it has now.
+        read: gives at most so many bytes from an offset on; fewer only at its end.
+
+    """
+
+    path: Path
+    size: Callable[[], int]
+    read: Callable[[int, int], bytes]
+
+
+class Runs:
+    """A place's runs as files of this machine: here those of a folder that it sees itself.
+
+    A subclass copies those of other machines; its methods raise RunError where they cannot be seen.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def index(self) -> None:
+        """Have a folder for every run."""
+
+    def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
+        """Bring a run up to date. logs: with its logs."""
+
+    def find(self, experiment: str | None, trial: str | None, *, logs: bool = False) -> RunDirectory:
+        """The newest run that fits, up to date. logs: with its logs."""
+        self.index()
+        with told_errors(self):
+            run = find_run(self.folder, experiment, trial)
+        self.fetch(run, logs=logs)
+        return run
+
+    def choose(self, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
+        """The run that is meant and the one beside it, up to date; see `choose_runs`."""
+        self.index()
+        with told_errors(self):
+            chosen = choose_runs(self.folder, experiment, trial, compare)
+        for run in chosen:
+            self.fetch(run)
+        return chosen
+
+    def index_steps(self, run: RunDirectory) -> None:
+        """Have a file, be it empty, for every recorded step."""
+
+    def fetch_step(self, file: Path) -> None:
+        """Bring the trajectories of a recorded step."""
+
+    def put(self, run: RunDirectory, name: str, text: str) -> None:
+        """Have a file beside the run itself that was written beside it here."""
+
+    def look(self, run: RunDirectory) -> dict[str, Any]:
+        """What `trainer.checkpoint.slots.look` finds of a run."""
+        return self.look_at(str(run.recover))
+
+    def look_at(self, folder: str) -> dict[str, Any]:
+        """The same of any folder of the place."""
+        return look(Path(folder))
+
+    def checkpoint_folder(self, typed: str) -> str:
+        """The folder of the place that --recover-from names.
+
+        Raises:
+            UserError: it has no such folder.
+
+        """
+        folder = Path(typed).expanduser().absolute()
+        if not folder.is_dir():
+            raise UserError(f"--recover-from {typed}: there is no such folder; a run is named EXPERIMENT/TRIAL")
+        return str(folder)
+
+    def told(self, value: T) -> T:
+        """Text, or what holds text, with the places and commands of the run itself."""
+        return value
+
+
+class Backend(Protocol):
+    """A place where runs live. It is entered for the length of a command; connections and locks are given back then.
+
+    where: names the place in sentences, such as `on cluster lab`; empty for this machine.
+    """
+
+    where: str
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def options(self, run: RunDirectory) -> str:
+        """Options that name a run of this place, such as `--cluster lab --experiment E --trial T`."""
+
+    def request(self, preset: str | None, task: str | None, settings: Sequence[str]) -> RunRequest:
+        """Resolve what was typed for this place.
+
+        Args:
+            preset: its name.
+            task: its name; None for the preset's own.
+            settings: KEY=VALUE words.
+
+        Raises:
+            UserError: a setting that is not allowed, or that this place cannot have.
+
+        """
+
+    def attach(self, request: RunRequest) -> SubmittedRun | None:
+        """The same run, where it waits or is at work here and can be followed.
+
+        Raises:
+            UserError: another run of its experiment with other settings is. RunError: the place does not answer.
+
+        """
+
+    def plan(self, request: RunRequest) -> PlannedRun:
+        """What `start` would do. Writes nothing.
+
+        Raises:
+            UserError: an unfinished run of other settings stands in the way.
+
+        """
+
+    def start(self, planned: PlannedRun) -> SubmittedRun:
+        """Start the run, or attach to it where the same run has been started meanwhile.
+
+        Raises:
+            UserError: another run is in the way. RunError: the place refuses, or the run ended at once.
+
+        """
+
+    def follow(self, submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
+        """Show a run until it ends. A Ctrl-C is raised as KeyboardInterrupt where the run goes on without us.
+
+        Args:
+            submitted: the run.
+            progress: shows it.
+            again: the command that goes on with it.
+
+        """
+
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+        """End the run that is alive.
+
+        Args:
+            selector: which run.
+            deadline: seconds for its recover checkpoint, until it is ended by force.
+            force: end it at once.
+
+        Returns a sentence about how that went.
+
+        Raises:
+            RunError: none is alive, or it cannot be ended. UserError: several are alive.
+
+        """
+
+    def log(self, selector: RunSelector, name: LogName, *, patient: bool = False) -> Log:
+        """A log of the newest run.
+
+        Args:
+            selector: which run.
+            name: which of its logs.
+            patient: once it was found, wait where the place does not answer.
+
+        Raises:
+            RunError: there is no such run, or it cannot be read.
+
+        """
+
+    def status(self, selector: RunSelector) -> Observation:
+        """Look at the newest run; again and again at the same one.
+
+        Raises:
+            RunError: there is no such run.
+
+        """
+
+    def runs(self, fileroot: str | None = None) -> Runs:
+        """The place's runs as files of this machine, until the backend is left.
+
+        Args:
+            fileroot: where they lie; None for `Place.fileroot`.
+
+        Raises:
+            UserError: the place has no such folder.
+
+        """
+
+
+def folder_of_runs(fileroot: str | None) -> Path:
+    """Where this machine's runs are, for --fileroot as typed."""
+    return Path(fileroot or RUNS).expanduser().absolute()
+
+
+@contextmanager
+def told_errors(runs: Runs) -> Iterator[None]:
+    """Name the places of the runs themselves in errors about their copies."""
+    try:
+        yield
+    except UserError as error:
+        if (told := runs.told(str(error))) == str(error):
+            raise
+        raise type(error)(told) from None
+
+
+def applied(config: RunConfig, trial: Trial, say: Say) -> RunConfig:
+    """A configuration with what `clusterkit diagnose --apply` left beside the run that it goes on with."""
+    if trial.state is TrialState.COMPLETE:
+        return config
+    config, notes = with_applied(config, trial.run)
+    for note in notes:
+        say(f"note: {note}")
+    return config
+
+
+def completed(run: RunDirectory) -> RunOutcome:
+    """The outcome of a run that was complete before this command."""
+    return RunOutcome("completed", 0, "", read_summary(run), read_history(run.metrics).global_step)
+
+
+def outcome_of_job(
+    history: History, *, done: bool, ended: str, summary: Callable[[], dict[str, Any] | None], again: str
+) -> RunOutcome:
+    """How the run of a job ended: by its own last record, where the word of Ray or Slurm does not contradict it.
+
+    Args:
+        history: its records.
+        done: whether Ray or Slurm takes the job for a success.
+        ended: how the job ended, for a run that says nothing itself.
+        summary: reads its closing table.
+        again: the command that goes on with it.
+
+    """
+    finish, step, on = history.finish or {}, history.global_step, f"To go on: {again}"
+    status, said = str(finish.get("status") or "killed"), str(finish.get("message") or "")
+    if status == "completed" and done:
+        return RunOutcome("completed", 0, "", summary(), step)
+    if status == "interrupted":
+        return RunOutcome("interrupted", 130, f"{said}\n{on}", None, step)
+    if status == "failed" and said:
+        return RunOutcome("failed", 1, f"{said}\n{on}", None, step)
+    return RunOutcome("killed", 1, f"{ended}\n{on}", None, step)

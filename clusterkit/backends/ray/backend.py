@@ -1,0 +1,213 @@
+"""Runs as jobs of a cluster's Ray, whose folders lie on its shared storage."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, ExitStack, closing
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from clusterkit.backends.base import (
+    RUNS,
+    Log,
+    LogName,
+    Observation,
+    Place,
+    PlannedRun,
+    RunOutcome,
+    RunRequest,
+    RunSelector,
+    Say,
+    SubmittedRun,
+)
+from clusterkit.backends.ray.follow import closing as closing_table
+from clusterkit.backends.ray.follow import follow
+from clusterkit.backends.ray.head import Backoff, Head, head_of
+from clusterkit.backends.ray.jobs import RayJob, matching_jobs, of_others
+from clusterkit.backends.ray.newest import newest_of, require_newest, through_any
+from clusterkit.backends.ray.request import request_on
+from clusterkit.backends.ray.stage_inputs import have_assets
+from clusterkit.backends.ray.status import Watch, watching
+from clusterkit.backends.ray.stop import job_run
+from clusterkit.backends.ray.storage import ListedRun, fileroot_of, newest_attempt, read_from, size_of
+from clusterkit.backends.ray.submit import attach, dispatch
+from clusterkit.backends.ray.sync_mirror import Mirror
+from clusterkit.backends.ray.view import cluster_lines
+from clusterkit.backends.stop import end_run, require_one
+from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.ssh.api import HostError
+from clusterkit.ssh.host_options import HostOptions
+from clusterkit.ssh.selection import select
+from clusterkit.ui.progress import Progress
+from trainer.errors import RunError, UserError
+
+T = TypeVar("T")
+
+
+class RayBackend:
+    """`clusterkit.backends.base.Backend` of a cluster.
+
+    Its coroutines run in one event loop, so that the connection to the head node is kept between them.
+    """
+
+    def __init__(self, place: Place, say: Say) -> None:
+        self.place, self.say = place, say
+        self.selection = select(place.hosts or HostOptions())
+        self.cluster = self.selection.cluster
+        self.where = f"on cluster {self.cluster.name}"
+        self._stack, self._runner = ExitStack(), asyncio.Runner()
+        self._connection = AsyncExitStack()
+        self._head: Head | None = None
+        self._watches: dict[RunSelector, Watch] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._runner.run(self._disconnect())
+        self._runner.close()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of what is done on the cluster.
+
+        Raises:
+            RunError: a host was lost, or refuses.
+
+        """
+        try:
+            return self._runner.run(work)
+        except HostError as error:
+            raise RunError(str(error)) from error
+
+    def do(self, work: Callable[[Head], Awaitable[T]], *, patient: bool = False) -> T:
+        """Do something on the head node.
+
+        Args:
+            work: gets the connected head node.
+            patient: try again where the connection is lost.
+
+        Raises:
+            UserError: this machine knows no Ray of the cluster.
+            RunError: the head node cannot be reached, was lost, or refuses.
+
+        """
+        waits = Backoff()
+
+        async def on_head() -> T:
+            try:
+                if self._head is None:
+                    self._head = await self._connection.enter_async_context(head_of(self.selection))
+                return await work(self._head)
+            except HostError:
+                await self._disconnect()
+                raise
+
+        while True:
+            try:
+                return self._runner.run(on_head())
+            except HostError as error:
+                if not patient:
+                    raise RunError(str(error)) from error
+                self.say(f"cannot see the run for now ({error.message}); trying again")
+                self._runner.run(waits.wait())
+
+    def options(self, run: RunDirectory) -> str:
+        """See `Backend.options`."""
+        return f"--cluster {self.cluster.name} --experiment {run.experiment} --trial {run.trial}"
+
+    def request(self, preset: str | None, task: str | None, settings: Sequence[str]) -> RunRequest:
+        """See `Backend.request`."""
+        return request_on(self.cluster, preset, task, settings)
+
+    def attach(self, request: RunRequest) -> SubmittedRun | None:
+        """See `Backend.attach`."""
+        return attach(request, self.jobs())
+
+    def plan(self, request: RunRequest) -> PlannedRun:
+        """See `Backend.plan`: which trial is meant, only the storage knows."""
+        return PlannedRun(request, facts=(("cluster", self.cluster.name),))
+
+    def start(self, planned: PlannedRun) -> SubmittedRun:
+        """See `Backend.start`. A model or data set that is not on the storage is brought there first."""
+
+        async def start(head: Head) -> SubmittedRun:
+            await have_assets(head, planned.request.assets, self.say)
+            return await dispatch(head, planned.request, self.say)
+
+        return self.do(start)
+
+    def follow(self, submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
+        """See `Backend.follow`."""
+        if submitted.state == "complete":
+            return self.do(lambda head: closing_table(head, submitted.run))
+        return self.wait(follow(self.selection, submitted, progress, again))
+
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+        """See `Backend.stop`."""
+        found = self.living(selector)
+        if not found:
+            known, user = self.jobs(), selector.user or user_name()
+            wanted = f" {selector}" if selector.experiment or selector.trial else ""
+            others = ", ".join(f"{job.run} (--user {job.user})" for job in of_others(known, user) if job.user)
+            raise RunError(
+                f"no run{wanted} is alive {self.where} of user {user}"
+                + (f"; of others: {others}. To end one of those, name its user" if others else "")
+                + f": clusterkit jobs --cluster {self.cluster.name} lists what was there"
+            )
+        require_one([job.run for job in found])
+        return end_run(job_run(self.cluster, self.do, found[0]), deadline=deadline, force=force, say=self.say)
+
+    def log(self, selector: RunSelector, name: LogName, *, patient: bool = False) -> Log:
+        """See `Backend.log`."""
+
+        async def find(head: Head) -> Path:
+            run = await require_newest(head, selector)
+            return name.path(run, await newest_attempt(head.session, run))
+
+        path = self.do(find)
+        return Log(
+            path,
+            lambda: self.do(lambda head: size_of(head.session, path)),
+            lambda offset, most: self.do(lambda head: read_from(head.session, path, offset, most), patient=patient),
+        )
+
+    def status(self, selector: RunSelector) -> Observation:
+        """See `Backend.status`; where no run fits, the cluster is shown alone."""
+        return self.wait(self._look(selector))
+
+    def runs(self, fileroot: str | None = None) -> Mirror:
+        """See `Backend.runs`."""
+        typed = fileroot or self.place.fileroot or RUNS
+        if typed != RUNS and not typed.startswith("/"):
+            raise UserError(f"--fileroot {typed}: with --cluster it is a folder there, so a path that begins with /")
+        folder = fileroot_of(self.cluster) if typed == RUNS else typed.rstrip("/")
+        mirror = Mirror(self.selection, Path(tempfile.mkdtemp(prefix="clusterkit-")), folder)
+        return self._stack.enter_context(closing(mirror))
+
+    def jobs(self) -> list[RayJob]:
+        """All jobs of the cluster's Ray, the oldest first."""
+        return self.do(lambda head: head.ask(lambda jobs: jobs.all()))
+
+    def living(self, selector: RunSelector) -> list[RayJob]:
+        """Jobs of the runs that fit and are alive."""
+        return matching_jobs(self.jobs(), selector.user or user_name(), selector.experiment, selector.trial)
+
+    def newest_run(self, selector: RunSelector) -> ListedRun | None:
+        """The run that was written to last, asked of any host that shows the storage; None without any."""
+        return self.wait(through_any(self.selection, lambda head: newest_of(head, selector)))
+
+    async def _look(self, selector: RunSelector) -> Observation:
+        if selector not in self._watches:
+            context = watching(self.selection, selector)
+            self._watches[selector] = await self._connection.enter_async_context(context)
+        seen = await self._watches[selector].look()
+        over = seen.run is not None and not seen.run.alive and not seen.unseen
+        return Observation(seen.as_dict(), cluster_lines(seen), seen.exit_code, over)
+
+    async def _disconnect(self) -> None:
+        self._head = None
+        self._watches.clear()
+        await self._connection.aclose()

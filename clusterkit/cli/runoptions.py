@@ -1,0 +1,38 @@
+"""The options that say which run a command means, the same for every command. Light, for every `--help` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from clusterkit.cli.hostoptions import takes
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command says about the place and the run, unchecked: the options of these names."""
+
+    experiment: str | None = None
+    trial: str | None = None
+    fileroot: str | None = None
+    cluster: str | None = None
+    here: bool = False
+    user: str | None = None
+
+
+_OPTIONS: dict[str, Any] = {
+    "experiment": typer.Option("--experiment", help="Experiment; any when left out."),
+    "trial": typer.Option("--trial", help="Trial; any when left out."),
+    "fileroot": typer.Option("--fileroot", help="Folder under which runs are [./runs, or the cluster's own]."),
+    "cluster": typer.Option("--cluster", metavar="NAME", help="Runs of that cluster."),
+    "here": typer.Option("--here", help="Runs of this machine, whichever cluster is current."),
+    "user": typer.Option("--user", metavar="NAME", help="Runs of that user, instead of your own."),
+}
+
+
+def takes_run(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a Typer command options of `RunOptions`, by their names; it gets them as its parameter `run`."""
+    return lambda command: takes(command, "run", RunOptions, {name: _OPTIONS[name] for name in names})
