@@ -179,7 +179,7 @@ def test_trajectories_without_learning(forks: Forks, new_trial: NewTrial) -> Non
     assert not list(trial.paths.recover.iterdir())
     shown = summary_lines(read_summary(run_directory(trial)) or {})
     assert shown[0].startswith("18 tasks, 36 trajectories")
-    assert choose_trial(trial.config, named_by_user=True).course is TrialState.COMPLETE
+    assert choose_trial(trial.config, named_by_user=True).state is TrialState.COMPLETE
 
 
 def test_rollouts_that_were_stopped_go_on_with_the_tasks_that_are_left(forks: Forks, new_trial: NewTrial) -> None:
