@@ -27,6 +27,7 @@ import json
 import os
 import random
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -232,6 +233,8 @@ def summary(steps: list[dict[str, Any]], case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # servers are ended, also where a shell has them ignored
+        signal.signal(number, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", help="folder with an instruction model's tokenizer (its weights are not read)")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")

@@ -96,8 +96,8 @@ class Turn:
     kind: Literal["update", "final"]
     prompt_ids: list[int]
     completion: Completion
-    array: bytes = field(default=b"", repr=False, compare=False)
-    """Both as `packed_ids`, where they are known; empty otherwise."""
+    array: bytes = field(default=b"", init=False, repr=False, compare=False)
+    """Both as `packed_ids`, where they are known; empty otherwise. `dataclasses.replace` does not carry it over."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         c = self.completion
@@ -122,7 +122,9 @@ def _turn(
     """A turn from what `Turn.__reduce__` made of it. prompt: tokens of `ids` that were sent."""
     tokens = array("i", ids).tolist()
     completion = Completion(tokens[prompt:], logprobs, finish_reason, version, spans)
-    return Turn(kind, tokens[:prompt], completion, ids)
+    turn = Turn(kind, tokens[:prompt], completion)
+    object.__setattr__(turn, "array", ids)
+    return turn
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ class Row:
     trajectory: int
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
-    array: bytes = field(default=b"", repr=False, compare=False)
+    array: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def ids(self) -> bytes:

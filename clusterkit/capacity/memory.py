@@ -28,7 +28,7 @@ STATE_BYTES = 16
 RECOVER_BYTES = 12
 """Per parameter in a recover checkpoint: master weight and the two moments."""
 RECOVER_SLOTS = 2
-KEYS_PER_TOKEN = 3
+KEYS_PER_TOKEN = 4
 """Keys and values that are laid out for each token of a micro-batch, of groups of 8 to 16 with long prefixes."""
 
 

@@ -164,7 +164,7 @@ def test_memory_is_that_of_a_real_card_with_room_left(sold: float, level: Level)
 
     assert found.level is level
     if sold == 40:
-        assert "38.1 GiB of 39.4 GiB" in found.message
+        assert "38.2 GiB of 39.4 GiB" in found.message
         assert "should leave 5% free" in found.message
         assert [change.key for change in plan_preset("7B_n4", gpu_memory_gib=40).changes] == ["train.logprob_chunk"]
 

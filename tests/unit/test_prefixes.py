@@ -84,6 +84,13 @@ def test_rows_outside_of_the_closest_groups_share_what_is_left(monkeypatch: pyte
     assert [(group.prefix, group.rows) for group in groups] == [(1, ((0,), (3,), (4,))), (6, ((1,), (2,)))]
 
 
+def test_a_system_prompt_before_long_rows_binds_none_of_them() -> None:
+    rows = group_rows(grouped(), [(20, [(400, 3)] * 5)])
+
+    assert [group.prefix for group in prefix_groups(rows)] == [0] * 5
+    assert len(share_out(prefix_groups(rows), [row.num_tokens for row in rows], 1, 500)[0]) == 5
+
+
 def test_whole_rows_are_only_put_together_where_they_are_equal() -> None:
     rows = [Row([1, 2, 3], [4], [0.0], 1.0, 1.0, 0), Row([1, 2], [3, 4], [0.0] * 2, 1.0, 1.0, 1)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import pickle
 from array import array
 from collections import Counter
@@ -320,3 +321,5 @@ def test_turns_come_through_a_pipe_as_they_were_and_their_rows_know_their_array(
     (row,) = turn_rows([Trajectory("t", [found], 0.0)], torch.ones(1), small_config())
     assert row.ids is found.array
     assert row.ids == Row(turn.prompt_ids, cut.token_ids, cut.logprobs, 1.0, 0.0, 0).ids
+    changed = dataclasses.replace(found, prompt_ids=[9])
+    assert pickle.loads(pickle.dumps(changed)) == changed

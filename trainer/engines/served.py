@@ -68,7 +68,7 @@ class ServedStats:
     @property
     def served_tokens(self) -> int:
         """Prompt tokens that did not have to be computed: those from a cache, less those that were put there for it."""
-        return self.cached_tokens - self.ahead_tokens
+        return max(0, self.cached_tokens - self.ahead_tokens)  # a server may keep no cache
 
 
 class ServedEngine:

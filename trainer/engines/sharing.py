@@ -148,7 +148,9 @@ class PrefixSharing:
         deadline = time.monotonic() + MOST_WAIT_S
         try:
             for _ in range(ROUNDS):
+                paused = time.monotonic()
                 await self._admitted()
+                deadline += time.monotonic() - paused  # an update of the weights is no wait for another prompt
                 group.arriving.append(ids)
                 try:  # one turn of the event loop later all that come at this moment are there
                     await asyncio.sleep(0)

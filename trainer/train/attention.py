@@ -128,7 +128,7 @@ def _blocks(
         # Expanded, so that the backward pass adds up the rows' gradients of the prefix in one order.
         both = (x[:, None].expand(-1, times, -1, -1, -1).flatten(0, 1) for x in before)
         k, v = (torch.cat([prefix, own], 2) for prefix, own in zip(both, (k, v), strict=True))
-        mask = layout.shared_mask(number, window).repeat_interleave(times, 0)
+        mask = layout.shared_mask(number, window, torch.bool if softcap is not None else _computed_in(q))
         out = _attend(q, k, v, mask, scaling, softcap)
         out = out.transpose(1, 2).unflatten(0, (-1, times))
         pieces.append(out[shared.valid])
@@ -146,7 +146,7 @@ def _attend(
     The CPU kernel's fast exponential is good to about 20 bits, which sharp attention turns into differences of 1e-4
     between sampled and trained log-probs; in float64 they stay near 2e-6. Attention is a small part of the time.
     """
-    precise = query.dtype == torch.float32 and query.device.type == "cpu"
+    precise = _computed_in(query) != query.dtype
     if precise:
         query, key, value = query.double(), key.double(), value.double()
     if softcap is not None:
@@ -158,6 +158,11 @@ def _attend(
             query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
         )
     return out.float() if precise else out
+
+
+def _computed_in(query: Tensor) -> torch.dtype:
+    """Return float64 where `_attend` computes in it, else the query's dtype."""
+    return torch.float64 if query.dtype == torch.float32 and query.device.type == "cpu" else query.dtype
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float) -> Tensor:

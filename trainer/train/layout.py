@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from trainer.train import families, varlen
+
+log = logging.getLogger("trainer")
 
 # Rows go into one block while the shortest is at least this share of the longest: bounds the padding.
 SIMILAR = 0.75
@@ -165,8 +168,10 @@ class PackedLayout:
             self._masks[length, window] = causal_band(length, length, window, self.device)
         return self._masks[length, window]
 
-    def shared_mask(self, number: int, window: int | None) -> Tensor:
-        """[groups, 1, S, P + S] bool of shared block `number`, True where a query may see a key; one for all layers."""
+    def shared_mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[groups * segments, 1, S, P + S] of shared block `number`: bool, True where a query may see a key, or of a
+        floating dtype 0 there and -inf elsewhere. One tensor for all layers, which the backward passes keep.
+        """
         if (-1 - number, window) not in self._masks:
             block = self.shared_blocks[number]
             most, length = block.prefix.shape[1], block.index.shape[2]
@@ -177,7 +182,10 @@ class PackedLayout:
             if window is not None:
                 seen = seen & (before > ends + query - window)
             own = causal_band(length, length, window, self.device).expand(len(block.prefix), -1, -1)
-            self._masks[-1 - number, window] = torch.cat([seen, own], 2)[:, None]
+            mask = torch.cat([seen, own], 2)[:, None].repeat_interleave(block.index.shape[1], 0)
+            if dtype != torch.bool:
+                mask = torch.zeros(mask.shape, dtype=dtype, device=self.device).masked_fill_(~mask, -torch.inf)
+            self._masks[-1 - number, window] = mask
         return self._masks[-1 - number, window]
 
     def arguments(self, dtype: torch.dtype, head_size: int, model: Any) -> dict[str, Any]:
@@ -203,6 +211,21 @@ def _runs(order: Sequence[int], belongs: Callable[[int, int], bool]) -> Iterator
         if end == len(order) or not belongs(order[end], order[first]):
             yield order[first:end]
             first = end
+
+
+def keeps_kernel(lm: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows that share a prefix are attended to by the kernel that whole rows are.
+
+    A flash kernel that does not align causality at the end of the keys would leave the padded blocks, which are slow on
+    a GPU; main.log then says that nothing is shared.
+    """
+    windowed, head_size = any(families.windows(lm.config)), lm.model.layers[0].self_attn.head_dim
+    if families.has_capped_attention(lm.config) or not varlen.usable(device, dtype, head_size, windowed):
+        return True
+    if varlen.usable(device, dtype, head_size, windowed, True):
+        return True
+    log.warning("this flash kernel attends to whole rows only: train.share_prefixes has no effect")
+    return False
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

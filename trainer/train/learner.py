@@ -27,6 +27,7 @@ from trainer.train.distributed import (
 )
 from trainer.train.flops import ModelFlops, Work
 from trainer.train.layers import can_compile, prepare_layers
+from trainer.train.layout import keeps_kernel
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.offload import HostRoom
@@ -91,6 +92,7 @@ class Learner:
         self.host = HostRoom()
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
+        self._kernel_shares = keeps_kernel(lm, world.device, world.dtype)
         prepare_layers(lm, config.model.gradient_checkpointing, compiled)
         self.policy = PolicyModel(lm, compiled)
         share_out_layers(self.policy, world)
@@ -228,17 +230,22 @@ class Learner:
             ),
         )
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether what rows begin with alike is computed once."""
+        return self.config.train.share_prefixes and self._kernel_shares
+
     def _rate(self) -> float:
         return learning_rate(self.optimizer_steps, self.total_optimizer_steps, self.config)
 
     def _plan(self, rows: list[Row]) -> list[list[list[int]]]:
         """[rank][micro-batch] -> row numbers; rows that share a prefix stay together and cost it once."""
-        groups = prefix_groups(rows, self.config.train.share_prefixes)
+        groups = prefix_groups(rows, self.shares_prefixes)
         lengths = [row.num_tokens for row in rows]
         return share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
 
     def _pack(self, rows: list[Row]) -> PackedBatch:
-        return pack(rows, self.world.device, self.config.train.share_prefixes)
+        return pack(rows, self.world.device, self.shares_prefixes)
 
     def _whole(self, rows: list[Row]) -> tuple[int, int, float]:
         """Tokens, loss positions and Σ length² of rows if each were computed whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -134,24 +135,29 @@ def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
 
 
 def _split(group: PrefixGroup, lengths: Sequence[int], limit: int) -> list[PrefixGroup]:
-    """The group in as few equal parts as cost at most `limit`, which is no less than any of its rows."""
+    """The group in few parts of about equal size that cost at most `limit`, which is no less than any of its rows."""
+    if (cost := _cost(group, lengths)) <= limit:
+        return [group]
     rows = sorted(group.rows, key=lambda same: (-lengths[same[0]], same))
-    for count in range(-(-_cost(group, lengths) // max(limit, 1)), len(rows)):
-        bins = _balanced(rows, [lengths[same[0]] - group.prefix for same in rows], count)
-        parts = [PrefixGroup(group.prefix, tuple(sorted(part))) for part in bins]
+    costs = [lengths[same[0]] - group.prefix for same in rows]
+    count = -(-cost // limit)
+    # Where not even the two shortest rows fit together no row shares anything.
+    while count < len(rows) and group.prefix + sum(costs[-2:]) <= limit:
+        parts = [PrefixGroup(group.prefix, tuple(sorted(part))) for part in _balanced(rows, costs, count)]
         if all(_cost(part, lengths) <= limit for part in parts):
             return parts
+        count += max(1, count // 8)
     return [PrefixGroup(0, (same,)) for same in group.rows]
 
 
 def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[T]]:
     """Items in so many bins: the costliest first, each into the bin that holds least (Graham 1969, LPT)."""
     found: list[list[T]] = [[] for _ in range(bins)]
-    load = [0] * bins
+    load = [(0, number) for number in range(bins)]  # a heap
     for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
-        least = load.index(min(load))
+        held, least = load[0]
         found[least].append(items[i])
-        load[least] += costs[i]
+        heapq.heapreplace(load, (held + costs[i], least))
     return found
 
 

@@ -82,7 +82,7 @@ def require_parity(learner: Learner, longest: int, vocabulary: int) -> Parity:
 def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
     world, lm = learner.world, learner.policy.lm
     length = _length(longest, lm, world.device)
-    shares = learner.config.train.share_prefixes
+    shares = learner.shares_prefixes
     count = min(COMPARED, max(1, length // 2) if shares else length - 1)
     rng = random.Random(0)
     ids = [rng.randrange(min(vocabulary, lm.config.vocab_size)) for _ in range(NEIGHBOUR + length)]
@@ -96,7 +96,7 @@ def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
         # With gradients, as in training: what is compiled for it is compiled once.
         with torch.enable_grad():
             rows = [neighbour, sibling, row] if shares else [neighbour, row]
-            logp = token_logprobs(learner.policy, pack(rows, world.device), 1.0, COMPARED)[0]
+            logp = token_logprobs(learner.policy, pack(rows, world.device, shares), 1.0, COMPARED)[0]
         ours = logp.detach()[-count:]
         del logp
         give_back(learner.policy)

@@ -19,6 +19,8 @@ from trainer.types import Row
 
 LEAST_SHARED = 16
 """Tokens. A shorter common prefix, such as a chat template's first words, saves less than its bookkeeping costs."""
+LEAST_SHARE = 1 / 16
+"""Of its rows' mean length: a system prompt before long rows is not worth binding all rows of a step together."""
 
 Sharers = tuple[list[int], int]
 """Places of sorted rows, and the tokens that they share; one row alone: 0."""
@@ -59,10 +61,11 @@ def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
     keys = list(equal)
     order = sorted(range(len(keys)), key=keys.__getitem__)
     shared = _common_prefixes([keys[i] for i in order])
+    lengths = [rows[distinct[i][0]].num_tokens for i in order]
     return sorted(
         (
             PrefixGroup(prefix, tuple(distinct[i] for i in sorted(order[place] for place in places)))
-            for places, prefix in _most_saving(shared)
+            for places, prefix in _greedy_groups(shared, lengths)
         ),
         key=lambda group: group.rows[0][0],
     )
@@ -82,8 +85,8 @@ def _common_prefixes(keys: list[tuple[bytes, int]]) -> list[int]:
     return found
 
 
-def _most_saving(shared: list[int]) -> list[Sharers]:
-    """Sorted rows in groups that save as many tokens as the best disjoint runs of neighbours do, or more.
+def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
+    """Sorted rows in groups that save many tokens; no group of one length of prefixes saves more.
 
     Runs of rows that all share d tokens form a tree (the intervals of a longest-common-prefix array; Abouelhoda et al.
     2004). Going up, the groups found inside a run either stay as they are, where n rows with a prefix of p tokens save
@@ -91,6 +94,7 @@ def _most_saving(shared: list[int]) -> list[Sharers]:
 
     Args:
         shared: tokens that each row shares with the next one.
+        lengths: tokens of the rows.
 
     """
     open_runs: list[tuple[int, list[Sharers]]] = [(0, [])]  # the tokens that all of a run share, rising, and its groups
@@ -101,7 +105,7 @@ def _most_saving(shared: list[int]) -> list[Sharers]:
         open_runs[-1][1].append(([row], 0))
         while open_runs[-1][0] > depth:
             deeper, inside = open_runs.pop()
-            groups = _joined(inside, deeper)
+            groups = _joined(inside, deeper, lengths)
             if open_runs[-1][0] < depth:
                 open_runs.append((depth, groups))
             else:
@@ -109,12 +113,13 @@ def _most_saving(shared: list[int]) -> list[Sharers]:
     return open_runs[0][1]
 
 
-def _joined(groups: list[Sharers], depth: int) -> list[Sharers]:
+def _joined(groups: list[Sharers], depth: int, lengths: list[int]) -> list[Sharers]:
     """Groups that all share `depth` tokens, after those have joined that save more as one."""
     if depth < LEAST_SHARED:
         return groups
     gains = [len(rows) * depth - (len(rows) - 1) * prefix for rows, prefix in groups]
-    if sum(gain for gain in gains if gain > 0) <= depth:
-        return groups
     joined = [row for (rows, _), gain in zip(groups, gains, strict=True) if gain > 0 for row in rows]
+    worth = sum(gain for gain in gains if gain > 0) > depth
+    if not worth or depth * len(joined) < LEAST_SHARE * sum(lengths[row] for row in joined):
+        return groups
     return [(joined, depth), *(group for group, gain in zip(groups, gains, strict=True) if gain <= 0)]

@@ -137,10 +137,11 @@ class Warmup:
 
         def recall_batch(step: int) -> PackedBatch:
             rows, weights = demonstrations.recall_rows(warmup.batch_size, init_seed, "recall", step)
-            return dataclasses.replace(pack(rows, torch.device("cpu")), weights=torch.tensor(weights))
+            return dataclasses.replace(pack(rows, torch.device("cpu"), share=False), weights=torch.tensor(weights))
 
         def demo_batch(step: int) -> PackedBatch:
-            return pack(demonstrations.conversations(warmup.batch_size, init_seed, "demo", step), torch.device("cpu"))
+            rows = demonstrations.conversations(warmup.batch_size, init_seed, "demo", step)
+            return pack(rows, torch.device("cpu"), share=False)
 
         loop.run("recall", warmup.recall_steps, recall_batch, decay=False, target=RECALL_TARGET)
         loop.run("sft", warmup.steps, demo_batch, decay=True)

@@ -336,7 +336,7 @@ def judge_wait(history: History, context: Context) -> Cause | None:
 
 
 def read_again(history: History, context: Context) -> Cause | None:
-    """Prompts of a group are computed that begin as others did, or could."""
+    """Find prompt tokens of a group that are computed again although other prompts begin with them."""
     cached, possible = (_finite(history, name)[-RECENT:] for name in ("cached_share", "shareable_share"))
     if len(cached) < RECENT or len(possible) < RECENT or context.config is None:
         return None
