@@ -106,10 +106,10 @@ import ray
 from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.launch.ray import RankHost
-from trainer.launch.ray_servers import RayServers, namespace_of
+from trainer.launch.ray_servers import RayServers, namespace
 
 config = read_config(Path(sys.argv[1]), RunConfig)
-ray.init(address="auto", namespace=namespace_of(config), log_to_driver=False)
+ray.init(address="auto", namespace=namespace(config.experiment_name, config.trial_name), log_to_driver=False)
 ranks = [ray.remote(RankHost).options(num_gpus=1).remote(rank) for rank in range(2)]
 gpus = ray.get([rank.gpus.remote() for rank in ranks])
 with RayServers(config, Path(sys.argv[2]), lambda: False, gpus):
