@@ -27,7 +27,7 @@ from trainer.evaluate import time_split
 from trainer.files import write_atomic
 from trainer.metrics import Monitor, epoch_line, stats_line
 from trainer.paths import RunPaths
-from trainer.schedule import LONG_WAIT_S, Schedule, recover_due, save_due, seconds_to_first_save
+from trainer.schedule import Schedule, recover_due, save_due, warning_of_late_save
 from trainer.train.distributed import World
 from trainer.train.flops import Work, peak_flops
 from trainer.train.learner import Learner, StepStats
@@ -326,12 +326,9 @@ class SteppedRun(ABC):
             task_ids=task_ids,
         )
         self.monitor.scalars(numbers | named("time", timings), number)
-        wait = seconds_to_first_save(self.config.checkpoint, self.course, seconds)
-        if number == self.config.checkpoint.ckpt_first_step and wait > LONG_WAIT_S:
-            self.monitor.warn(
-                f"at {seconds:.0f} s a step the first persistent checkpoint comes after {wait / 3600:.0f} hours; until "
-                "then there is only the recover checkpoint: set checkpoint.save_freq_steps or checkpoint.save_freq_secs"
-            )
+        warning = warning_of_late_save(self.config.checkpoint, self.course, seconds)
+        if warning and number == self.config.checkpoint.ckpt_first_step:
+            self.monitor.warn(warning)
         with self.clock.phase("checkpoint"):
             self._checkpoint(number)
 

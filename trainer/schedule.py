@@ -101,3 +101,14 @@ def seconds_to_first_save(c: CheckpointConfig, course: Schedule, step_seconds: f
         steps.append(c.save_freq_epochs * course.steps_per_epoch)
     first = min(steps) * step_seconds
     return min(first, c.save_freq_secs + step_seconds) if c.save_freq_secs else first
+
+
+def warning_of_late_save(c: CheckpointConfig, course: Schedule, step_seconds: float) -> str:
+    """What to tell the user where the first persistent checkpoint is long in coming at this step time; else ""."""
+    wait = seconds_to_first_save(c, course, step_seconds)
+    if wait <= LONG_WAIT_S:
+        return ""
+    return (
+        f"at {step_seconds:.0f} s a step the first persistent checkpoint comes after {wait / 3600:.0f} hours; until "
+        "then there is only the recover checkpoint: set checkpoint.save_freq_steps or checkpoint.save_freq_secs"
+    )

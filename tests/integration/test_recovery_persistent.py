@@ -5,35 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import torch
 from runs import SHORT_WARMUP, TOTAL_STEPS, Forks, NewTrial, Trial
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.agents.base import RolloutOptions
 from trainer.agents.memagent import MemAgent
-from trainer.config import RunConfig
-from trainer.loop import TrainingRun
 from trainer.rewards.boxed import boxed_reward
-from trainer.schedule import Schedule
 from trainer.tasks import make_source
 from trainer.types import Completion, SamplingParams
-
-
-@pytest.mark.parametrize(("step_seconds", "words"), [(2200.0, "after 12 hours"), (60.0, "")], ids=["slow", "fast"])
-def test_a_late_first_save_is_warned_of(step_seconds: float, words: str) -> None:
-    warnings: list[str] = []
-    run = SimpleNamespace(
-        config=RunConfig(agent={"chunk_tokens": 500}),
-        course=Schedule(19, 19, 4 * 19, 4),
-        monitor=SimpleNamespace(warn=warnings.append),
-    )
-    TrainingRun._warn_of_late_save(run, step_seconds)
-    assert len(warnings) == bool(words)
-    assert words in "".join(warnings)
-    assert all("checkpoint.save_freq_steps or checkpoint.save_freq_secs" in warning for warning in warnings)
 
 
 def test_the_reference_has_them_under_their_names(reference: Trial) -> None:

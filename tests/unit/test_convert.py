@@ -121,7 +121,7 @@ def test_full_disk_while_weights_are_written(tmp_path: Path, monkeypatch: pytest
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr("trainer.gguf_model.save", full)
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
     with pytest.raises(RunError, match=f"no space left on the disk of {tmp_path}:"):
         convert_gguf(tmp_path, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]

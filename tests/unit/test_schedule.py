@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainer.config_parts import CheckpointConfig
 from trainer.errors import UserError
-from trainer.schedule import Schedule, recover_due, save_due, seconds_to_first_save
+from trainer.schedule import Schedule, recover_due, save_due, seconds_to_first_save, warning_of_late_save
 from trainer.train.learner import learning_rate
 
 
@@ -144,3 +144,11 @@ def test_the_learning_rate_after_the_warm_up() -> None:
 
 def test_a_warm_up_longer_than_the_run() -> None:
     assert rates("cosine", warmup=100, total=3)[:3] == pytest.approx([0.01, 0.02, 0.03])
+
+
+def test_a_late_first_save_is_warned_of() -> None:
+    found, checkpoint = Schedule(19, 19, 4 * 19, 4), CheckpointConfig()
+    assert warning_of_late_save(checkpoint, found, 60) == ""
+    warning = warning_of_late_save(checkpoint, found, 2200)
+    assert "after 12 hours" in warning
+    assert "checkpoint.save_freq_steps or checkpoint.save_freq_secs" in warning
