@@ -1,6 +1,7 @@
 """Tokens/s of the embedded engine and of the trainer on this machine, against its measured matmul peak.
 
-    .venv/bin/python benchmarks/embedded.py [--preset tiny] [--steps 5] [--threads N] [--json] [key=value ...]
+    .venv/bin/python benchmarks/embedded.py [--preset tiny] [--steps 5] [--threads N] [--sharing off on] [--json]
+        [key=value ...]
 
 Runs the rollout and the optimizer step of the tiny preset on freshly initialised weights (speed does not depend on
 what a model has learned; responses then mostly run to their limit, which is the worst case) and prints
@@ -10,7 +11,9 @@ what a model has learned; responses then mostly run to their limit, which is the
 * rollout and training in tokens/s and as a share of that peak, from the model FLOPs of the tokens that had to be
   computed: forward = 2·P_body·T + 2·P_head·T_logits + 2·layers·width·Σ len² (causal attention), training three times
   that; identical prompts of a batch count once;
-* where the rest of a step goes.
+* where the rest of a step goes;
+* with `--sharing off on`, both with what prompts of a group begin with computed for each of them and once
+  (`rollout.share_prefixes`, `train.share_prefixes`), and the ratio of the two steps' times.
 """
 
 from __future__ import annotations
@@ -58,11 +61,13 @@ def timed(name: str) -> Iterator[None]:
 def watch(owner: Any, attribute: str, name: str) -> None:
     """Time every call of a function or method, under `name`."""
     original = getattr(owner, attribute)
+    original = getattr(original, "watched", original)  # a second measurement must not count a first one's calls twice
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with timed(name):
             return original(*args, **kwargs)
 
+    wrapped.watched = original  # type: ignore[attr-defined]
     setattr(owner, attribute, wrapped)
 
 
@@ -116,7 +121,12 @@ def measure(config: RunConfig, steps: int) -> dict[str, Any]:
     lm = tiny.make_lm(config.model, tokenizer, seed=1)
     flops = Flops(lm)
     agent = MemAgent(config.agent, tokenizer)
-    engine = EmbeddedEngine(lm, stop_token_ids(lm, tokenizer), config.rollout.max_batch_tokens)
+    engine = EmbeddedEngine(
+        lm,
+        stop_token_ids(lm, tokenizer),
+        config.rollout.max_batch_tokens,
+        share_prefixes=config.rollout.share_prefixes,
+    )
     controller = RolloutController(agent, engine, seed=1)
     learner = Learner(lm, config, single_world(), 1000)
     watch(engine, "_prefill", "rollout: prefill")
@@ -204,7 +214,10 @@ def main() -> int:
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--steps", type=int, default=5, help="measured steps, after one that is not counted")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--sharing", nargs="+", choices=("on", "off"), help="of prefixes; the preset's own unless given"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -214,11 +227,19 @@ def main() -> int:
         "1024 x 1024 x 1024": matmul_peak(1024, 1024, 1024),
         f"8192 x {width} x {wide}": matmul_peak(8192, width, wide),
     }
-    result = report(config, measure(config, arguments.steps), peaks)
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    reports = {}
+    for sharing in arguments.sharing or [""]:
+        if sharing:
+            config.rollout.share_prefixes = config.train.share_prefixes = sharing == "on"
+        reports[sharing] = report(config, measure(config, arguments.steps), peaks)
+        if arguments.json:
+            print(json.dumps(reports[sharing] | {"share_prefixes": config.train.share_prefixes}))
+        else:
+            print(f"\nprefixes of a group computed {'once' if config.train.share_prefixes else 'for each row'}")
+            show(reports[sharing])
+    if {"on", "off"} <= set(reports) and not arguments.json:
+        off, on = (reports[sharing]["step_seconds"] for sharing in ("off", "on"))
+        print(f"\nshared over not shared: {off / on:.2f} times the speed of a step")
     return 0
 
 
