@@ -107,6 +107,23 @@ def test_the_flash_kernel_gives_what_padded_blocks_give(monkeypatch: pytest.Monk
     assert_no_worse(found["flash"], found["padded"], gradients(parts.make_learner("float32"), rows))
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_what_rows_share_is_computed_once_with_the_gradients_of_whole_rows(compiled: bool) -> None:
+    if compiled and not can_compile(torch.device("cuda")):
+        pytest.skip("torch.compile needs Triton and a C compiler")
+    rows = parts.make_groups()
+    whole_rows = parts.make_learner("bfloat16", compile=compiled, share_prefixes=False)
+    shared = parts.make_learner("bfloat16", compile=compiled)
+    logprobs = {name: flat(one.logprobs(rows)) for name, one in (("whole", whole_rows), ("shared", shared))}
+    work = shared.step(parts.make_groups(seed=1)).work
+
+    assert work.tokens < 0.8 * work.row_tokens
+    assert (logprobs["shared"] - logprobs["whole"]).abs().mean() <= 0.02
+    fresh = {share: parts.make_learner("bfloat16", compile=compiled, share_prefixes=share) for share in (False, True)}
+    exact = gradients(parts.make_learner("float32"), rows)
+    assert_no_worse(gradients(fresh[True], rows), gradients(fresh[False], rows), exact)
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_compiled_layers_agree_with_plain_ones(checkpointing: str) -> None:
     if not can_compile(torch.device("cuda")):
