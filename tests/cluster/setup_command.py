@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -199,3 +200,21 @@ class Operator:
         """All that lies in its folder, secrets' own files left out."""
         files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "ray_token"]
         return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+def assert_ready(done: Done, nodes: list[Node]) -> None:
+    assert done.stdout.startswith("{"), done.text[-4000:]
+    assert done.exit_code == 0, [done.row(name)["failure"] for name in done.failed]
+    ray = done.report["ray"]
+    assert ray["ready"] is True
+    assert sorted(node["name"] for node in ray["nodes"]) == sorted(node.address for node in nodes)
+    assert len({(node["ray"], node["python"], node["image_id"]) for node in ray["nodes"]}) == 1
+
+
+def files_of(testbed: Testbed, node: Node) -> set[str]:
+    """Every path of the node's disk that is not as in its image, as its engine sees it, and all of the storage."""
+    changed = testbed.engine.docker("diff", node.container).splitlines()
+    # Logging in leaves its own traces, whatever is done then.
+    quiet = (line for line in changed if not re.search(r"^. (/var/log|/var/log/\w+|/tmp|/root|/run)(/.*)?$", line))
+    shared = {f"storage {path.relative_to(testbed.storage)}" for path in testbed.storage.rglob("*")}
+    return {*quiet, *shared}
