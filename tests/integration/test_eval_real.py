@@ -55,7 +55,7 @@ def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
             "output_path": str(tmp_path / "out"),
             "data_names": ["ruler_hqa@50"],
             "data_path": str(shared_data),
-            "num_questions": 2,
+            "num_questions": 1,
             "methods": ["memagent", "rag", "no_context"],
             "rag_top_k": 3,
             # Attention costs by the chunk's length, sampling by the number of chunks.
@@ -63,18 +63,17 @@ def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
             "server": {"engine": "embedded", "concurrency": 4},
         }
     )
-    # 17,000 tokens to read: the one test here that wants every core it may use.
+    # 9,000 tokens to read: the one test here that wants every core it may use.
     results = ended(start(config, tmp_path, CORES), tmp_path)
     assert results["status"] == "complete"
     rows = {row["dataset"]: row for row in results["rows"]}
     assert set(rows) == {"ruler_hqa@50", "ruler_hqa@50 rag", "ruler_hqa@50 no_context"}
     for row in rows.values():
-        assert (row["answers"], row["missing"]) == (2, 0)
+        assert (row["answers"], row["missing"]) == (1, 0)
         assert set(row["metrics"]) == {"sub_em", "sub_em_1way", "em", "f1", "boxed_em"}
     # About 8,000 tokens are eight or nine chunks of 1024, and the answer.
-    turns = [line["turns"] for line in samples(tmp_path / "out") if "final_prompt" in line]
-    assert len(turns) == 2
-    assert all(8 <= count <= 12 for count in turns)
+    (turns,) = [line["turns"] for line in samples(tmp_path / "out") if "final_prompt" in line]
+    assert 8 <= turns <= 12
 
 
 @pytest.mark.data

@@ -32,7 +32,7 @@ def test_accuracy_rises_by_40_points_to_80_percent(outcomes: Outcomes, seed: int
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("control", ["shuffled", "flipped"])
+@pytest.mark.parametrize("control", ["shuffled", pytest.param("flipped", marks=pytest.mark.long)])
 def test_true_rewards_beat_a_control_by_20_points_at_the_same_step(outcomes: Outcomes, seed: int, control: str) -> None:
     true, other = outcomes(seed), outcomes(seed, control)
 
