@@ -58,7 +58,7 @@ class ProbeRequest:
     commands: tuple[str, ...] = tuple(COMMANDS)  # names, to look up in PATH
     docker: bool = True  # ask Docker's engine
     network: bool = True  # read addresses, the route and listeners
-    limit: int = 20  # seconds that one command of the host (docker, nvidia-smi …) may take; they run in parallel
+    limit: int = 45  # seconds that one command of a busy host (docker, nvidia-smi …) may take; they run in parallel
 
 
 async def gather(session: Session, request: ProbeRequest, *, timeout: float = 90.0) -> Facts:
