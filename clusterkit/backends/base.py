@@ -43,7 +43,6 @@ class Place:
         hosts: how the hosts of a cluster are reached; None for this machine.
         fileroot: --fileroot as typed; None for the place's own.
         options: what the place itself is asked for, such as `SlurmOptions`.
-
     """
 
     mode: str = "local"
@@ -60,7 +59,6 @@ class RunSelector:
         experiment: its experiment; None for any.
         trial: its trial; None for any.
         user: whose; None for our own.
-
     """
 
     experiment: str | None = None
@@ -104,7 +102,6 @@ class RunRequest:
         own_code: files of the user's own classes to be sent along, path and content.
         typed: the configuration with the paths of this machine; `config` where that is the same.
         assets: models and data sets that the place has to have.
-
     """
 
     config: RunConfig
@@ -131,7 +128,6 @@ class PlannedRun:
         trial: the trial that is meant; None where only the place knows.
         facts: what `train --dry-run --json` tells of the place besides.
         script: text of the batch script that would be submitted.
-
     """
 
     request: RunRequest
@@ -149,7 +145,6 @@ class SubmittedRun:
         run: its folder, as the place names it.
         submission_id: its job, which goes on without us; empty where the command itself trains.
         resume_step: the step after which it goes on; 0 for the beginning.
-
     """
 
     state: str
@@ -195,7 +190,6 @@ class RunOutcome:
         message: what to tell on stderr.
         summary: its closing table, where it has one.
         global_step: its last step.
-
     """
 
     status: str
@@ -227,7 +221,6 @@ class Observation:
         lines: for people.
         exit_code: of `clusterkit status`.
         over: whether nothing will change any more.
-
     """
 
     facts: dict[str, Any]
@@ -244,7 +237,6 @@ class Log:
         path: as the place names it.
         size: gives the bytes that it has now.
         read: gives at most so many bytes from an offset on; fewer only at its end.
-
     """
 
     path: Path
@@ -306,7 +298,6 @@ class Runs:
 
         Raises:
             UserError: it has no such folder.
-
         """
         folder = Path(typed).expanduser().absolute()
         if not folder.is_dir():
@@ -343,7 +334,6 @@ class Backend(Protocol):
 
         Raises:
             UserError: a setting that is not allowed, or that this place cannot have.
-
         """
 
     def attach(self, request: RunRequest) -> SubmittedRun | None:
@@ -351,7 +341,6 @@ class Backend(Protocol):
 
         Raises:
             UserError: another run of its experiment with other settings is. RunError: the place does not answer.
-
         """
 
     def plan(self, request: RunRequest) -> PlannedRun:
@@ -359,7 +348,6 @@ class Backend(Protocol):
 
         Raises:
             UserError: an unfinished run of other settings stands in the way.
-
         """
 
     def start(self, planned: PlannedRun) -> SubmittedRun:
@@ -367,7 +355,6 @@ class Backend(Protocol):
 
         Raises:
             UserError: another run is in the way. RunError: the place refuses, or the run ended at once.
-
         """
 
     def follow(self, submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
@@ -377,7 +364,6 @@ class Backend(Protocol):
             submitted: the run.
             progress: shows it.
             again: the command that goes on with it.
-
         """
 
     def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
@@ -392,7 +378,6 @@ class Backend(Protocol):
 
         Raises:
             RunError: none is alive, or it cannot be ended. UserError: several are alive.
-
         """
 
     def log(self, selector: RunSelector, name: LogName, *, patient: bool = False) -> Log:
@@ -405,7 +390,6 @@ class Backend(Protocol):
 
         Raises:
             RunError: there is no such run, or it cannot be read.
-
         """
 
     def status(self, selector: RunSelector) -> Observation:
@@ -413,7 +397,6 @@ class Backend(Protocol):
 
         Raises:
             RunError: there is no such run.
-
         """
 
     def runs(self, fileroot: str | None = None) -> Runs:
@@ -424,7 +407,6 @@ class Backend(Protocol):
 
         Raises:
             UserError: the place has no such folder.
-
         """
 
 
@@ -470,7 +452,6 @@ def outcome_of_job(
         ended: how the job ended, for a run that says nothing itself.
         summary: reads its closing table.
         again: the command that goes on with it.
-
     """
     finish, step, on = history.finish or {}, history.global_step, f"To go on: {again}"
     status, said = str(finish.get("status") or "killed"), str(finish.get("message") or "")

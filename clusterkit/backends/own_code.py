@@ -29,7 +29,6 @@ def require_own(config: RunConfig) -> None:
 
     Raises:
         UserError: it says what is wrong with which class.
-
     """
     if not config.custom:
         return
@@ -64,7 +63,6 @@ def own_files(config: RunConfig) -> tuple[tuple[str, bytes], ...]:
 
     Raises:
         UserError: a module is not found, bears the name of one of ours, or there is too much.
-
     """
     packed: dict[str, bytes] = {}
     wanted = [(name.partition(":")[0].partition(".")[0], setting) for setting, name in config.custom.items()]

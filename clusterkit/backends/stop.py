@@ -25,7 +25,6 @@ class LiveRun:
         resume_hint: what the same train command does now, as the end of a sentence.
         stuck: what to do where it outlives even force.
         poll_seconds: between two looks.
-
     """
 
     name: str
@@ -50,7 +49,6 @@ def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> str:
 
     Raises:
         RunError: it cannot be ended.
-
     """
     if not force:
         run.interrupt()
@@ -68,7 +66,6 @@ def require_one(names: Sequence[str]) -> None:
 
     Raises:
         UserError: there are several.
-
     """
     if len(names) > 1:
         raise UserError(f"several runs are alive: {', '.join(names)}. Name one with --experiment and --trial")

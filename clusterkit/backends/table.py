@@ -36,7 +36,6 @@ def open_backend(place: Place, say: Say) -> Backend:
 
     Raises:
         UserError: the place is not known, or this machine cannot reach it.
-
     """
     entry = BACKENDS[place.mode]
     backend: Backend = getattr(import_module(entry.module), entry.name)(place, say)

@@ -16,7 +16,6 @@ def needs_of_preset(name: str) -> Needs:
 
     Raises:
         UserError: no preset has that name.
-
     """
     resolved = resolve(name)
     config = resolved.config

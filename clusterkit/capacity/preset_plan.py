@@ -36,7 +36,6 @@ class PresetPlan:
         gpu_memory_gib: of one GPU, as it is sold.
         changes: for other hosts than the preset's.
         step: time of a step; None if nobody has published one.
-
     """
 
     resolved: Resolved
@@ -150,7 +149,6 @@ def gibibytes(text: str) -> float:
 
     Raises:
         UserError: the text is no such number.
-
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gi?b?)?", text.strip(), re.IGNORECASE)
     if found is None or not float(found[1]):
@@ -179,7 +177,6 @@ def plan_preset(
 
     Raises:
         UserError: an unknown preset or key, or hosts that the preset cannot be fitted to.
-
     """
     resolved = resolve(preset, task, overrides)
     memory_gib = gpu_memory_gib or resolved.size.gpu_memory_gib or DEFAULT_GPU_MEMORY_GIB

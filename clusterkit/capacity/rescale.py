@@ -64,7 +64,6 @@ def rescale(config: RunConfig, target: Target) -> tuple[RunConfig, tuple[Change,
 
     Raises:
         UserError: no candidate can be built at all.
-
     """
     original = config.allocation
     if original is None:

@@ -72,7 +72,6 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
     Args:
         config: the run.
         trial: its trial; None for a run on other machines.
-
     """
     try:
         require_runnable(config)

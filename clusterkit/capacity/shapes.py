@@ -21,7 +21,6 @@ class ModelShape:
         context: in tokens; 0 if unknown.
         attention_bias: on queries, keys and values (Qwen2).
         head_norm: of queries and keys (Qwen3).
-
     """
 
     layers: int

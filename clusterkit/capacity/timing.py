@@ -25,7 +25,6 @@ def schedule(config: RunConfig) -> Schedule:
 
     Raises:
         UserError: the tasks do not fill one batch.
-
     """
     return Schedule.of(config, training_size(config).tasks)
 
@@ -77,7 +76,6 @@ def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | N
         task: its task preset.
         gpus: total number.
         gpu_memory_gib: of one GPU, as typed; None: as the preset's. GPUs of another size are other GPUs.
-
     """
     points = _points(config, task)
     if not points or not gpus:
@@ -112,7 +110,6 @@ class _Point:
         factor: our trajectories per step over the published ones.
         memory_gib: of one GPU.
         changed: settings that change the speed and differ from ours.
-
     """
 
     measured: Measured

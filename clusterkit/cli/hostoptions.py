@@ -59,7 +59,6 @@ def takes(command: Callable[..., Any], parameter: str, cls: Any, options: dict[s
         parameter: its parameter.
         cls: the dataclass.
         options: Typer's option of every field that is to be typed; the others keep their defaults.
-
     """
     signature = inspect.signature(command, eval_str=True)
     own = [one for one in signature.parameters.values() if one.name != parameter]

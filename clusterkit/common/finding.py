@@ -22,7 +22,6 @@ class Finding:
     Args:
         host: its name; empty for a cluster as a whole.
         fix: what to do; empty only if there is nothing to do.
-
     """
 
     host: str

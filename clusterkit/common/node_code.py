@@ -20,7 +20,6 @@ def node_files() -> list[tuple[str, bytes]]:
 
     Raises:
         UserError: the installation is incomplete.
-
     """
     found = []
     for package in NODE_SIDE:

@@ -22,7 +22,6 @@ class Renamed:
         values: our values by theirs in lower case; other values stay as typed.
         convert: returns the text for each of `keys`.
         beside: settings without which it has no effect, unless they are typed.
-
     """
 
     keys: tuple[str, ...]
@@ -63,7 +62,6 @@ def translate(key: str, text: str) -> Translation:
 
     Raises:
         UserError: the key or its value has no counterpart.
-
     """
     old = key.lstrip("+") if key.startswith("+") else key  # Hydra's prefix of a key that its schema lacks
     alias = ALIASES.get(old)

@@ -61,7 +61,6 @@ def explain(
 
     Raises:
         UserError: the field is unknown, or belongs to another task, agent or reward than the preset's.
-
     """
     resolved = resolve(preset, task)
     values = flatten(resolved.config)

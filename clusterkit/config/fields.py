@@ -26,7 +26,6 @@ class Field:
         allowed: what the value must be, in words.
         item: what a list holds.
         variants: the field of each task, agent, reward or engine, if its name chooses the section's fields.
-
     """
 
     key: str

@@ -25,7 +25,6 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         UserError: it names every bad word.
-
     """
     values: dict[str, Any] = {}
     beside: dict[str, str] = {}

@@ -50,7 +50,6 @@ class Measured:
         gpu: their kind; empty if unknown.
         steps: until convergence; None if unknown.
         hours: until convergence; None if unknown.
-
     """
 
     gpus: int
@@ -72,7 +71,6 @@ class SizePreset:
         task_notes: reasons of the values of per_task.
         measured: by task.
         gpu_memory_gib: of the GPUs that the values are for; 0 if none are needed.
-
     """
 
     name: str

@@ -40,7 +40,6 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
 
     Raises:
         UserError: a name, a key or a value is wrong.
-
     """
     if not preset:
         raise UserError(
@@ -74,7 +73,6 @@ def _drop_inapplicable_parts(settings: dict[str, Setting], overrides: Sequence[s
 
     Raises:
         UserError: no part of the key applies.
-
     """
     chosen = {key: setting.value for key, setting in settings.items()}
     foreign = {key for key, setting in settings.items() if setting.origin == "override" and not applies(key, chosen)}

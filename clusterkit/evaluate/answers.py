@@ -28,7 +28,6 @@ class Answer:
         length: its tokens.
         finish: why it ended.
         prompt: the last prompt, where the record has it.
-
     """
 
     sample: str
@@ -76,7 +75,6 @@ def read_row(results: dict[str, Any], place: Path, dataset: str | None = None) -
 
     Raises:
         UserError: there is no such row, or its record is gone.
-
     """
     rows = {row["dataset"]: row for row in results["rows"]}
     name = dataset if dataset is not None else next(iter(rows), "")

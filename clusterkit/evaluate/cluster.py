@@ -70,7 +70,6 @@ class ClusterEvaluator:
 
         Raises:
             UserError: there are none.
-
         """
 
         async def fetch(head: Head) -> Path:
@@ -86,7 +85,6 @@ class ClusterEvaluator:
 
         Raises:
             RunError: none does, or it does not end.
-
         """
         say = self._cluster.say
         return self._cluster.do(lambda head: stop(head, output_folder(head, output_path, user), say, user))

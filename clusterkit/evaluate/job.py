@@ -45,7 +45,6 @@ async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> Submi
 
     Raises:
         UserError: another one writes into the same folder. RunError: Ray refused. HostError: the head was lost.
-
     """
     async with head.jobs() as jobs:
         return await submit_or_attach(
@@ -134,7 +133,6 @@ async def follow_output(
         more: called after every look.
 
     Returns the ended job.
-
     """
     read, waiting = 0, False
 
@@ -157,7 +155,6 @@ async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Sa
 
     Raises:
         UserError: with the subclass that fits how it ended. HostError: its results could not be copied.
-
     """
     told = EvalOutputParser(say)
     job = await follow_output(selection, asked, told, say)
@@ -190,7 +187,6 @@ async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
 
     Raises:
         UserError: another command writes into `here`, or it cannot be written. HostError: it cannot be read there.
-
     """
     results = json.loads(await read_whole(head.session, Path(output, name, RESULTS)))
     names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
@@ -225,7 +221,6 @@ async def stop(head: Head, output: str, say: Say, user: str | None = None) -> st
 
     Raises:
         RunError: there is none, or it does not end.
-
     """
     async with head.jobs() as jobs:
         there = [job for job in await jobs.all() if job.alive and job.metadata.get("output") == output]

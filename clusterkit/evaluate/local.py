@@ -32,7 +32,6 @@ class LocalEvaluator:
 
         Raises:
             UserError: a checkpoint or data that are not there, or a setting that is not allowed.
-
         """
         return self._request(arguments, choose_checkpoint(arguments.model_path, folder_of_runs(arguments.fileroot)))
 
@@ -45,7 +44,6 @@ class LocalEvaluator:
 
         Raises:
             UserError: as `plan`; the place cannot be detached from. RunError: it refuses, or a copy failed.
-
         """
         if detach:
             raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")
@@ -65,7 +63,6 @@ class LocalEvaluator:
 
         Raises:
             UserError: with the subclass that fits how it ended.
-
         """
         if arguments.watch:
             folder = Path(arguments.watch).expanduser().absolute()

@@ -24,7 +24,6 @@ def write_pages(folder: Path) -> Path:
 
     Raises:
         UserError: a page cannot be written.
-
     """
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     page = write_page(evaluation_page(results, folder), folder / PAGE)

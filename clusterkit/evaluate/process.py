@@ -29,7 +29,6 @@ class Finished:
     Attributes:
         folder: its results.
         complete: whether every answer is there.
-
     """
 
     folder: Path
@@ -56,7 +55,6 @@ def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finishe
 
     Raises:
         UserError: with the subclass that fits how it ended; the message is the evaluation's own.
-
     """
     output = Path(config.output_path)
     logs = output / "logs"
@@ -111,7 +109,6 @@ class EvalOutputParser:
 
         Raises:
             UserError: with the subclass that fits; the message is the evaluation's own, or `without_words`.
-
         """
         if exit_code in (0, 1) and self.answer is not None:
             return Finished(folder or Path(self.answer["results"]), self.answer["status"] == "complete")

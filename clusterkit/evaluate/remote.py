@@ -48,7 +48,6 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
 
     Raises:
         UserError: the place is not shared by the hosts.
-
     """
     storage = head.cluster.storage
     if typed.startswith(f"{storage}/"):
@@ -76,7 +75,6 @@ async def remote_request(
     Raises:
         UserError: a checkpoint or data that are neither there nor here, or a setting that is not allowed.
         RunError, HostError: a download or a copy failed.
-
     """
     output = output_folder(head, wanted.output_path)
     bring = InputStager(head, say, output, _data_path(head, wanted.data_path), change)

@@ -68,7 +68,6 @@ async def follow_watch(
 
     Raises:
         UserError: with the subclass that fits how it ended.
-
     """
     told = JobOutputParser(say)
 

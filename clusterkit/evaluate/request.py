@@ -41,7 +41,6 @@ class EvalArguments:
         fileroot: where runs of this machine are, as typed.
         watch: in place of a checkpoint, the folder or run whose checkpoints are watched; empty for none.
         once: see `WatchConfig`.
-
     """
 
     model_path: str | None
@@ -67,7 +66,6 @@ class SubmittedEval:
         output: folder of its results, as the place names it.
         log: what it prints.
         attached: it ran already.
-
     """
 
     submission_id: str
@@ -86,7 +84,6 @@ def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
 
     Raises:
         UserError: there is none.
-
     """
     if typed is not None:
         folder = Path(typed).expanduser()
@@ -133,7 +130,6 @@ def default_names(config: RunConfig | None) -> list[str]:
 
     Raises:
         UserError: there is none.
-
     """
     task = config.task if config is not None else None
     if isinstance(task, MathConfig) and not task.eval_fraction:
@@ -155,7 +151,6 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
 
     Raises:
         UserError: a value that is not allowed, or a key that is not known, with the nearest ones.
-
     """
     tree: dict[str, Any] = {}
     if settings is not None:

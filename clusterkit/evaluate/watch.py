@@ -32,7 +32,6 @@ def watch_folder(
 
     Raises:
         UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.
-
     """
     if not folder.is_dir():
         raise UserError(

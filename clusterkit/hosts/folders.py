@@ -20,7 +20,6 @@ def write_private(path: Path, text: str) -> None:
 
     Raises:
         OSError: the file cannot be written; the error names the path.
-
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):

@@ -32,7 +32,6 @@ def path_of(name: str) -> Path:
 
     Raises:
         UserError: the name is not valid.
-
     """
     if not re.fullmatch(NAME, name):
         raise UserError(f"'{name}' is no name for a cluster: use small letters, digits, '.', '_' and '-', 63 at most.")
@@ -49,7 +48,6 @@ def load(name: str = DEFAULT) -> Cluster:
 
     Raises:
         UserError: there is none, or its file is malformed.
-
     """
     path = path_of(name)
     if not path.exists():
@@ -79,7 +77,6 @@ def load_file(path: Path, name: str = "") -> Cluster:
 
     Raises:
         UserError: the file cannot be read, is no YAML, or has wrong settings; the message names the nearest right one.
-
     """
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_unique_keys_loader())
@@ -99,7 +96,6 @@ def save(cluster: Cluster) -> Path:
 
     Raises:
         RunError: the file cannot be written.
-
     """
     path = path_of(cluster.name)
     data = {"name": cluster.name, **cluster.model_dump(mode="json", exclude_defaults=True, exclude={"name"})}

@@ -25,7 +25,6 @@ def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
 
     Raises:
         UserError: a malformed name or range, a host that is named twice, or no host at all.
-
     """
     hosts = [parse_host(name) for word in words for name in expand_names(word)]
     if not hosts:
@@ -48,7 +47,6 @@ def expand_names(word: str) -> list[str]:
 
     Raises:
         UserError: a malformed range.
-
     """
     return [name for part in _split(word) for name in _expand(part)]
 
@@ -58,7 +56,6 @@ def parse_host(word: str) -> Host:
 
     Raises:
         UserError: malformed.
-
     """
     username, at, rest = word.rpartition("@")
     if at and not USER.fullmatch(username):

@@ -91,7 +91,6 @@ def local_lock(cluster: str, command: str) -> Iterator[LockOwner]:
         ClusterLockedError: another command holds it.
         UserError: the state folder cannot be written to, or its file system has no locks.
         RunError: its disk is full.
-
     """
     path = state_folder() / cluster / "lock"
     instead = "set CLUSTERKIT_STATE to a folder that is yours, on a disk of this machine"
@@ -135,7 +134,6 @@ class Lease:
         Raises:
             ClusterLockedError: another command holds it.
             HostError: the host is lost, or the lease cannot be locked or written there.
-
         """
         held = await self._ask(host)
         if held is not None and _is_gone(held):
@@ -206,7 +204,6 @@ async def remote_lease(owner: LockOwner, hosts: Iterable[Session]) -> AsyncItera
     Raises:
         ClusterLockedError: another command holds one.
         LeaseLostError: one was lost, and the block was cancelled.
-
     """
     worker, losses, leases, at_work = asyncio.current_task(), list[LeaseLostError](), list[Lease](), True
     assert worker is not None
@@ -329,7 +326,6 @@ def _take_script(owner: LockOwner, instead: str, *, renew: bool) -> str:
         owner: takes the lease.
         instead: identity of a holder that has ended.
         renew: we held the lease, so another command's lease is valid however old it is.
-
     """
     folder = node_folder(owner.cluster)
     make = f"umask 022; mkdir -p {NODE_FOLDER}; umask 077; mkdir -p {folder}"

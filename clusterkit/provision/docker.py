@@ -42,7 +42,6 @@ def ps(*filters: str, stopped: bool = False, whole_ids: bool = False) -> str:
         filters: such as `label=KEY=VALUE`; all of them hold.
         stopped: also list containers that do not run.
         whole_ids: print all 64 digits.
-
     """
     options = [*(["--all"] if stopped else []), "--quiet", *(["--no-trunc"] if whole_ids else [])]
     return command("ps", *options, *(word for one in filters for word in ("--filter", one)))
@@ -60,7 +59,6 @@ async def ask(session: Session, *words: str, timeout: float) -> Any:
         NotFoundError: the image or container does not exist.
         NoAnswerError: Docker does not answer.
         HostError: the connection is lost.
-
     """
     result = await session.run(command(*words), root=True, timeout=timeout)
     if result.ok:

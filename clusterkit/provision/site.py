@@ -66,7 +66,6 @@ def resolve_secrets(site: Site) -> tuple[Site, list[str]]:
 
     Raises:
         UserError: the variable or file of an address is missing or cannot be read.
-
     """
     options = {name: f"--{name.replace('_', '-')}" for name in ADDRESSES}
     typed = [options[name] for name in ADDRESSES if USER_PART.match(getattr(site, name))]
@@ -97,7 +96,6 @@ def with_saved(cluster: str, given: Site) -> Site:
 
     Raises:
         UserError: the file is damaged.
-
     """
     saved, plain = _read(cluster), Site()
     chosen: dict[str, Any] = {}

@@ -15,7 +15,6 @@ def choose_runs(fileroot: Path, experiment: str | None, trial: str | None, compa
     Raises:
         RunError: there is no such run.
         UserError: both runs are the same, or a name is a pattern or a path.
-
     """
     for name in (experiment, trial, *(compare.split("/", 1) if compare else [])):
         _check_name(name)

@@ -175,7 +175,6 @@ def hold_lock(path: Path) -> Iterator[bool]:
 
     Raises:
         UserError, RunError: the file cannot be made, locked or written.
-
     """
     with ExitStack() as stack:
         with file_failures(path, FILEROOT):

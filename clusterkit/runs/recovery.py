@@ -26,7 +26,6 @@ class Check:
         found: by `trainer.checkpoint.slots.look`.
         config: with which the run would be started.
         holder: the process that works on it now.
-
     """
 
     run: RunDirectory
@@ -118,7 +117,6 @@ def own_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
 
     Raises:
         UserError: the configuration cannot be read, or an override is wrong.
-
     """
     try:
         values = yaml.safe_load(run.config.read_text(encoding="utf-8"))

@@ -35,7 +35,6 @@ def settings_for(folder: str, config: RunConfig, look: Look) -> list[str]:
     Raises:
         UserError: the folder has neither, or does not fit the run; the message has the differences.
         RunError: no checkpoint is complete.
-
     """
     found = look(folder)
     if found["slots"]:

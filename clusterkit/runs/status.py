@@ -28,7 +28,6 @@ class Status:
         holder: the process or job that works on the run.
         total_steps: planned steps, 0 if unknown.
         observed_at: Unix seconds.
-
     """
 
     run: RunDirectory
@@ -97,7 +96,6 @@ def find_run(
 
     Raises:
         RunError: there is no such run.
-
     """
     found = runs(fileroot, experiment, trial, user)
     if found:
@@ -121,7 +119,6 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
         now: Unix seconds.
         history: its records, if they were read already.
         holder: the process that works on it, if its locks cannot tell (a copy of a run on other machines).
-
     """
     history = read_history(run.metrics) if history is None else history
     holder = holder or holder_of(run)

@@ -32,7 +32,6 @@ class Trial:
 
     Args:
         attempts: the numbers of its attempts at the time of the choice.
-
     """
 
     run: RunDirectory
@@ -59,7 +58,6 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
 
     Raises:
         UserError: the unfinished trial was started with other settings, or lacks a recover checkpoint.
-
     """
     if named_by_user:
         return _judge(config, config.trial_name, named_by_user=True)

@@ -70,7 +70,6 @@ def add_local(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callabl
 
     Raises:
         UserError: the run has no servers that this one could be like. RunError: it did not start; with the cause.
-
     """
     folder = registry.folder_of(run.logs)
     config = folder / "config.yaml"
@@ -108,7 +107,6 @@ def stop_local(run: RunDirectory, names: Sequence[str]) -> list[str]:
 
     Raises:
         UserError: the run has no such server, or one of them runs on another machine.
-
     """
     found = {one.name: one for one in local_servers(run)}
     if unknown := [name for name in names if name not in found]:
@@ -123,7 +121,6 @@ def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:
 
     Raises:
         UserError: one of them runs on another machine.
-
     """
     for one in servers:
         if one.node != os.uname().nodename:
@@ -162,7 +159,6 @@ async def change_remote(head: Head, run: RunDirectory, action: str, argument: st
 
     Raises:
         UserError: the run has no servers. RunError: it failed, with its last line.
-
     """
     config = registry.folder_of(run.logs) / "config.yaml"
     if not (await head.session.run(f"[ -f {shlex.quote(str(config))} ]", root=True)).ok:
@@ -185,7 +181,6 @@ async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str
 
     Raises:
         RunError: it failed, with its last line.
-
     """
     code = await put_code(head.session, head.cluster, ())
     submission = f"{run.user}-{run.experiment}-{run.trial}-serve-{time.time_ns()}"

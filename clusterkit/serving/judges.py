@@ -35,7 +35,6 @@ class JudgeOrder:
         engine: sglang or vllm.
         context_length: longest request; 0 for the model's own.
         flags: more options of the server's own.
-
     """
 
     experiment: str
@@ -69,7 +68,6 @@ async def start_remote(head: Head, order: JudgeOrder, say: Callable[[str], None]
     Raises:
         UserError: the model is not on the cluster, or another one is served already. RunError: there is no place for
             them, or one does not start: then all of them are ended.
-
     """
     order = replace(order, model=await _model(head, order.model))
     words = [_MODULE, "start", *_names(head, order), "--model", order.model, "--engine", order.engine]

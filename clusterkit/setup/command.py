@@ -88,7 +88,6 @@ def run_setup(selection: Selection, options: SetupOptions) -> SetupOutcome:
         UserError: impossible options, fewer hosts than the preset needs, another cluster under the name, or another
             command that works on the cluster.
         InterruptedRunError: Ctrl-C; what is done stays done.
-
     """
     cluster = selection.cluster
     is_new = cluster.name not in ready_clusters()
@@ -137,7 +136,6 @@ def only_failed(selection: Selection) -> Selection | None:
 
     Raises:
         UserError: some did, and --limit and --exclude leave none of them.
-
     """
     failed = failed_hosts(selection.cluster)
     hosts = tuple(host for host in selection.hosts if host.name in failed)
@@ -220,7 +218,6 @@ def make_current(name: str, *, is_new: bool) -> str:
 
     Returns:
         A line about it; empty where nothing changed.
-
     """
     with suppress(UserError):  # a damaged choice is replaced
         if not is_new and current().name:
@@ -250,7 +247,6 @@ def refuse_dropped_hosts(cluster: Cluster) -> None:
 
     Raises:
         UserError: it names the missing hosts.
-
     """
     if not inventory.path_of(cluster.name).exists():
         return

@@ -30,7 +30,6 @@ def save_failed(cluster: Cluster, report: Report) -> None:
 
     Raises:
         OSError: the state folder cannot be written to.
-
     """
     failed = {host.name for host in report.failed} | (set(failed_hosts(cluster)) - report.hosts.keys())
     names = [host.name for host in cluster.hosts if host.name in failed]

@@ -33,7 +33,6 @@ class Milestones:
 
         Raises:
             StepFailedError: of `step`, since the owner has failed.
-
         """
         async with self._changed:
             await self._changed.wait_for(lambda: name in self._reached or self._failure is not None)

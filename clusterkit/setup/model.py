@@ -35,7 +35,6 @@ class StepFailedError(Exception):
         lines: the last lines of output.
         fix: what the user can do.
         kind: how the connection failed; None where it did not.
-
     """
 
     def __init__(

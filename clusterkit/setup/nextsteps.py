@@ -45,7 +45,6 @@ def next_steps(
         gpu_memory: bytes of the smallest GPU; 0 where it is unknown.
         options: of the set-up.
         submitted: the run that the set-up started.
-
     """
     named = option(cluster.name)
     steps: list[NextStep] = []

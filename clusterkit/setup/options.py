@@ -33,7 +33,6 @@ def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:
 
     Raises:
         UserError: an unknown preset; fewer hosts than it needs.
-
     """
     needs = needs_of_preset(options.preset) if options.preset else Needs()
     if len(cluster.hosts) < needs.hosts:
@@ -49,7 +48,6 @@ def check_values(options: SetupOptions) -> None:
 
     Raises:
         UserError: it names the option and what it takes.
-
     """
     for name, value, allowed in (
         ("--docker-source", options.site.docker_source, ("auto", "docker", "distribution")),
@@ -72,7 +70,6 @@ def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None
 
     Raises:
         UserError: the certificates cannot be read.
-
     """
     return DesiredState(
         cluster=cluster,
@@ -96,7 +93,6 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
 
     Raises:
         UserError: the reference is malformed.
-
     """
     reference = options.site.image
     if bundle is not None and not reference:
@@ -118,7 +114,6 @@ def check_refresh(request: ImageRequest, selection: Selection) -> None:
 
     Raises:
         UserError: it says which of the two is missing.
-
     """
     if not request.refresh:
         return
@@ -151,7 +146,6 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
 
     Raises:
         UserError: as `resolve`; options of a preset without a preset; a preset that cannot be trained yet.
-
     """
     if not options.preset:
         if options.model_path or options.dataset_path or options.task or options.settings:
@@ -181,7 +175,6 @@ def bundle_of(options: SetupOptions) -> Bundle | None:
 
     Raises:
         UserError: it cannot be read, or is incomplete.
-
     """
     if options.bundle is None:
         return None
@@ -193,7 +186,6 @@ def hub_token(options: SetupOptions) -> str:
 
     Raises:
         UserError: its file cannot be read.
-
     """
     if options.hf_token_file is None:
         return os.environ.get(HF_TOKEN, "")

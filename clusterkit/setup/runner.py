@@ -45,7 +45,6 @@ class HostRunner:
         look: reads its facts.
         watch: gets the row whenever it changes.
         dry: only plan.
-
     """
 
     def __init__(self, host: Host, report: HostReport, log: HostLog, look: Look, watch: Watch, *, dry: bool) -> None:
@@ -110,7 +109,6 @@ class HostRunner:
         Raises:
             StepFailedError: for the errors of steps, images and connections.
             UserError: while connecting: a key or an answer is missing that all hosts need.
-
         """
         began, waited = time.monotonic(), self.waited
         self.show(step, State.RUNNING)
@@ -203,7 +201,6 @@ async def full_disks(session: Session, paths: Iterable[str]) -> str:
 
     Raises:
         HostError: as `Session.run`.
-
     """
     listed = shlex.join(dict.fromkeys(paths))
     # df fails for a missing path, and still prints the others.

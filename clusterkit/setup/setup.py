@@ -92,7 +92,6 @@ class Setup:
         connect: opens connections.
         watch: gets every row that changes.
         owner: of the cluster's lock, for the leases on its hosts; None: take no leases.
-
     """
 
     request: Request
@@ -173,7 +172,6 @@ class Setup:
         Raises:
             ClusterLockedError: another command works on the cluster; nothing was changed.
             UserError: a key or an answer is missing that all hosts need; nothing was changed.
-
         """
         began = time.monotonic()
         everybody = [*self.runners.values(), *([self.observed] if self.observed else [])]

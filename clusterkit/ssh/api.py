@@ -68,7 +68,6 @@ class Stream(Protocol):
 
         Raises:
             HostError: the script has ended; the message holds its last lines.
-
         """
 
     async def write_eof(self) -> None:
@@ -79,7 +78,6 @@ class Stream(Protocol):
 
         Raises:
             HostError: LOST.
-
         """
 
 
@@ -108,7 +106,6 @@ class Session(Protocol):
 
         Raises:
             HostError: SUDO, TIMEOUT, LOST. A script that fails raises nothing: see `Result.exit_code`.
-
         """
 
     async def put(
@@ -131,7 +128,6 @@ class Session(Protocol):
 
         Raises:
             HostError: as `run`; WRITE with the host's reason where the file cannot be written.
-
         """
 
     def stream(
@@ -143,7 +139,6 @@ class Session(Protocol):
 
         Raises:
             HostError: SUDO, TIMEOUT, LOST; also out of the stream's methods.
-
         """
 
     async def forward(self, remote_host: str, remote_port: int, local_port: int = 0) -> int:
@@ -158,7 +153,6 @@ class Session(Protocol):
 
         Raises:
             HostError: LOST; the local port is taken.
-
         """
 
     async def close(self) -> None:

@@ -58,7 +58,6 @@ class Bastions:
 
         Raises:
             HostError: as `open_link`, in all that wait for the same bastion.
-
         """
         entry = self._entries.get(jump)
         if entry is None or entry.is_dead:

@@ -24,7 +24,6 @@ class Client(asyncssh.SSHClient):
         offers: keys to log in with.
         password: to log in with, if any.
         paused: entered while the user answers a question, so that the attempt's time limit does not run.
-
     """
 
     def __init__(

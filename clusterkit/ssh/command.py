@@ -30,7 +30,6 @@ class Command(asyncssh.SSHClientSession[bytes]):
 
     Args:
         on_output: gets (is stderr, bytes) of the script's output.
-
     """
 
     def __init__(self, on_output: Callable[[bool, bytes], None]) -> None:
@@ -88,7 +87,6 @@ class Command(asyncssh.SSHClientSession[bytes]):
 
         Raises:
             Ended: the command reads no more.
-
         """
         view = memoryview(data)
         for start in range(0, len(view), _PIECE):

@@ -23,7 +23,6 @@ def resolve(host: Host, options: SshOptions) -> Endpoint:
 
     Raises:
         UserError: ~/.ssh/config cannot be read.
-
     """
     port, username = host.port or options.port, host.username or options.username
     config = _config(host.target, port, username, options)
@@ -42,7 +41,6 @@ def resolve_bastion(jump: tuple[str, ...], options: SshOptions) -> Endpoint:
 
     Raises:
         UserError: the name is malformed; ~/.ssh/config cannot be read.
-
     """
     before, host = jump[:-1], parse_host(jump[-1])
     config = _config(host.target, host.port, host.username, options)

@@ -21,7 +21,6 @@ async def connect(host: Host, options: SshOptions) -> SshSession:
     Raises:
         HostError: UNREACHABLE, SILENT, HOST_KEY, LOGIN.
         UserError: a named private key is missing or cannot be unlocked; ~/.ssh/config is malformed.
-
     """
     # In a thread: reading the configuration may run commands (Match exec), which must not delay other hosts.
     endpoint = await asyncio.to_thread(resolve, host, options)

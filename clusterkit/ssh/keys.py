@@ -53,7 +53,6 @@ class KeyRing:
 
         Raises:
             UserError: a named key is missing or unreadable, or there is no terminal to ask for its passphrase.
-
         """
         async with _agent_keys(endpoint.agent) as agent:
             offers = Offers()

@@ -49,7 +49,6 @@ def lookup(endpoint: Endpoint, options: SshOptions) -> Known:
 
     Raises:
         HostError: clusterkit's own file cannot be read.
-
     """
     try:
         options.known_hosts.open("rb").close()
@@ -102,7 +101,6 @@ def remember(endpoint: Endpoint, options: SshOptions, key: asyncssh.SSHKey) -> N
 
     Raises:
         HostError: the file cannot be written, or another process has just saved another key of this host.
-
     """
     path = options.known_hosts
     try:

@@ -38,7 +38,6 @@ async def open_link(endpoint: Endpoint, options: SshOptions) -> Link:
     Raises:
         HostError: UNREACHABLE, SILENT, HOST_KEY, LOGIN.
         UserError: a private key cannot be used, or bastions need each other.
-
     """
     if not endpoint.jump:
         return Link(await _log_in(endpoint, options, None))

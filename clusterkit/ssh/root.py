@@ -51,7 +51,6 @@ class SudoDialogue:
 
         Raises:
             HostError: SUDO.
-
         """
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):

@@ -57,7 +57,6 @@ class Secrets:
 
         Raises:
             UserError: there is no terminal to ask on.
-
         """
         again = "Wrong passphrase. " if attempt else ""
         return await self.answer(
@@ -77,7 +76,6 @@ class Secrets:
 
         Raises:
             UserError: others can read the file, or there is no terminal.
-
         """
         if (from_file := _sudo_file(host)) is not None:
             return from_file
@@ -92,7 +90,6 @@ class Secrets:
 
         Raises:
             UserError: there is no terminal; `otherwise` says what to do instead.
-
         """
         answer: str = await self._once.get(key, lambda: self._ask(question, otherwise))
         return answer

@@ -34,7 +34,6 @@ def select(options: HostOptions) -> Selection:
 
     Raises:
         UserError: malformed names or options, an unknown cluster, or a pattern that no host matches.
-
     """
     if options.host_key_policy not in ("accept-new", "strict"):
         raise UserError(f"--host-key-policy '{options.host_key_policy}': it is accept-new or strict.")
@@ -61,7 +60,6 @@ def cluster_of(options: HostOptions) -> Cluster:
 
     Raises:
         UserError: malformed names or options, an unknown cluster.
-
     """
     name = options.cluster or inventory.DEFAULT
     kept: Cluster | None = None

@@ -19,7 +19,6 @@ def for_each(listing: str, body: str) -> str:
     Args:
         listing: a command that prints words without blanks, such as `docker ps --quiet`.
         body: lines of sh.
-
     """
     indented = "".join(f"  {line}\n" for line in body.splitlines())
     return f"ids=$({listing})\nfor id in $ids; do\n{indented}done\n"
@@ -37,7 +36,6 @@ def pipe(*parts: tuple[str, str]) -> str:
 
     Args:
         parts: (name, command) each. The user reads the name. Write `&&` between several commands.
-
     """
     lines = []
     for number, (name, command) in enumerate(parts, 1):

@@ -84,7 +84,6 @@ async def relay(source: Stream, target: Stream, on_bytes: Callable[[int], None] 
         on_bytes: gets the number of bytes sent so far.
 
     Returns the number of bytes.
-
     """
     moved = 0
     while piece := await source.read():

@@ -15,7 +15,6 @@ def write_page(page: str, path: Path) -> Path:
     Raises:
         UserError: the path is a folder, is in no folder, or may not be written.
         RunError: the disk is full.
-
     """
     path = path.absolute()
     if path.is_dir():

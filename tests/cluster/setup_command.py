@@ -181,7 +181,6 @@ class Operator:
 
         Raises:
             AssertionError: the command ended, or time is over, before that.
-
         """
         deadline = time.monotonic() + seconds
         while True:

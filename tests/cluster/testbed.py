@@ -61,7 +61,6 @@ class Node:
 
         Raises:
             TestbedError: it failed and `check` is on.
-
         """
         words = self.testbed.engine.argv("exec", "-i", self.container, "sh", "-c", script)
         done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout, check=False)
@@ -177,7 +176,6 @@ class Testbed:
 
         Raises:
             TestbedError: this machine cannot have one.
-
         """
         install_missing()
         cache = cache_folder()

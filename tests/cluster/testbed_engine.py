@@ -36,7 +36,6 @@ def command(*words: str | Path, stdin: bytes = b"", timeout: float = 120.0, chec
 
     Raises:
         TestbedError: it failed (and `check` is on) or ran past `timeout` seconds.
-
     """
     text = [str(word) for word in words]
     try:
@@ -54,7 +53,6 @@ def install_missing() -> None:
 
     Raises:
         TestbedError: not root, no apt, or the installation failed.
-
     """
     if os.geteuid() != 0:
         raise TestbedError("the cluster tests start a Docker Engine of their own: run them as root")

@@ -24,7 +24,6 @@ def group_advantages(rewards: Tensor, groups: Tensor, norm: Literal["mean", "mea
 
     Returns:
         [trajectories] float64. A group of one, and a group of equal rewards, gets exactly 0.
-
     """
     rewards = rewards.double()
     _, member, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
@@ -50,7 +49,6 @@ def turn_advantages(advantages: Tensor, trajectory_of_turn: Tensor, credit: Lite
 
     Returns:
         [turns] float.
-
     """
     per_turn = advantages[trajectory_of_turn]
     if credit == "share":
@@ -82,7 +80,6 @@ def gigpo_advantages(
 
     Returns:
         [turns] float64.
-
     """
     position = _turn_numbers(trajectory_of_turn)
     returns = own.double().clone()

@@ -32,7 +32,6 @@ def token_weights(
 
     Returns:
         [turns] float64.
-
     """
     tokens = response_tokens.double()
     if norm == "token":

@@ -42,7 +42,6 @@ def ppo_clip(
 
     Returns:
         (loss [tokens], clipped [tokens] bool: the gradient is cut off there).
-
     """
     ratio = ratio_of(logp, old_logp)
     unclipped = -advantage * ratio

@@ -62,7 +62,6 @@ def objective(
         old_logp: [tokens], where the policy's ratio starts from. behave_logp: [tokens], the engine's.
         ref_logp: [tokens], the frozen reference's; looked at only with a KL.
         advantage, weight: [tokens]; tokens of weight 0 are not learned from. sequence: [tokens] int64.
-
     """
     keep = sequence_keep(old_logp, behave_logp, sequence, config.sequence_mask, config.mask_low, config.mask_high)
     learned = keep & (weight > 0)

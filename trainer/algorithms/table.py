@@ -62,7 +62,6 @@ def overlong_penalty(length: int, limit: int, buffer: int) -> float:
     Args:
         length: tokens of the response. limit: the most that it may have (L_max). buffer: the last so many of them, over
             which the punishment grows linearly (L_cache); 0: there is none.
-
     """
     if not buffer:
         return 0.0

@@ -34,7 +34,6 @@ class Engine(Protocol):
 
         Raises:
             EngineError: it was not answered. EngineGoneError: nor would any other be.
-
         """
         ...
 

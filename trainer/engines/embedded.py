@@ -60,7 +60,6 @@ class EmbeddedEngine:
         max_batch_tokens: most (padded) prompt tokens of one forward pass.
         cancelled: asked before every token; True gives the batch up with `GenerationCancelledError`.
         share_prefixes: compute once what prompts of a block begin with.
-
     """
 
     def __init__(

@@ -129,7 +129,6 @@ class ServerPool:
 
         Raises:
             EngineGoneError: none is in use; the message says what became of each.
-
         """
         home = self._homes.get(key)
         if home is not None and not home.problem and home is not avoid:
@@ -189,7 +188,6 @@ class ServerPool:
             RefusedError: the server refused the request.
             EngineGoneError: none is left, and none came within `patience`.
             EngineError: all tries failed.
-
         """
         avoid: Server | None = None
         failures = 0
@@ -241,7 +239,6 @@ class ServerPool:
 
         Raises:
             ServerLostError, ServerFailedError, RefusedError: see there.
-
         """
         where = f"{server.name} ({server.url}) {path}"
         data = None if body is None else orjson.dumps(body)

@@ -22,7 +22,6 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
     Raises:
         UserError: the model folder, the GPUs or the Python cannot be right.
         ServerStartError: it did not start; the message holds the cause.
-
     """
     check_options(kind, options)
     dialect = make_dialect(kind)

@@ -60,7 +60,6 @@ def visible_devices(gpus: tuple[int, ...]) -> str:
 
     Raises:
         UserError: there are fewer.
-
     """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
@@ -108,7 +107,6 @@ def check_window(kind: str, options: ServerOptions) -> None:
 
     Raises:
         UserError: the server would generate from another distribution than the model's.
-
     """
     model = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
     name, window = str((model.get("architectures") or [""])[0]), int(model.get("sliding_window") or 0)

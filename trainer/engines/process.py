@@ -126,7 +126,6 @@ class ServerProcess:
 
         Raises:
             ServerStartError: it ended, or did not answer within `seconds`; it has then been stopped.
-
         """
         deadline = time.monotonic() + seconds
         answer = "never answered"

@@ -83,7 +83,6 @@ class ServedEngine:
 
     Attributes:
         sharing: has prompts of one key that begin alike read once.
-
     """
 
     def __init__(self, pool: ServerPool, dialect: Dialect, model: Path, stop_ids: set[int], version: int = 0) -> None:
@@ -122,7 +121,6 @@ class ServedEngine:
 
         Raises:
             EngineError: it cannot take the weights, or does not return what training needs.
-
         """
         found = await self.dialect.probe(self.pool, server)
         async with self._turn():
@@ -166,7 +164,6 @@ class ServedEngine:
         Raises:
             ValueError: the prompt is empty.
             EngineError: no server could answer, or the server refused (a prompt beyond its context length, say).
-
         """
         if not prompt_ids:
             raise ValueError("the prompt has no tokens")
@@ -210,7 +207,6 @@ class ServedEngine:
 
         Raises:
             EngineError: the folder does not fit (then no server has heard of it), or no server took the weights.
-
         """
         if problem := await asyncio.to_thread(folder_problem, folder, self.model):
             raise EngineError(f"weight version {version} cannot be loaded: {problem}. The servers keep {self._version}")
@@ -224,7 +220,6 @@ class ServedEngine:
 
         Raises:
             EngineError: the folder does not fit, or servers hold another version.
-
         """
         async with self._turn():
             if problem := await asyncio.to_thread(folder_problem, folder, self.model):
@@ -247,7 +242,6 @@ class ServedEngine:
         Raises:
             EngineError: no server took the weights. The servers that are still in use hold the old weights then.
             EngineGoneError: nor is any left in use.
-
         """
         async with self._turn():
             self._updating = True

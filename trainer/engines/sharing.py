@@ -99,7 +99,6 @@ class PrefixSharing:
             what prompts in one batch share has no need of it. ahead: whether announced prefixes are read while the
             server has room, before a prompt with them comes. waits, wait_seconds: prompts that were held back until a
         prefix of theirs was read, and Σ of the time of each.
-
     """
 
     def __init__(

@@ -49,7 +49,6 @@ class WorkBuffer:
         batch: groups of a step. staleness: largest age in versions, η. window: W, see above; 0: three tenths of a
             batch, 1 without staleness. numbers: of the tasks, in order, without end. first_alone: the first step's
             groups are not held up by those after them, see above.
-
     """
 
     def __init__(

@@ -75,7 +75,6 @@ class RolloutController:
             UserError: a task breaks a limit of the configuration, or an agent of the user's own failed on all of them.
             RunError: every request failed, or the engine has gone.
             RolloutInterruptedError: `stop_requested` said so; no trajectory is returned.
-
         """
         return asyncio.run(self.groups(tasks, plan))
 

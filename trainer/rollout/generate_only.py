@@ -68,7 +68,6 @@ def find_rollouts(config: RunConfig, paths: RunPaths) -> Start:
 
     Raises:
         UserError: it had other settings, some of its files are missing, or one is demanded and there is none.
-
     """
     folder = paths.logs / "rollouts"
     if config.recover_mode == "disabled":

@@ -30,7 +30,6 @@ class Sampler(ABC):
 
     Args:
         config: of the run. source: its tasks. course: its steps.
-
     """
 
     def __init__(self, config: RunConfig, source: TaskSource, course: Schedule) -> None:
@@ -50,7 +49,6 @@ class Sampler(ABC):
 
         Raises:
             RolloutInterruptedError: the run is to stop.
-
         """
 
     @abstractmethod
@@ -85,7 +83,6 @@ class EmbeddedSampler(Sampler):
     Args:
         engine, controller: of this rank. world: the ranks. replica, policy: the model that is sampled from, and the one
             in training (the same one where there is one rank).
-
     """
 
     def __init__(

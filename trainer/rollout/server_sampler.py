@@ -69,7 +69,6 @@ class ServedSampler(Sampler):
         served: on rank 0 only. publisher: makes what brings the learner's weights to the servers, once these are
             there (None where nothing is trained); collective. world: the ranks. stop: whether the run is to stop,
             asked on rank 0.
-
     """
 
     def __init__(

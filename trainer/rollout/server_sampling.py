@@ -32,7 +32,6 @@ def served_sampler(
         learner: its weights are published; None where nothing is trained.
         tokenizer: saved beside published weights.
         stop: whether the run is to stop.
-
     """
     config, world = parts.config, parts.world
     served = serve(parts, model) if world.is_main else None

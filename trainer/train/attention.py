@@ -65,7 +65,6 @@ def packed_attention(  # the signature is transformers'
 
     Raises:
         UserError: transformers asks for something that is not computed here.
-
     """
     _refuse_unknown(module, others)
     if dropout:

@@ -124,7 +124,6 @@ def single_world(gpu: int = 0, dtype: torch.dtype = torch.float32) -> World:
 
     Raises:
         UserError: there is no GPU of that number.
-
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -163,7 +162,6 @@ def join_world(
 
     Raises:
         RunError: not all ranks came in time; it says which.
-
     """
     local = rendezvous.startswith("file://")
     device_index = rank if gpu is None else gpu

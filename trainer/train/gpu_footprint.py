@@ -59,7 +59,6 @@ def require_room(lm: Any, config: RunConfig, world: World) -> None:
 
     Raises:
         UserError: it can never fit there. RunError: it cannot now, beside what else uses the GPU.
-
     """
     if world.device.type == "cuda":
         free, size = torch.cuda.mem_get_info(world.device)

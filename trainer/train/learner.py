@@ -72,7 +72,6 @@ class Learner:
         lm: causal LM on this rank's device, or on the meta device where `weights` has its values; sharded in place when
             there are several ranks.
         config: the run. total_optimizer_steps: for the learning-rate schedule.
-
     """
 
     # Sums over the trained tokens of a step, in this order in one tensor, so that one all-reduce carries them all.
@@ -129,7 +128,6 @@ class Learner:
 
         Raises:
             RunError: the GPU's memory did not suffice.
-
         """
         self.wake(state=False)
         model = policy or self.policy
@@ -163,7 +161,6 @@ class Learner:
 
         Raises:
             RunError: the GPU's memory did not suffice.
-
         """
         active = [row for row in rows if row.advantage != 0 or self.config.algorithm.kl_coef > 0]
         if not active:

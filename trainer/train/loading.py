@@ -42,7 +42,6 @@ class Origin:
     Raises:
         UserError: the folder holds no model that can be trained here, or training it can never fit into the GPU.
         RunError: it does not fit now, beside what else uses the GPU.
-
     """
 
     def __init__(self, folder: Path, config: RunConfig, world: World) -> None:
@@ -79,7 +78,6 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> tuple[Any, Weights]:
 
     Raises:
         UserError: as `load_lm`.
-
     """
     lm, files = look_at(folder)
     weights = WholeWeights(dict(load_lm(folder, config, torch.float32).state_dict())) if files is None else files
@@ -94,7 +92,6 @@ def look_at(folder: Path) -> tuple[Any, WeightFiles | None]:
 
     Raises:
         UserError: as `load_lm`, for what names and shapes tell.
-
     """
     lm = empty_lm(folder)
     if not has_safetensors(folder) or _is_converted(lm):

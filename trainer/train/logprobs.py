@@ -69,7 +69,6 @@ def token_logprobs(
 
     Returns:
         (logp [M] float32 with gradient, entropy [M] float32 in nats without).
-
     """
     return model(batch, temperature, chunk)
 

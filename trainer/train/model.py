@@ -27,7 +27,6 @@ def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None)
     Raises:
         UserError: the folder does not hold a causal LM that transformers can load, or that can be trained here, or some
             weights are missing or of another shape.
-
     """
     attention.register()
     with readable(folder):
@@ -50,7 +49,6 @@ def empty_lm(folder: Path) -> Any:
 
     Raises:
         UserError: as `load_lm`, for what can be told without reading weights.
-
     """
     attention.register()
     with readable(folder):
@@ -77,7 +75,6 @@ def describe(folder: Path) -> Any:
 
     Raises:
         UserError: it says nothing that transformers can read.
-
     """
     with readable(folder):
         return SimpleNamespace(

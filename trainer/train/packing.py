@@ -63,7 +63,6 @@ def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
 
     Raises:
         UserError: a single row is longer than the budget.
-
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -100,7 +99,6 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
 
     Raises:
         UserError: a single row is longer than the budget.
-
     """
     longest = max((lengths[same[0]] for group in groups for same in group.rows), default=0)
     mean = -(-sum(_cost(group, lengths) for group in groups) // ranks)
@@ -170,7 +168,6 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
         rows: of one micro-batch.
         device: of the tensors.
         share: whether common prefixes are computed once.
-
     """
     if not rows:
         rows = [Row([0], [0], [0.0], advantage=0.0, weight=0.0, trajectory=-1)]

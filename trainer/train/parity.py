@@ -66,7 +66,6 @@ def require_parity(learner: Learner, longest: int, vocabulary: int) -> Parity:
 
     Raises:
         UserError: they differ by more than rounding (train.max_logprob_gap).
-
     """
     found = _compare(learner, longest, vocabulary)
     if learner.world.any(not found.gap <= found.bound):  # also where it is not a number

@@ -50,7 +50,6 @@ def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
     Args:
         rows: of one optimizer step, or of one micro-batch.
         share: False: only rows that are equal altogether are put together, with no prefix.
-
     """
     equal: dict[tuple[bytes, int], list[int]] = {}
     for number, row in enumerate(rows):
@@ -95,7 +94,6 @@ def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
     Args:
         shared: tokens that each row shares with the next one.
         lengths: tokens of the rows.
-
     """
     open_runs: list[tuple[int, list[Sharers]]] = [(0, [])]  # the tokens that all of a run share, rising, and its groups
     for row, depth in enumerate([*shared, 0]):

@@ -22,7 +22,6 @@ def meet(rank: int, size: int, rendezvous: str, patience: timedelta) -> Store:
 
     Raises:
         RunError: some did not come in time, with their numbers, or rank 0 cannot be reached.
-
     """
     where = urlparse(rendezvous)
     within = f"within {patience.total_seconds():g} s"

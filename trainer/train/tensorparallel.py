@@ -46,7 +46,6 @@ def split_layers(lm: Any, world: World) -> None:
 
     Raises:
         UserError: the architecture is not known here, or the ranks do not divide its heads.
-
     """
     check_split(lm.config, world.tensor_size)
     assert world.mesh is not None
@@ -72,7 +71,6 @@ def share_out_layers(policy: nn.Module, world: World) -> None:
 
     Raises:
         UserError: as `split_layers`.
-
     """
     if world.tensor_size > 1:
         split_layers(policy.lm, world)

@@ -117,7 +117,6 @@ def attend(
 
     Returns:
         [tokens, heads, d].
-
     """
     kernel = _FOUND[0] if _FOUND else flash()
     assert kernel is not None, "usable() was not asked"

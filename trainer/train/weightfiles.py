@@ -45,7 +45,6 @@ class WeightFiles:
 
     Raises:
         OSError, ValueError: there are none, or one of them is not whole; with its path.
-
     """
 
     def __init__(self, folder: Path) -> None:

@@ -36,7 +36,6 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
 
     Raises:
         UserError: another command trains it, or has begun to since it was chosen.
-
     """
     with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)
@@ -58,7 +57,6 @@ class Restarts:
     Attributes:
         most: starts in a row without a new step.
         first_wait: seconds before the first of them.
-
     """
 
     most: int = 0
@@ -87,7 +85,6 @@ def follow(
         progress: shows what is recorded, and messages.
         again: the command that goes on.
         restarts: how often, and after how long.
-
     """
     tail, history = MetricsTail(run.metrics), History()
     for record in tail.read():  # earlier attempts

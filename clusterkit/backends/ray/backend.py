@@ -75,7 +75,6 @@ class RayBackend:
 
         Raises:
             RunError: a host was lost, or refuses.
-
         """
         try:
             return self._runner.run(work)
@@ -92,7 +91,6 @@ class RayBackend:
         Raises:
             UserError: this machine knows no Ray of the cluster.
             RunError: the head node cannot be reached, was lost, or refuses.
-
         """
         waits = Backoff()
 

@@ -26,7 +26,6 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
 
     Raises:
         HostError: the host was lost, or cannot look.
-
     """
     named = " -o ".join(f"-name {name}" for name in RECORDS)
     recover = shlex.quote(str(run.recover))
@@ -58,7 +57,6 @@ async def fetch_logs(head: Head, there: RunDirectory, here: RunDirectory, facts:
 
     Raises:
         HostError: the host was lost, or cannot read there.
-
     """
     newest = f"attempt_{(here.attempt_numbers() or [0])[-1]}/"
     for name, fact in facts.items():
@@ -77,7 +75,6 @@ async def run_checked(head: Head, script: str, stdin: bytes = b"", seconds: floa
 
     Raises:
         HostError: the host was lost, or the script failed, with its words.
-
     """
     result = await head.session.run(script, root=True, stdin=stdin, timeout=seconds)
     if not result.ok:

@@ -77,7 +77,6 @@ async def watch_job(
         say: gets a sentence when the cluster cannot be seen.
 
     Returns the ended job.
-
     """
     patience = Backoff()
     while True:

@@ -62,7 +62,6 @@ async def head_of(selection: Selection) -> AsyncIterator[Head]:
 
     Raises:
         UserError: the cluster has no Ray that this machine knows a token of. HostError: the head cannot be reached.
-
     """
     cluster = selection.cluster
     token = read_token(cluster.name)

@@ -46,7 +46,6 @@ class RayJob:
         metadata: what it was submitted with.
         started: Unix seconds; 0 where it has not been.
         ended: Unix seconds; 0 where it has not.
-
     """
 
     submission_id: str
@@ -121,7 +120,6 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
 
     Raises:
         RunError: with `refused`, after three tries.
-
     """
     for _ in range(3):
         try:
@@ -141,7 +139,6 @@ async def jobs_of(head: Session, token: str) -> AsyncIterator[RayJobs]:
 
     Raises:
         HostError: the connection is lost.
-
     """
     port = await head.forward("127.0.0.1", Ports().dashboard)
     # Not through a proxy that our environment may name.
@@ -189,7 +186,6 @@ class RayJobs:
 
         Raises:
             DuplicateJobError: there is a job of that ID.
-
         """
         body = {
             "submission_id": submission_id,

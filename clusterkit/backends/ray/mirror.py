@@ -63,7 +63,6 @@ class Copies:
         selection: how to reach the cluster.
         folder: where the copies lie.
         fileroot: where the runs lie there.
-
     """
 
     def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
@@ -77,7 +76,6 @@ class Copies:
 
         Raises:
             RunError: there is none, or no host shows them.
-
         """
         user, cluster = user_name(), self.selection.cluster.name
         found = await self._through(lambda head: list_runs(head.session, self.fileroot, user))
@@ -96,7 +94,6 @@ class Copies:
 
         Raises:
             RunError: no host shows them.
-
         """
         await self._through(lambda head: self.bring(head, run, logs=logs))
 
@@ -105,7 +102,6 @@ class Copies:
 
         Raises:
             RunError: no host shows them.
-
         """
         folder = run.logs / ROLLOUTS
         script = f"cd {shlex.quote(str(self.there(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
@@ -119,7 +115,6 @@ class Copies:
 
         Raises:
             RunError: no host shows it.
-
         """
         there = Path(self.fileroot) / file.relative_to(self.folder)
         file.write_bytes(await self._through(lambda head: read_whole(head.session, there)))
@@ -129,7 +124,6 @@ class Copies:
 
         Raises:
             RunError: no host takes it.
-
         """
         await self._through(lambda head: head.session.put(text.encode(), str(self.there(run).logs / name), root=True))
 
@@ -138,7 +132,6 @@ class Copies:
 
         Raises:
             RunError: no host shows it.
-
         """
         folder = shlex.quote(place)
         script = (
@@ -170,7 +163,6 @@ class Copies:
 
         Raises:
             HostError: the host was lost, or cannot read there.
-
         """
         there = self.there(run)
         facts = await listing(head, there)
@@ -217,7 +209,6 @@ class Copies:
 
         Raises:
             RunError: none does, with the reason of each.
-
         """
         cluster, problems = self.selection.cluster, []
         hosts = dict.fromkeys([cluster.head_host, *cluster.hosts])

@@ -31,7 +31,6 @@ async def require_newest(head: Head, selector: RunSelector) -> RunDirectory:
 
     Raises:
         RunError: there is none.
-
     """
     found = await newest_of(head, selector)
     if found is None:
@@ -44,7 +43,6 @@ async def through_any(selection: Selection, work: Callable[[Head], Awaitable[Lis
 
     Raises:
         RunError: none answers, with the reason of each.
-
     """
     cluster, problems = selection.cluster, []
 

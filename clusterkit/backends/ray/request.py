@@ -21,7 +21,6 @@ def request_on(cluster: Cluster, preset: str | None, task: str | None, settings:
 
     Raises:
         UserError: as `resolve`; a path that the hosts do not share; more hosts wanted than there are.
-
     """
     typed = resolve(preset, task, settings).config
     try:
@@ -49,7 +48,6 @@ def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) 
 
     Raises:
         UserError: the chosen place is not on the storage that all hosts share.
-
     """
     fileroot = config.fileroot if own_fileroot else fileroot_of(cluster)
     if Path(cluster.storage) not in Path(fileroot).parents:

@@ -48,7 +48,6 @@ class InputStager:
         data: --data-path as typed.
         change: off for a look at what would be done.
         own: a folder or file of this machine that the run was trained on, which is looked in as well.
-
     """
 
     head: Head
@@ -68,7 +67,6 @@ class InputStager:
 
         Raises:
             UserError: it cannot be had. RunError, HostError: a download or a copy failed.
-
         """
         if asset.origin is Origin.UPLOAD:
             return await self._upload(asset)
@@ -98,7 +96,6 @@ class InputStager:
 
         Raises:
             UserError: a folder of the user's stands in the way. RunError, HostError: the download or copy failed.
-
         """
         if not self.change:
             return
@@ -153,7 +150,6 @@ class InputStager:
 
         Raises:
             UserError: they are in neither place. RunError, HostError: a download or a copy failed.
-
         """
         base, _, size = name.partition("@")
         if base in PROBLEMS:
@@ -208,7 +204,6 @@ class InputStager:
             here: files of this machine by their places below a folder of data.
             shapes: places that count on the cluster.
             asset: its name in the catalogue, where it is one.
-
         """
         typed = bool(self.data) and not self._is_there(self.data)
         folder = Path(self.data).expanduser().absolute()
@@ -270,7 +265,6 @@ async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[st
     Raises:
         UserError: one cannot be had, or somebody else sets the cluster up. RunError, HostError: a download or a copy
             failed.
-
     """
     missing = []
     for asset in assets:

@@ -64,7 +64,6 @@ class ClusterStatus:
         run: the run that was asked for, or the newest.
         run_dir: its folder on the storage.
         unseen: what could not be seen, and why; what is left is no less true for it.
-
     """
 
     cluster: str
@@ -114,7 +113,6 @@ async def watching(selection: Selection, selector: RunSelector) -> AsyncIterator
     Args:
         selection: how to reach the cluster.
         selector: which run of it; the newest that fits.
-
     """
     folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
     watch = Watch(selection, selector, folder)
@@ -143,7 +141,6 @@ class Watch:
 
         Raises:
             UserError: a key or configuration that no host can be reached with.
-
         """
         await self._connect()
         cluster, unseen = self.selection.cluster, [str(error).splitlines()[0] for error in self._silent.values()]

@@ -53,7 +53,6 @@ async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, byt
 
     Raises:
         HostError: the head was lost, or cannot write there.
-
     """
     files = sorted([*node_files(), *own])
     folder = f"{cluster.storage}/codes/{content_of(files)[:16]}"
@@ -78,7 +77,6 @@ async def put_config(head: Session, run: RunDirectory, config: RunConfig) -> tup
 
     Raises:
         HostError: the head was lost, or cannot write there.
-
     """
     text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True).encode()
     digest = hashlib.sha256(text).hexdigest()
@@ -115,7 +113,6 @@ async def fetch_records(
 
     Raises:
         HostError: the head was lost, or cannot read there.
-
     """
     logs, recover = (shlex.quote(f"{folder}/{user}/{experiment}") for folder in ("logs", "recover"))
     chosen = "" if trial == "*" else f"/{shlex.quote(trial)}"
@@ -156,7 +153,6 @@ class ListedRun:
         run: its folder there.
         written: Unix seconds of its last sign of life.
         started_ago: seconds since its last start.
-
     """
 
     run: RunDirectory
@@ -169,7 +165,6 @@ async def list_runs(head: Session, fileroot: str, user: str) -> list[ListedRun]:
 
     Raises:
         HostError: the head was lost, or cannot read there.
-
     """
     script = rf"""date +%s.%N
 cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
@@ -206,7 +201,6 @@ async def read_from(head: Session, path: Path, offset: int, most: int = 8 << 20)
 
     Raises:
         HostError: the head was lost, or cannot read there.
-
     """
     name = shlex.quote(str(path))
     script = f"""[ -e {name} ] || exit 0
@@ -237,7 +231,6 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
 
     Raises:
         HostError: the head was lost, or cannot read there.
-
     """
     left_out = f"--exclude {shlex.quote(leave_out)} " if leave_out else ""
     listed = " ".join(shlex.quote(name) for name in names)
@@ -260,7 +253,6 @@ async def size_of(head: Session, path: Path) -> int:
 
     Raises:
         HostError: the head was lost, or cannot read there; there is no such file.
-
     """
     return int(await _read(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
 
@@ -270,7 +262,6 @@ async def newest_attempt(head: Session, run: RunDirectory) -> int:
 
     Raises:
         HostError: the head was lost, or cannot read there.
-
     """
     listed = await _read(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
     names = [name.removeprefix("attempt_") for name in listed.decode(errors="replace").split()]

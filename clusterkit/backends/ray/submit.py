@@ -41,7 +41,6 @@ async def dispatch(head: Head, request: RunRequest, say: Say = lambda _: None) -
     Raises:
         UserError: an unfinished run of other settings stands in the way, or another run has the trial.
         RunError: Ray refused the job, or it ended at once. HostError: the head was lost.
-
     """
     async with head.jobs() as jobs:
         return await submit_or_attach(
@@ -127,7 +126,6 @@ async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirec
 
     Raises:
         RunError: it ended before that, with its last lines, or it takes too long.
-
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + START_SECONDS

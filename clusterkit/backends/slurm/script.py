@@ -29,7 +29,6 @@ class SlurmContainer:
         image: as its runtime names it.
         runtime: PYXIS, or the name of the apptainer command.
         mounts: further folders, as SRC[:DST].
-
     """
 
     image: str
@@ -51,7 +50,6 @@ class SlurmOptions:
         mounts: folders that the image sees besides the run's, as /SRC[:/DST].
         python: runs the node side where there is no container.
         container: runs it otherwise.
-
     """
 
     partition: str = ""
@@ -114,7 +112,6 @@ def script(
         asked: how its processes are run.
         code: folder of the node side.
         shared: folders that a container has to see.
-
     """
     directives = "\n".join(f"#SBATCH {shlex.quote(option)}" for option in options)
     folder = shlex.quote(str(run.logs / FOLDER))

@@ -40,7 +40,6 @@ class SlurmPlan(PlannedRun):
         options: of sbatch.
         code: folder of the node side, with the user's own classes.
         files: what is in it, paths and contents.
-
     """
 
     chosen: Trial = field(kw_only=True)
@@ -62,7 +61,6 @@ def options_here(asked: SlurmOptions) -> SlurmOptions:
 
     Raises:
         UserError: images cannot be run here, or this Python could not run the job.
-
     """
     if asked.image:
         return replace(asked, container=_container(asked.image, asked.mounts))
@@ -96,7 +94,6 @@ def require_slurm() -> None:
 
     Raises:
         UserError: it has no sbatch.
-
     """
     if not shutil.which("sbatch"):
         raise UserError(

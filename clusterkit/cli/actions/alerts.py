@@ -23,7 +23,6 @@ def alerts(run: RunOptions, webhook: str | None, command: str | None, *, every: 
         command: is run instead.
         every: seconds between two looks.
         once: look once.
-
     """
     if command is not None and webhook is not None:
         raise UserError("--webhook and --command are two receivers: give one, and start a second watcher for the other")

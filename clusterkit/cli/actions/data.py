@@ -35,7 +35,6 @@ def prepare(
         seed: of groups and shuffles.
         force: replace a folder that was prepared from other inputs.
         as_json: print the card as JSON.
-
     """
     target = out.expanduser().absolute()
     try:

@@ -24,7 +24,6 @@ def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) ->
         log: the log's path; - for stdin.
         as_json: print JSON.
         apply: keep the settings that are proposed.
-
     """
     if log is not None:
         if apply or run.experiment or run.trial or run.cluster:

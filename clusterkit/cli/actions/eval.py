@@ -40,7 +40,6 @@ def evaluate(
         dry_run: print the configuration; ask nothing.
         as_json: print the results as JSON.
         shown: whether progress is shown.
-
     """
     say: Say = output.note if shown else lambda _: None
     arguments = EvalArguments(**typed_arguments)

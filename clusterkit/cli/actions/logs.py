@@ -28,7 +28,6 @@ def show(
         which: of its logs; fields of `LogName`.
         lines: so many of its last lines; 0 for all.
         follow: go on with what is added, until Ctrl-C.
-
     """
     selector, name = selector_of(run), LogName(*which)
     with open_backend(place_of_run(run, hosts=hosts), output.note) as backend:

@@ -24,7 +24,6 @@ def check_run(settings: list[str], preset: str | None, task: str | None, run: Ru
         task: of that start.
         run: what the options say about the run.
         as_json: print JSON.
-
     """
     output.notes(translation_notes(settings))
     if preset is None:

@@ -48,7 +48,6 @@ def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
         hosts: of the cluster, should it be on one.
         gpus: numbers of the server's GPUs on this machine, with commas.
         model: folder of weights to start with; empty for that of the other servers.
-
     """
     place, selector = _find(run, hosts)
     if place.hosts is not None:

@@ -36,7 +36,6 @@ class Target:
     Attributes:
         cluster: its name; None for this machine.
         note: says so on stderr; empty where the user has said it.
-
     """
 
     cluster: str | None
@@ -54,7 +53,6 @@ def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
     Raises:
         UserError: two places were named; there are several clusters and none is the current one.
         RunError: runs of this machine and a current cluster that cannot be looked at.
-
     """
     if typed.cluster is not None and typed.here:
         raise UserError("--here and --cluster NAME are two places: choose one")
@@ -92,7 +90,6 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
 
     Raises:
         UserError, RunError: as `target`.
-
     """
     if hosts is not None and hosts.hostnames is not None:
         if run.here:
@@ -122,7 +119,6 @@ def checked_user(typed: str | None) -> str:
 
     Raises:
         UserError: the name is none.
-
     """
     name = user_name() if typed is None else typed
     if not name or name.startswith((".", "-")) or any(sign in name for sign in "/*?[]\n\0"):
@@ -135,7 +131,6 @@ def selector_of(run: RunOptions) -> RunSelector:
 
     Raises:
         UserError: the name of the user is none.
-
     """
     return RunSelector(run.experiment, run.trial, None if run.user is None else checked_user(run.user))
 

@@ -25,7 +25,6 @@ def for_training(resolved: Resolved, typed: RunOptions, *, start: bool = True) -
 
     Raises:
         UserError: as `target`; this machine has the run unfinished that would be started anew on the cluster.
-
     """
     config = resolved.config
     if "mode" in resolved.settings and config.mode == "local" and typed.cluster is None:
@@ -48,7 +47,6 @@ def for_checkpoint(checkpoint: str | None, typed: RunOptions) -> Target:
 
     Raises:
         UserError, RunError: as `target`.
-
     """
     if checkpoint is None:
         return target(Kind.NEWEST_RUN, typed)

@@ -25,7 +25,6 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
         sample: number of the trajectory within the task's group.
         full: do not cut texts.
         as_json: print JSON.
-
     """
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()

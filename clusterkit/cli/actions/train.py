@@ -57,7 +57,6 @@ def train(
         detach: come back once the run is submitted.
         as_json: print the result as JSON.
         shown: whether progress is shown.
-
     """
     output.notes(translation_notes(overrides))
     settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]

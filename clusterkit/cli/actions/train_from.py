@@ -24,7 +24,6 @@ def settings_from(
 
     Raises:
         UserError: the source is none, is being trained, or does not fit. RunError: it is not there, or damaged.
-
     """
     config = backend.request(preset, task, settings).config
     runs = backend.runs(config.fileroot)

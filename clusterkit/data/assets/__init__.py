@@ -93,7 +93,6 @@ def get_asset(
     Raises:
         UserError: no such asset, unusable source, a missing package, a damaged copy, a cache that cannot be written.
         RunError: the download or the conversion failed, or the disk is full.
-
     """
     asset = CATALOGUE.get(name.lower())
     if asset is None:

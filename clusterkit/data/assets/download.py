@@ -20,7 +20,6 @@ def download(url: str, file: Path, say: Callable[[str], None], expected_sha256: 
 
     Raises:
         RunError: the server cannot be reached, refuses, breaks off, or sends other bytes than expected.
-
     """
     import httpx  # noqa: PLC0415 (slow to import, and most commands download nothing)
 

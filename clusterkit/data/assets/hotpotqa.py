@@ -41,7 +41,6 @@ def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
     Raises:
         UserError: the source is missing or not in its format; the message names the file and the item.
         RunError: the download failed.
-
     """
     address = source or DEFAULT_URL
     details: dict[str, Any] = {"source": origin(address)}

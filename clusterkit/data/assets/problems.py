@@ -36,7 +36,6 @@ class Published:
         licence: as its publisher states it.
         path: "ORG/NAME@REVISION" on the hub, else a URL.
         sha256: of the file.
-
     """
 
     description: str
@@ -103,7 +102,6 @@ def fetch(name: str, source: str, folder: Path, say: Say) -> dict[str, Any]:
     Raises:
         UserError: the source is missing, or a line is no problem.
         RunError: the download failed.
-
     """
     published = PUBLISHED[name]
     address = source or published.url

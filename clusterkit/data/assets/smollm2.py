@@ -45,7 +45,6 @@ def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
     Raises:
         UserError: a package is missing, or the source is unusable.
         RunError: the download or the conversion failed, or there is too little space.
-
     """
     _require_packages()
     _require_space(folder)

@@ -38,7 +38,6 @@ class Output:
         count: number of rows.
         make: returns a row by its number, and depends on nothing else.
         key: the column that the card counts rows by.
-
     """
 
     name: str
@@ -70,7 +69,6 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
 
     Raises:
         UserError: the folder holds something else, or the files would be empty.
-
     """
     if not any(output.count for output in plan.outputs):
         raise UserError("no usable row is left: look at the inputs, or lower --test-share")

@@ -52,7 +52,6 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
 
     Raises:
         UserError: the file is missing or damaged, or its style is unknown or not among those allowed.
-
     """
     if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
         return _folder(path, allowed)

@@ -37,7 +37,6 @@ def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float,
 
     Raises:
         UserError: an input cannot be used, or is named twice.
-
     """
     if kind not in KINDS:
         raise UserError(f"'{kind}' cannot be prepared: choose {', '.join(KINDS)}")

@@ -24,7 +24,6 @@ class Shape:
         questions: about one text.
         documents: of a text, with the questions' own.
         chunk_words: most words of a chunk.
-
     """
 
     questions: int = 10

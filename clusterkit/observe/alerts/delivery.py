@@ -135,7 +135,6 @@ def webhook_from(source: str | None) -> Webhook:
 
     Raises:
         UserError: the source is an address itself, or has no valid address.
-
     """
     kind, _, rest = (source or f"env:{WEBHOOK_VARIABLE}").partition(":")
     if kind in ("http", "https"):

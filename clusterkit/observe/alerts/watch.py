@@ -30,7 +30,6 @@ class Watcher:
         waits: seconds between attempts to deliver.
         mirror: where the run is looked at, which updates the copy of a remote one before every look.
         record: file of the delivered alerts; None: in the run's folder.
-
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Watcher:
 
         Raises:
             RunError: the run is remote and cannot be reached.
-
         """
         if self._mirror is not None:
             self._mirror.fetch(self.run, logs=False)

@@ -51,7 +51,6 @@ class Views:
         trial: of that run; None: the newest.
         compare: a second run.
         mirror: where the runs are, which updates copies of remote ones before every look.
-
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Views:
 
         Raises:
             UserError: a name is not valid.
-
         """
         try:
             directories = self._up_to_date(run, compare)
@@ -148,7 +146,6 @@ class Dashboard(ThreadingHTTPServer):
 
     Raises:
         UserError: the port is not available.
-
     """
 
     daemon_threads = True

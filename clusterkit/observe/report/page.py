@@ -65,7 +65,6 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
         now: Unix seconds.
         drawn: their plots, if they were drawn already.
         known: version of the plots that the reader has, which are then left out.
-
     """
     drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]

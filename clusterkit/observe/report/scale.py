@@ -34,7 +34,6 @@ def scale(low: float, high: float, whole: bool = False, count: int = 5, snug: bo
         whole: ticks are integers.
         count: of ticks, about.
         snug: the range does not extend to the next tick.
-
     """
     size = max(abs(low), abs(high))
     if size < SMALLEST:

@@ -68,7 +68,6 @@ class RunReader:
 
         Raises:
             RunError: the records cannot be read.
-
         """
         inode, size = _file(self.directory.metrics)
         if inode != self._file[0] or size < self._file[1]:

@@ -62,7 +62,6 @@ def fetch(repository: str, folder: Path, kind: str = "model", revision: str = "m
 
     Raises:
         FetchError: no such repository, no access, no network, no space, or a file that stays damaged.
-
     """
     wanted, commit = _listing(repository, kind, revision)
     own = _manifest(folder)

@@ -58,7 +58,6 @@ def required_assets(
 
     Raises:
         Refused: a path is neither.
-
     """
     assets = []
     if model := model_path or config.model.path:

@@ -50,7 +50,6 @@ async def provide(
         Refused: a folder of the user's has that name or cannot be used, or a download ended incomplete.
         HostError: the host or the copy failed.
         UserError, RunError: an asset could not be fetched onto this machine.
-
     """
     view = await look(session, asset)
     if asset.origin is Origin.HOST:
@@ -73,7 +72,6 @@ async def compare(head: Session, other: Session, asset: NodeAsset) -> str:
 
     Raises:
         HostError: a host cannot be asked.
-
     """
     return difference(*await asyncio.gather(look(head, asset), look(other, asset)))
 

@@ -30,7 +30,6 @@ def local_files(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         Refused: the folder is empty, or holds Git LFS pointers.
-
     """
     known = (read_manifest(folder) or {}).get("files", {})
     files: dict[str, dict[str, Any]] = {}
@@ -77,7 +76,6 @@ async def upload(
     Raises:
         Refused: the host's folder holds something else.
         HostError: the host, or the copy, failed.
-
     """
     files = local_files(folder)
     manifest = view.manifest["files"] if view.manifest else None

@@ -32,7 +32,6 @@ async def look(session: Session, asset: NodeAsset) -> View:
 
     Raises:
         HostError: the host could not be asked, or the storage does not answer.
-
     """
     folder = shlex.quote(asset.folder)
     script = (

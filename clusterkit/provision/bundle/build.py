@@ -40,7 +40,6 @@ def build(out: Path, contents: Contents, *, say: Say = lambda _: None) -> Manife
     Raises:
         UserError: an unknown release, a missing tool, or a folder that is no bundle.
         RunError: a repository, the image store or the disk failed.
-
     """
     systems = [_system(name) for name in dict.fromkeys(contents.systems)]
     if not systems and not contents.images:

@@ -76,7 +76,6 @@ class Bundle:
 
         Raises:
             RunError: files are missing or damaged; the message names them.
-
         """
         bad = [path for path, wanted in self.manifest.files.items() if digest(self.folder / path) != wanted]
         if bad:
@@ -91,7 +90,6 @@ class Bundle:
 
         Raises:
             UserError: the bundle was not built for the release.
-
         """
         if system not in self.manifest.systems:
             raise UserError(
@@ -113,7 +111,6 @@ def load(path: Path, cache: Path) -> Bundle:
     Raises:
         UserError: it is no bundle.
         RunError: files are missing or damaged.
-
     """
     folder = path if path.is_dir() else _unpacked(path, cache)
     bundle = Bundle(folder, _manifest(folder))
@@ -146,7 +143,6 @@ async def send(
     Raises:
         UserError: the bundle was not built for the release.
         HostError: as `Session.run`; LOST where the host cannot say what it has.
-
     """
     files = bundle.packages(system)
     present = await session.run(_present_script(files, folder), root=True, timeout=300.0)

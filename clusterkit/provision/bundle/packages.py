@@ -55,7 +55,6 @@ def package_sets(system: System, sources: Sources) -> dict[str, tuple[str, ...]]
 
     Raises:
         UserError: the distribution has no Docker of its own.
-
     """
     engine: tuple[str, ...] = docker.DOCKER_PACKAGES
     if sources.docker_source == "distribution":
@@ -90,7 +89,6 @@ def fetch(
     Raises:
         UserError: a tool or a keyring is missing.
         RunError: a repository cannot be reached, lacks a package, or serves another signing key.
-
     """
     chosen = sets or package_sets(system, sources)
     for folder in (target, work):

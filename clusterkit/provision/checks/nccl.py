@@ -53,7 +53,6 @@ async def all_reduce(
 
     Returns:
         The bus bandwidth, or why it could not be measured.
-
     """
     names = [session.host.name for session in sessions]
     containers = {name: next((c.name for c in running_containers(facts[name], cluster)), "") for name in names}

@@ -91,7 +91,6 @@ async def reachable(
 
     Returns:
         Which hosts reach which; also the hosts that could not be checked, since they can neither listen nor connect.
-
     """
     ports = ports or Ports()
     peers = [

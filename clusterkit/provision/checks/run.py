@@ -76,7 +76,6 @@ async def check(request: CheckRequest, connect: Connect, say: Callable[[str], No
 
     Raises:
         UserError: as `connect`, such as a missing private key file. Failures of one host are in the report.
-
     """
     began = time.monotonic()
     report = CheckReport()
@@ -109,7 +108,6 @@ def judge(answers: Mapping[str, Facts | HostError], cluster: Cluster, needs: Nee
         answers: facts by host, or the error of a host that could not be worked with.
         cluster: of the hosts.
         needs: of the run.
-
     """
     needs = needs or Needs()
     findings = []

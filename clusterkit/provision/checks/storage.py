@@ -71,7 +71,6 @@ async def storage_shared(
 
     Returns:
         Findings; a host that is lost meanwhile is one of them.
-
     """
     probe = _Probe(folder, run_in, root, delay)
     report = StorageReport()

@@ -68,7 +68,6 @@ async def gather(session: Session, request: ProbeRequest, *, timeout: float = 90
 
     Raises:
         HostError: as `Session.run`, except SUDO; also LOST where the probe did not run to its end.
-
     """
     script = probe_script(request)
     probe = _ClockedRun(session, timeout)

@@ -64,7 +64,6 @@ def context(recipe: Recipe, *, ca_bundle: bytes = b"", wheels: Path | None = Non
         recipe: what to build.
         ca_bundle: PEM certificates to trust while building.
         wheels: folder whose *.whl files pip may use.
-
     """
     entries = [*recipe.files, ("site/ca.pem", ca_bundle), ("wheels/README", b"Wheels that pip may use.\n")]
     if wheels is not None:

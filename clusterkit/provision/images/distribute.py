@@ -78,7 +78,6 @@ class Distribution:
         Raises:
             ImageError: the host does not have it and cannot get it.
             HostError: as `Session.run`.
-
         """
         began, method = time.monotonic(), Method.PRESENT
         self._origin = session
@@ -172,7 +171,6 @@ class Distribution:
         Raises:
             ImageError: no method worked, or the host ended up with another image.
             HostError: as `Session.run`.
-
         """
         wanted, began = self._wanted(), time.monotonic()
         image = await inspect(session, wanted.run_as)

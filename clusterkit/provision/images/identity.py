@@ -56,7 +56,6 @@ def check_reference(reference: str) -> str:
 
     Raises:
         UserError: it is not a reference.
-
     """
     if not _REFERENCE.match(reference):
         raise UserError(
@@ -88,7 +87,6 @@ async def inspect(session: Session, reference: str) -> Image | None:
     Raises:
         ImageError: Docker does not answer.
         HostError: as `Session.run`.
-
     """
     check_reference(reference)
     try:

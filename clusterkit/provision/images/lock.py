@@ -73,7 +73,6 @@ async def write(cluster: str, lock: Lock, session: Session, storage: str) -> boo
     Raises:
         HostError: the storage cannot be written to.
         OSError: the configuration folder cannot be written to.
-
     """
     text = lock.model_dump_json(indent=2) + "\n"
     changed = False

@@ -27,7 +27,6 @@ async def resolve(session: Session, reference: str) -> str:
 
     Raises:
         HostError: as `Session.run`.
-
     """
     if "@" in reference:
         return reference
@@ -81,7 +80,6 @@ async def pull(
     Raises:
         ImageError: the image cannot be pulled.
         HostError: as `Session.run`.
-
     """
     host, wanted = session.host.name, digest or reference
     meter = _Meter(host, progress)

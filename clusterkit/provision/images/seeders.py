@@ -34,7 +34,6 @@ class Seeders:
 
         Raises:
             NoSeederError: all hosts were lost.
-
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._free or not self._busy)

@@ -23,7 +23,6 @@ def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
 
     Raises:
         Refused: other nodes can use none of them.
-
     """
     ssh_address = "" if alone else facts.ssh_address
     for candidate in (host.private_address or "", facts.route_to_head, ssh_address, host.target):
@@ -42,7 +41,6 @@ def head_address(cluster: Cluster, facts: Facts) -> str:
 
     Raises:
         Refused: as `node_address`.
-
     """
     return node_address(cluster.head_host, facts, alone=len(cluster.hosts) == 1)
 

@@ -34,7 +34,6 @@ def current() -> Current:
 
     Raises:
         UserError: $CLUSTERKIT_CLUSTER names none, or the file that keeps the choice is damaged.
-
     """
     ready = ready_clusters()
     if named := os.environ.get(VARIABLE, "").strip():
@@ -72,7 +71,6 @@ def choose(name: str) -> None:
 
     Raises:
         UserError: there is no such cluster. RunError: the choice cannot be written.
-
     """
     inventory.load(name)
     try:

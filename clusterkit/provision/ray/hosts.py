@@ -27,7 +27,6 @@ async def connected(hosts: Iterable[Host], connect: Connect) -> AsyncIterator[Co
 
     Raises:
         UserError: a key or configuration is wrong for all hosts.
-
     """
     wanted = list(hosts)
     outcomes = await asyncio.gather(*(connect(host) for host in wanted), return_exceptions=True)

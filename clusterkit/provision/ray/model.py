@@ -64,7 +64,6 @@ def shm_bytes(text: str) -> int:
 
     Raises:
         UserError: it is no size, or too small for Ray.
-
     """
     if not text:
         return 0

@@ -107,7 +107,6 @@ async def containers_on(session: Session, cluster: str, inside: bool = False) ->
 
     Raises:
         HostError: the host could not be asked, or Docker is there and does not answer.
-
     """
     stdin = _PROBE.read_bytes() if inside else b""
     result = await session.run(_containers_script(cluster, inside), root=True, stdin=stdin, timeout=LOOK_SECONDS)
@@ -121,7 +120,6 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
 
     Raises:
         HostError: the host could not be asked. Where Ray does not answer, `RayAnswer.error` says why.
-
     """
     heads = docker.ps(_label(cluster), f"label={LABEL_ROLE}={HEAD}")
     script = (

@@ -55,7 +55,6 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
     Raises:
         Refused: the name or a port belongs to something else, another cluster runs here, a GPU is missing, or the
             running container would have to be replaced and may not be.
-
     """
     cluster, role = settings.cluster.name, settings.role(host)
     labels = _labels(host, facts, settings)

@@ -68,7 +68,6 @@ async def wait_for_head(
     Raises:
         NodeFailedError: the container is gone or dead, or the API did not answer in time; with its log's last lines.
         HostError: the host could not be asked.
-
     """
     host, loop = session.host.name, asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -114,7 +113,6 @@ async def wait_until_ready(
 
     Raises:
         NotReadyError: not within `seconds`, or a container ended.
-
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -137,7 +135,6 @@ async def require_replaceable(refusal: MustReplace, head: Session, settings: Ray
     Raises:
         MustReplace: `refusal` with the jobs that would end, or with those of others.
         HostError: the head could not be asked.
-
     """
     answer = await ask_ray(head, settings.cluster.name, settings.ports)
     if not settings.recreate:

@@ -84,7 +84,6 @@ async def observe(
         unreachable: hosts without a session, and why.
         ports: of Ray.
         inside: also read versions and GPUs in the containers.
-
     """
     head = sessions.get(cluster.head_host.name)
     (containers, failed), answer = await asyncio.gather(

@@ -25,7 +25,6 @@ def read_token(cluster: str) -> str:
 
     Raises:
         UserError: the file cannot be read or holds no token.
-
     """
     path = local_file(cluster)
     try:
@@ -51,7 +50,6 @@ async def cluster_token(head: Session, cluster: str) -> str:
     Raises:
         HostError: the head cannot be asked.
         UserError: the operator's copy is damaged, or a new one cannot be written.
-
     """
     token = read_token(cluster)
     if token:

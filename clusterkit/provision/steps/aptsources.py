@@ -38,7 +38,6 @@ def conflicting_files(maker: str, uri: str, suite: str, sources: Mapping[str, st
 
     Raises:
         Refused: a file names the repository together with others, so it cannot be renamed.
-
     """
     wanted, found = (_address(uri), suite), {}
     for path, text in sorted(sources.items()):

@@ -34,7 +34,6 @@ def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
 
     Raises:
         Refused: daemon.json cannot be read, or a restart would stop other people's containers.
-
     """
     system_of(facts)
     settings, effect = _settings(facts, desired)
@@ -70,7 +69,6 @@ def read_settings(text: str | None) -> dict[str, Any]:
 
     Raises:
         Refused: it is no JSON object; the message names line and column.
-
     """
     if text is None or not text.strip():
         return {}
@@ -98,7 +96,6 @@ def write_script(content: bytes, old: str | None, effect: str, path: str = DAEMO
         effect: `reload` or `restart`, whichever makes the change effective.
         path: of the file.
         pending: file that holds `effect` until the engine has taken it up.
-
     """
     return f"""umask 022
 target={shlex.quote(path)}

@@ -39,7 +39,6 @@ def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
     Raises:
         Refused: the engine is too old or broken, it comes from a snap, Podman poses as it, or packages of the
             distribution that others may be using conflict with it.
-
     """
     system = system_of(facts)
     docker = facts.docker

@@ -38,7 +38,6 @@ def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
 
     Raises:
         Refused: the system is not supported.
-
     """
     system = system_of(facts)
     return (
@@ -146,7 +145,6 @@ def install_action(
         packages: names, for the host's sources or the mirror.
         title: of the action; "install NAMES" where it is empty.
         bundled: set of the bundle whose list of names is taken in place of `packages` where there is a bundle.
-
     """
     names = " ".join(map(shlex.quote, packages))
     check = ""

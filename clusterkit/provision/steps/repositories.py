@@ -62,7 +62,6 @@ def add(repository: Repository, facts: Facts) -> tuple[Action, ...]:
 
     Raises:
         Refused: one file of apt's names this repository together with others.
-
     """
     one = repository
     actions = []

@@ -63,7 +63,6 @@ def write_file(
         mode: of the file.
         before: script that runs just before the file gets its name.
         after: script that runs just after.
-
     """
     folder, temporary = PurePosixPath(path).parent, PurePosixPath(path).parent / f".{PurePosixPath(path).name}.new"
     return Action(

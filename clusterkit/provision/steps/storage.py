@@ -17,7 +17,6 @@ def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
 
     Raises:
         Refused: the storage is read-only or does not answer, or the folder to make it in does not exist.
-
     """
     root = desired.cluster.storage
     disk = facts.disks.get(root)

@@ -44,7 +44,6 @@ def system_of(facts: Facts) -> System:
 
     Raises:
         Refused: it runs something else, or on another processor.
-
     """
     os = facts.os
     version = os.version if os.id == "ubuntu" else os.version.partition(".")[0]
@@ -69,7 +68,6 @@ def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:  # noqa: AR
 
     Raises:
         Refused: the release or the processor is not supported.
-
     """
     system_of(facts)
     return ()

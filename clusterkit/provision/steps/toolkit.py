@@ -29,7 +29,6 @@ def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
 
     Raises:
         Refused: there are GPUs and no working driver, or no GPUs where some were asked for.
-
     """
     system = system_of(facts)
     if not uses_gpus(facts, desired):

@@ -48,7 +48,6 @@ def read_applied(run: RunDirectory) -> list[Applied]:
 
     Raises:
         UserError: the file is damaged, or names an unknown setting or one that must stay.
-
     """
     path = overrides_file(run)
     try:
@@ -81,7 +80,6 @@ def apply_changes(run: RunDirectory, changes: Iterable[tuple[Change, str]]) -> l
 
     Raises:
         UserError: a change cannot be applied to a run that goes on, or the file cannot be read or written.
-
     """
     kept = {item.key: item for item in read_applied(run)}
     for change, because in changes:
@@ -102,7 +100,6 @@ def with_applied(config: RunConfig, run: RunDirectory) -> tuple[RunConfig, list[
 
     Raises:
         UserError: the file is damaged, or its values do not fit the configuration.
-
     """
     applied = read_applied(run)
     if not applied:

@@ -27,7 +27,6 @@ class Context:
         logged: settings that the logs print.
         environment: variables of the trainer's processes.
         learned: whether the run has progress to keep.
-
     """
 
     config: RunConfig | None = None

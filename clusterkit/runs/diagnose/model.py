@@ -37,7 +37,6 @@ class Rule:
         most: upper bound of the proposal.
         why: the reason, in half a sentence.
         engine: server or embedded: only for runs with that engine.
-
     """
 
     how: str
@@ -78,7 +77,6 @@ class Signature:
         follows: it is usually the consequence of something else, so other causes are shown first.
         unless: ids of signatures beside which it says nothing new.
         together: all rules are needed, not one of them.
-
     """
 
     id: str
@@ -119,7 +117,6 @@ class Change:
         proposed: the new value; words such as `half of it` where the present one is unknown.
         why: the reason, in half a sentence.
         new_trial: the run cannot go on with it, because its checkpoints demand the old value.
-
     """
 
     key: str
@@ -150,7 +147,6 @@ class Cause:
         advice: what to do beside changing settings.
         follows: it is the consequence of something else.
         together: all changes are needed.
-
     """
 
     id: str

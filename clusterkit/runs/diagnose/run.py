@@ -61,7 +61,6 @@ class Diagnosis:
         notes: on reading a log without a run.
         kind: the program that wrote that log; empty if unknown.
         empty: whether that log is empty.
-
     """
 
     findings: tuple[Cause, ...]
@@ -132,7 +131,6 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
         run: the run.
         observed: its status, if it is known already.
         killed: SIGKILL ended the trainer, which no log can say.
-
     """
     status = observed or observe(run, time.time())
     history, config = status.history, saved_config(run)
@@ -172,7 +170,6 @@ def diagnose_log(path: Path) -> Diagnosis:
     Raises:
         UserError: the log is missing, is no file, or may not be read.
         RunError: the disk fails.
-
     """
     reader = log_reader(path, cache_folder(), keep=STREAM_BYTES)
     view = reader.refresh()
@@ -209,7 +206,6 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
 
     Returns:
         The command; empty if it cannot be rebuilt.
-
     """
     if config is None or not config.preset:
         return ""

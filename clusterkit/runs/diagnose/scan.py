@@ -66,7 +66,6 @@ class Scan:
         error: the last lines of the last traceback.
         fatal: whether the file ends with that traceback.
         message: the error of AReaL's master or of a command of ours that ends the log.
-
     """
 
     source: str
@@ -90,7 +89,6 @@ def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan
 
     Raises:
         OSError: the log cannot be read.
-
     """
     with path.open("rb") as file:
         skipped = max(file.seek(0, 2) - read_bytes, 0)

@@ -39,7 +39,6 @@ def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
     Args:
         run: the run.
         killed: SIGKILL ended the trainer.
-
     """
     try:
         diagnosis = diagnose_run(run, killed=killed)

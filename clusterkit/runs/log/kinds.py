@@ -50,7 +50,6 @@ class Traceback:
         lines: its last lines, with the message.
         line: index of the message's line in the text.
         ends: whether it ends the log: few lines follow, and none that a living run writes.
-
     """
 
     message: str

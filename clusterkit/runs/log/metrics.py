@@ -169,7 +169,6 @@ class History:
         Args:
             total_steps: 0 if unknown.
             eta: seconds; None if unknown.
-
         """
         last = self.steps[-1] if self.steps else {}
         return {

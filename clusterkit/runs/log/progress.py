@@ -262,7 +262,6 @@ class LogHistory(History):
 
         Raises:
             ValueError, KeyError, TypeError: the state is damaged or of another version.
-
         """
         history = cls()
         if state.keys() != vars(history).keys() or not isinstance(state["steps"], list):

@@ -62,7 +62,6 @@ class LogReader:
     Args:
         path: of the log.
         folder: where to save the state for the next invocation; None: nowhere.
-
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
@@ -82,7 +81,6 @@ class LogReader:
             MissingLogError: there is no such file.
             UserError: the path is no file, or may not be read.
             RunError: the disk fails.
-
         """
         with ExitStack() as stack:
             current = stack.enter_context(open_log(self.path))
@@ -181,7 +179,6 @@ def log_reader(path: Path, folder: Path | None = None, keep: int = 0) -> LogRead
         path: a file, a named pipe, or `-` for standard input.
         folder: where to save the state of a plain log; None: nowhere.
         keep: as for StreamReader.
-
     """
     if str(path) == STDIN:
         return StreamReader(path, keep)

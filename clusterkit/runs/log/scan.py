@@ -102,7 +102,6 @@ class LogScanner:
 
         Raises:
             ValueError, KeyError, TypeError: the state is damaged or of another version.
-
         """
         scanner = cls(LogHistory.restored(state["history"]))
         scanner._skipping, scanner._table = state["skipping"], state["table"]

@@ -71,7 +71,6 @@ class StreamReader:
     Args:
         path: of the log.
         keep: size of the text's end to keep, as `text`.
-
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:

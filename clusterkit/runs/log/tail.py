@@ -23,7 +23,6 @@ class Tail:
 
     Attributes:
         cut: whether the lines are longer than MOST_BYTES and lack their beginning.
-
     """
 
     def __init__(self, size: int, count: int) -> None:
@@ -77,7 +76,6 @@ def read_tail(read: Callable[[int, int], bytes], size: int, count: int) -> Tail:
         read: returns the piece at an offset and of a length; shorter only at the end of the file.
         size: bytes of the file.
         count: number of lines to return.
-
     """
     tail = Tail(size, count)
     while (piece := tail.next_piece()) is not None:

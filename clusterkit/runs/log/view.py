@@ -55,7 +55,6 @@ class LogView:
         sample: its beginning and end.
         notes: remarks on reading it.
         closed: nothing more can come.
-
     """
 
     path: Path

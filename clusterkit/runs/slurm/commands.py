@@ -30,7 +30,6 @@ def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) 
 
     Raises:
         SlurmError: the command is missing, failed, or took more than two minutes.
-
     """
     try:
         done = subprocess.run(

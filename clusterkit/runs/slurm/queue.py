@@ -30,7 +30,6 @@ class SlurmJob:
         reason: of that state, in Slurm's terms.
         run_dir: log folder of its run.
         code: exit code of its script, once it has ended.
-
     """
 
     number: str
@@ -69,7 +68,6 @@ def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
 
     Raises:
         SlurmError: Slurm does not answer.
-
     """
     global _seen  # noqa: PLW0603
     if not fresh and time.monotonic() - _seen[0] < FRESH_SECONDS:
@@ -91,7 +89,6 @@ def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
 
     Raises:
         SlurmError: Slurm does not answer.
-
     """
     return next((job for job in our_jobs(fresh=fresh) if job.run_dir == str(run.logs)), None)
 
@@ -119,7 +116,6 @@ def find_job(number: str) -> SlurmJob | None:
 
     Raises:
         SlurmError: Slurm does not answer.
-
     """
     try:
         shown = slurm(["scontrol", "--oneliner", "show", "job", number])

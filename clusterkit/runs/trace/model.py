@@ -16,7 +16,6 @@ class Call:
         did: the tool's answer.
         valid: the judge's verdict, if any.
         answers: questions whose gold answer occurs in the written text.
-
     """
 
     tool: str
@@ -37,7 +36,6 @@ class TurnView:
         memory_tokens: size of the memory after it.
         reward: of this turn; None if turns have no rewards.
         over: `reward` less the mean over all turns of the group.
-
     """
 
     number: int

@@ -39,7 +39,6 @@ def find_group(
     Raises:
         UserError: nothing is recorded, or not that step or task.
         RunError: a record cannot be read.
-
     """
     steps = recorded_steps(run)
     if not steps:
