@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -21,6 +22,16 @@ TRAINED_CHUNKS = 4
 """The most sections of the tiny preset's documents of training."""
 WHOLE_TABLE = bool(os.environ.get("CLUSTERKIT_LEARNING_TABLE"))
 """Whether to train for all of the preset's steps and measure all lengths, as docs/learning.md shows them."""
+CONTROLS = (
+    [*itertools.product((11, 12, 13), ("shuffled", "flipped"))]
+    if WHOLE_TABLE
+    else [
+        (11, "shuffled"),
+        pytest.param(12, "shuffled", marks=pytest.mark.long),
+        pytest.param(13, "flipped", marks=pytest.mark.long),
+    ]
+)
+"""Seeds and the rewards that they are trained with beside the true ones."""
 NUM_TASKS = 256 if WHOLE_TABLE else 128
 SHORT_STEPS = 30
 """Steps of a tiny run otherwise: half of the preset's, with a constant learning rate; the policy has learned by 20."""
