@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.errors import UserError
 from trainer.train.layout import PackedLayout, to_device
-from trainer.train.prefixes import PrefixGroup, prefix_groups, token_array
+from trainer.train.prefixes import PrefixGroup, prefix_groups, token_array, without_gc
 from trainer.types import Row
 
 T = TypeVar("T")
@@ -83,6 +83,7 @@ def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
     return bins
 
 
+@without_gc()
 def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
     """Micro-batches for every rank: [rank][micro-batch] -> row numbers.
 

@@ -8,8 +8,10 @@ agent has to say what its rows share.
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +46,19 @@ def token_array(row: Row) -> npt.NDArray[np.int32]:
     return np.frombuffer(row.ids, dtype=np.int32)
 
 
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Python looks for no cycles meanwhile: it would visit every number of a step's lists, a second for 80 million."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@without_gc()
 def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
     """Every row in one group, in the order of the groups' first rows.
 
@@ -51,37 +66,53 @@ def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
         rows: of one optimizer step, or of one micro-batch.
         share: False: only rows that are equal altogether are put together, with no prefix.
     """
-    equal: dict[tuple[bytes, int], list[int]] = {}
-    for number, row in enumerate(rows):
-        equal.setdefault((row.ids, len(row.prompt_ids)), []).append(number)
-    distinct = [tuple(numbers) for numbers in equal.values()]
-    if not share or len(distinct) < 2:
-        return [PrefixGroup(0, (numbers,)) for numbers in distinct]
-    keys = list(equal)
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    shared = _common_prefixes([keys[i] for i in order])
-    lengths = [rows[distinct[i][0]].num_tokens for i in order]
+    if not rows:
+        return []
+    order = _sorted(rows)
+    shared = [_common_prefix(rows[one], rows[other]) for one, other in itertools.pairwise(order)]
+    distinct, depths = [[order[0]]], []
+    for number, before, depth in zip(order[1:], order, shared, strict=False):
+        if _are_equal(rows[before], rows[number], depth):
+            distinct[-1].append(number)
+        else:
+            distinct.append([number])
+            depths.append(depth)
+    if share:
+        sharers = _greedy_groups(depths, [rows[numbers[0]].num_tokens for numbers in distinct])
+    else:
+        sharers = [([place], 0) for place in range(len(distinct))]
     return sorted(
         (
-            PrefixGroup(prefix, tuple(distinct[i] for i in sorted(order[place] for place in places)))
-            for places, prefix in _greedy_groups(shared, lengths)
+            PrefixGroup(prefix, tuple(sorted(tuple(sorted(distinct[place])) for place in places)))
+            for places, prefix in sharers
         ),
         key=lambda group: group.rows[0][0],
     )
 
 
-def _common_prefixes(keys: list[tuple[bytes, int]]) -> list[int]:
-    """Tokens that each row shares with the next one in sorted order, less than either's prompt."""
-    found = []
-    for (ids, prompt), (next_ids, next_prompt) in itertools.pairwise(keys):
-        most = min(prompt, next_prompt) - 1
-        if most <= 0:
-            found.append(0)
-            continue
-        differs = np.frombuffer(ids, np.int32, most) != np.frombuffer(next_ids, np.int32, most)
-        first = int(differs.argmax())
-        found.append(first if differs[first] else most)
-    return found
+def _sorted(rows: Sequence[Row]) -> list[int]:
+    """Numbers of the rows by token ids (as bytes: any order will do), those of equal ids by the length of the prompt.
+
+    Bytes are compared, not hashed: rows of other documents differ at once, and a step has hundreds of megabytes.
+    """
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number].prompt_ids))
+    return sorted(order, key=lambda number: rows[number].ids)
+
+
+def _are_equal(one: Row, other: Row, shared: int) -> bool:
+    """Whether neighbours that share so many tokens are one computation."""
+    prompt = len(one.prompt_ids)
+    return shared >= prompt - 1 and prompt == len(other.prompt_ids) and one.ids == other.ids
+
+
+def _common_prefix(one: Row, other: Row) -> int:
+    """Tokens that two rows share, less than either's prompt."""
+    most = min(len(one.prompt_ids), len(other.prompt_ids)) - 1
+    if most <= 0:
+        return 0
+    differs = np.frombuffer(one.ids, np.int32, most) != np.frombuffer(other.ids, np.int32, most)
+    first = int(differs.argmax())
+    return first if differs[first] else most
 
 
 def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
