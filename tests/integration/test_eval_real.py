@@ -1,9 +1,8 @@
-"""Evaluations of SmolLM2-135M: RULER-HQA on the embedded engine; GSM8K on a real vLLM server, killed and resumed."""
+"""Evaluations of SmolLM2-135M: RULER-HQA on the embedded engine; GSM8K on a real vLLM server, which is killed."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,14 +78,14 @@ def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
 @pytest.mark.data
 @pytest.mark.long
 @pytest.mark.timeout(2000)
-def test_gsm8k_on_a_server_that_dies_killed_and_resumed(tmp_path: Path, shared_data: Path, smollm2_path: Path) -> None:
+def test_gsm8k_on_a_server_that_dies(tmp_path: Path, shared_data: Path, smollm2_path: Path) -> None:
     config = EvalConfig.model_validate(
         {
             "model_path": str(smollm2_path),
             "output_path": str(tmp_path / "out"),
             "data_names": ["gsm8k"],
             "data_path": str(shared_data),
-            "num_questions": 10,
+            "num_questions": 6,
             "n_sampling": 2,
             "max_gen_tokens": 24,
             "grading_workers": 1,
@@ -102,24 +101,14 @@ def test_gsm8k_on_a_server_that_dies_killed_and_resumed(tmp_path: Path, shared_d
     process = start(config, tmp_path)
     wait_for_answers(process, tmp_path, 3)
     server_of(process).kill()
-    wait_for_answers(process, tmp_path, len(samples(tmp_path / "out")) + 5)
+    results = ended(process, tmp_path)
+
     said = (tmp_path / "stderr.log").read_text()
     assert "vllm-0 is lost: it was ended by SIGKILL" in said
     assert "It is started again (1 of 2)\nvllm-0 answers again" in said
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=300)
-    kept = samples(tmp_path / "out")
-    assert 8 <= len(kept) < 30
-    assert all(not line.get("error") for line in kept)
-    psutil.wait_procs(children, timeout=60)
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-
-    results = ended(start(config, tmp_path), tmp_path)
     (row,) = results["rows"]
-    assert (results["status"], row["answers"], row["missing"]) == ("complete", 30, 0)
-    assert samples(tmp_path / "out")[: len(kept)] == kept
-    assert len(samples(tmp_path / "out")) == 30
+    assert (results["status"], row["answers"], row["missing"]) == ("complete", 18, 0)
+    assert all(not line.get("error") for line in samples(tmp_path / "out"))
     assert "vLLM" in results["versions"]
 
 
