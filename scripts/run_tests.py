@@ -33,6 +33,11 @@ def integration(*names: str) -> tuple[str, ...]:
 
 PARTS = {
     "cluster": ("tests/cluster",),
+    "runs": integration(
+        "diagnose_command", "faults_config", "faults_disk", "faults_model", "own_classes", "recover_check",
+        "recover_from", "recovery_choice", "recovery_damage", "recovery_kill", "recovery_persistent", "recovery_ranks",
+        "recovery_signals", "report_browser", "trainer_types",
+    ),
     "rest": (),
     "learning": ("tests/learning",),
     "servers": integration(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import secrets
+import tarfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from testbed import Node, Testbed
-from testbed_images import base_image
 from testbed_runtime import load_into
 
 from clusterkit.hosts.model import Host
@@ -27,6 +28,7 @@ from clusterkit.ssh.session import SshSession
 
 pytestmark = pytest.mark.long
 REGISTRY_PORT = 5000
+SMALL_BYTES = 20_000_000
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,15 @@ def hosts(docked: list[Node]) -> list[Node]:
 
 
 @pytest.fixture
-def small(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A small image of one test's own in the testbed's engine."""
+def small(testbed: Testbed) -> Iterator[str]:
+    """An image of one test's own in the testbed's engine: a file that no compression makes smaller."""
     reference = f"small:{secrets.token_hex(4)}"
-    dockerfile = f"FROM {base_image(testbed.engine, testbed.base_archive)}\nLABEL test={request.node.name}\n"
-    testbed.engine.docker("build", "-q", "-t", reference, "-", stdin=dockerfile.encode())
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        entry = tarfile.TarInfo("data")
+        entry.size = SMALL_BYTES
+        archive.addfile(entry, io.BytesIO(secrets.token_bytes(SMALL_BYTES)))
+    testbed.engine.docker("import", "-", reference, stdin=tar.getvalue())
     yield reference
     testbed.engine.docker("image", "rm", reference, check=False)
 
