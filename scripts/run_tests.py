@@ -62,12 +62,15 @@ SLOWEST = 15
 
 @dataclass
 class Outcome:
-    """How a part went. failed: pytest's lines about what did; slowest: seconds, and pytest's line."""
+    """How a part went. failed: pytest's lines about what did; late: about what was left out for want of time (see
+    tests/conftest.py); slowest: seconds, and pytest's line.
+    """
 
     name: str
     code: int = 0
     seconds: float = 0.0
     failed: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -82,6 +85,8 @@ class Outcome:
             summary = summary or " short test summary info " in line  # before it, a test's own log may have such lines
             if summary and line.startswith(("FAILED ", "ERROR ")):
                 self.failed.append(line.rstrip())
+            elif line.startswith("LEFT OUT"):
+                self.late.append(line.rstrip())
             elif found := re.match(r"([\d.]+)s +(?:call|setup|teardown) +.*::", line):
                 self.slowest.append((float(found[1]), line.rstrip()))
 
@@ -129,7 +134,7 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
     files = files_of(failed)
     codes = [outcome.code for outcome in outcomes if outcome.code != NO_TESTS] or [NO_TESTS]
     code = max(codes, key=abs)
-    told = [*failed, *outcomes]
+    told = [*failed, *(line for outcome in outcomes for line in outcome.late), *outcomes]
     if set(codes) <= {0, TESTS_FAILED} and 0 < len(files) <= FILES_ALONE:
         print("\nonce more, alone:", *files, flush=True)
         alone = run(f"alone, {', '.join(files)}", files, options, root, os.cpu_count() or 1)
@@ -156,11 +161,16 @@ def files_in(paths: Iterable[str], root: Path) -> list[str]:
 
 
 def marked(parts: dict[str, Sequence[str]], root: Path) -> dict[str, Sequence[str]]:
-    """The files of each part that have tests with the mark; the others need not even be read by pytest."""
-    files = {
-        name: [file for file in files_in(paths, root) if MARK in (root / file).read_text()]
-        for name, paths in parts.items()
-    }
+    """The files of each part whose tests may have the mark, from themselves or from a module beside them; the others
+    need not even be read by pytest.
+    """
+
+    def may_have(file: str) -> bool:
+        path = root / file
+        beside = (other for other in path.parent.glob("*.py") if not other.name.startswith("test_"))
+        return any(MARK in one.read_text() for one in (path, *beside))
+
+    files = {name: [file for file in files_in(paths, root) if may_have(file)] for name, paths in parts.items()}
     return {name: found for name, found in files.items() if found}
 
 

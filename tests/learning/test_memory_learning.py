@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from learning.arms import SEEDS, Outcomes
+from learning.arms import SEEDS as ALL_SEEDS
+from learning.arms import WHOLE_TABLE, Outcomes
 
 pytestmark = pytest.mark.timeout(1800)
+
+SEEDS = ALL_SEEDS if WHOLE_TABLE else ALL_SEEDS[:2]
 
 
 @pytest.fixture(scope="module")

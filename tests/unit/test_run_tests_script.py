@@ -128,3 +128,21 @@ def test_every_test_of_the_repository_is_in_one_part() -> None:
     files = [file for paths in parts.values() for file in script.files_in(paths, script.ROOT)]
     there = [str(path.relative_to(script.ROOT)) for path in (script.ROOT / "tests").rglob("test_*.py")]
     assert sorted(files) == sorted(path for path in there if not path.startswith("tests/gpu/"))
+
+
+def test_a_mark_that_a_module_beside_gives_counts(tmp_path: Path) -> None:
+    for name, text in {"test_a.py": PASSES, "seeds.py": MARKED}.items():
+        (tmp_path / name).write_text(text)
+
+    assert script.marked({"left": (".",)}, tmp_path) == {"left": ["test_a.py"]}
+
+
+def test_long_tests_that_would_begin_too_late_are_left_out_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERKIT_TEST_UNTIL", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{script.ROOT}:{script.ROOT / 'tests'}")
+    code, said = judge(tmp_path, capfd, {"a": MARKED}, {"b": PASSES}, "-p", "tests.conftest")
+    assert code == 0
+    assert "1 passed, 1 skipped" in said
+    assert said.splitlines()[-3] == "LEFT OUT, no time was left: left/test_a.py::test_long"
