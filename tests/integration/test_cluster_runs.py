@@ -219,7 +219,7 @@ def test_status_of_a_cluster_says_why_its_run_failed(world: World) -> None:
 def test_status_of_a_run_that_is_not_there_says_so(world: World) -> None:
     failed(world)
     facts = world.json("status", "--cluster", "c", "--trial", "nope", code=3)
-    assert any("there is no run */nope" in text for text in facts["unseen"])
+    assert any("there is no run */nope" in text for text in facts["unseen"]), facts["unseen"]
     assert "no run was found" not in world("status", "--cluster", "c", code=1).stdout
 
 
