@@ -39,8 +39,8 @@ _CALENDAR = frozenset(
     "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 )
 _FIRST_WORDS = frozenset(
-    "The A An In On At As By From Of To It Its He She His Her They Their This That These After Before During Since When "
-    "While With For And But".split()
+    "The A An In On At As By From Of To It Its He She His Her They Their This That These After Before During Since "
+    "When While With For And But".split()
 )
 _TITLE_ASKED = ("Which name fits the blank? “{}”", "Fill in the blank: “{}”", "Who or what is meant by the blank? “{}”")
 _IN_TITLE = (
