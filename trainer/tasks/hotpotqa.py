@@ -12,12 +12,17 @@ import random
 from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.tasks.base import RowSource
+from trainer.tasks.base import RowSource, TaskSource
 from trainer.tasks.hotpotqa_data import Question, find_folder, render
+from trainer.tasks.hotpotqa_published import UPSTREAM_SHUFFLE_SEED, PublishedHotpotQA, published_file
 from trainer.tasks.hotpotqa_split import Side, draw_documents, load_sides
 from trainer.types import Task
 
-UPSTREAM_SHUFFLE_SEED = 4
+
+def make_hotpotqa(config: DocumentsConfig, seed: int, cache_dir: str = "") -> TaskSource:
+    """The task source of a folder of ours, or of MemAgent's published files. Raises UserError as both do."""
+    published = published_file(config.path)
+    return PublishedHotpotQA(config, seed, published) if published else HotpotQA(config, seed, cache_dir)
 
 
 class HotpotQA(RowSource[Question]):

@@ -56,7 +56,12 @@ class Question:
     @property
     def form(self) -> str:
         """What kind of answer is wanted: yes_no, or span (words of a document). Half of yes_no is right by chance."""
-        return "yes_no" if {answer.strip().lower() for answer in self.answers} <= {"yes", "no"} else "span"
+        return "yes_no" if is_yes_no(self.answers) else "span"
+
+
+def is_yes_no(answers: Iterable[str]) -> bool:
+    """Whether yes and no are the only answers."""
+    return {answer.strip().lower() for answer in answers} <= {"yes", "no"}
 
 
 @dataclass(frozen=True, slots=True)
