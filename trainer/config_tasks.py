@@ -98,8 +98,8 @@ class DocumentsConfig(FilesConfig):
     """Questions among documents of which a context is put together."""
 
     path: str | None = None
-    """Folder with questions.jsonl[.gz] and documents.jsonl[.gz]; empty: hotpotqa under /storage/datasets or the asset
-    cache."""
+    """Folder with questions.jsonl[.gz] and documents.jsonl[.gz], or a Parquet file of MemAgent's, or its folder; empty:
+    hotpotqa under /storage/datasets or the asset cache."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the questions (by hash of the id) that is held out, with documents of its own."""
     num_documents: Annotated[int, Field(ge=2)] = 50

@@ -13,6 +13,7 @@ from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, Sft
 from trainer.errors import UserError
 from trainer.tasks.examples import examples_file
 from trainer.tasks.hotpotqa_data import find_folder
+from trainer.tasks.hotpotqa_published import published_file
 from trainer.tasks.memalpha import find_files
 from trainer.tasks.size import count_rows
 
@@ -59,7 +60,7 @@ def require_inputs(config: RunConfig) -> None:
     if isinstance(task, MathConfig | SftConfig):
         count_rows(task)
     elif isinstance(task, HotpotqaConfig):
-        find_folder(task.path, config.cache_dir)
+        published_file(task.path) or find_folder(task.path, config.cache_dir)
     elif isinstance(task, MemalphaConfig):
         find_files(task.path, config.cache_dir)
 

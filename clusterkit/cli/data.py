@@ -20,13 +20,14 @@ def _data() -> None:
 
 @app.command()
 def prepare(
-    kind: Annotated[str, typer.Argument(metavar="memagent|memalpha|math", help="What the files are for.")],
+    kind: Annotated[str, typer.Argument(metavar="reading|memagent|memalpha|math", help="What the files are for.")],
     sources: Annotated[
         list[Path],
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Input: JSON, JSON lines, Parquet, or a folder of HotpotQA files; repeatable.",
+            help="Input: JSON, JSON lines, Parquet, or a folder of HotpotQA files; reading: also your own text files, "
+            "or a folder of them; repeatable.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder to make.")],
@@ -38,7 +39,20 @@ def prepare(
         "--test-share",
         min=0.0,
         max=0.9,
-        help="memalpha, math: share of the questions, books or problems for test.",
+        help="memalpha, math: share of the questions, books or problems for test; reading: of the documents for test, "
+        "and as many for dev.",
+    ),
+    per_document: int = typer.Option(
+        4, "--per-document", min=1, help="reading: questions with a blank from one document, and over two, at most."
+    ),
+    traces: int = typer.Option(20000, "--traces", min=0, help="reading: examples for trainer.type=sft."),
+    trace_mix: str = typer.Option(
+        "cloze=60,real=25,final=15",
+        "--trace-mix",
+        help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
+    ),
+    trace_documents: str = typer.Option(
+        "2,4,8", "--trace-documents", help="reading: documents of an example, in turn."
     ),
     most: int = typer.Option(0, "--max-per-source", min=0, help="Training rows of a source, at most; 0: all."),
     seed: int = typer.Option(1, "--seed", help="Of groups and of each text's own shuffle."),
@@ -50,4 +64,5 @@ def prepare(
     The same inputs and settings give the same bytes. An interrupted build goes on where it was.
     """
     shape = (questions, documents, chunk_words)
-    actions.data.prepare(kind, sources, out, shape, test_share, most, seed, force=force, as_json=as_json)
+    reading = (per_document, traces, trace_mix, trace_documents)
+    actions.data.prepare(kind, sources, out, shape, reading, test_share, most, seed, force=force, as_json=as_json)

@@ -131,7 +131,8 @@ _CHECKPOINTING = {"true": "full", "false": "none"}
 _EPOCHS = Renamed(("train.total_epochs",), beside={"train.total_steps": "0"})
 _HELD_OUT = RefusedSetting("the held-out part is taken from the data of task.path: task.eval_fraction and eval.split")
 _OWN_FILES = RefusedSetting(
-    "MemAgent's parquet files and vime's JSON lines are not read: clusterkit assets get hotpotqa, then task.path=FOLDER"
+    "vime's JSON lines are not read: MemAgent's Parquet files are, task.path=FILE.parquet; or clusterkit assets get "
+    "hotpotqa, then task.path=FOLDER"
 )
 _GREEDY = Unneeded("the held-out evaluation is greedy, and once at temperature 1 at the end")
 _IN_ALLOCATION = "write it into allocation_mode, such as sglang:d4t2|fsdp:d8; clusterkit presets plan checks it"
@@ -249,7 +250,7 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     "algorithm.grpo_use_adv": Renamed(("algorithm.advantage",), {"false": "mean", "true": "mean_std"}),
     "algorithm.filter_groups.enable": Renamed(("rollout.refill",)),
     "algorithm.kl_ctrl.kl_coef": Unneeded("the KL is a part of the loss, algorithm.kl_coef, not of the reward"),
-    "data.train_files": _OWN_FILES,
+    "data.train_files": Renamed(("task.path",)),
     "data.val_files": _HELD_OUT,
     "data.shuffle": Unneeded("the order of the tasks follows from seed"),
     "data.filter_overlong_prompts": Unneeded(

@@ -18,6 +18,7 @@ from evaluation.suites.ruler import ruler_suite
 from trainer.assets import SHARED_DATASETS, cache_root
 from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, RecallConfig, TaskConfig
 from trainer.errors import UserError
+from trainer.tasks.hotpotqa_data import has_data
 
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
 RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, DEFAULT_DOCUMENTS, 4096
@@ -128,7 +129,7 @@ class Finder:
         if not self.data:
             return own
         root = Path(self.data).expanduser()
-        holders = (folder for folder in (root / "hotpotqa", root) if any(folder.glob("questions.jsonl*")))
+        holders = (folder for folder in (root / "hotpotqa", root) if has_data(folder))
         found = next(holders, None)
         return str(found) if found else own
 

@@ -19,15 +19,17 @@ from trainer.files import sha256
 from trainer.seeding import derive_seed
 from trainer.tasks.hotpotqa_data import (
     DOCUMENTS,
+    GENERATED,
     QUESTIONS,
     Document,
     Question,
     find_file,
     find_folder,
+    is_prepared,
     load_corpus,
     render,
 )
-from trainer.tasks.hotpotqa_split import split_corpus
+from trainer.tasks.hotpotqa_split import load_sides
 from trainer.types import Task
 
 DEFAULT_DOCUMENTS = 50
@@ -39,7 +41,7 @@ SEED = "ruler-hqa-1"
 def hqa_suite(documents: int, folder: str | None, cache_dir: str = "", limit: int = 0) -> Suite:
     """The rebuilt suite with so many documents an item. Raises UserError for data that are missing or too few."""
     place = find_folder(folder, cache_dir)
-    files = {name: sha256(find_file(place, name)) for name in (QUESTIONS, DOCUMENTS)}
+    files = {name: sha256(file) for name, file in _files(place).items()}
     identity = {"kind": SEED, "documents": documents, "files": files, "limit": limit}
     note = "rebuilt set; scores are not comparable one to one with MemAgent's own 128 questions"
 
@@ -49,15 +51,24 @@ def hqa_suite(documents: int, folder: str | None, cache_dir: str = "", limit: in
     return Suite(f"ruler_hqa@{documents}", "qa", identity, load, True, 0, str(place), (note,))
 
 
+def _files(folder: Path) -> dict[str, Path]:
+    names = (QUESTIONS, DOCUMENTS)
+    if is_prepared(folder):
+        return {f"test/{name}": find_file(folder / "test", name) for name in names}
+    return {name: find_file(folder, name) for name in names}
+
+
 def build_items(folder: Path, documents: int, limit: int = 0) -> list[Task]:
     """The items, or the first `limit` of them; the same in every call. Raises UserError for too few documents."""
-    corpus = load_corpus(folder)
-    sides = split_corpus(corpus, EVAL_FRACTION)
-    questions = (*sides.test.questions, *sides.dev.questions)[:MOST_QUESTIONS]
+    sides = load_sides(folder, EVAL_FRACTION)
+    # Of a prepared folder the real ones, where there are any: what was made by rule is for training.
+    asked = (*sides.test.questions, *(() if is_prepared(folder) else sides.dev.questions))
+    questions = ([q for q in asked if q.source not in GENERATED] or list(asked))[:MOST_QUESTIONS]
     if not questions:
         raise UserError(f"{folder}: no question is held out there: more questions are needed")
     pool: Sequence[Document] = sides.test.pool
-    if documents > len(pool):
+    if documents > len(pool) and not is_prepared(folder):
+        corpus = load_corpus(folder)
         held = {document.key for document in pool}
         pool = [*pool, *sorted((d for d in corpus.documents if d.key not in held), key=lambda d: d.key)]
     if documents > len(pool):
@@ -83,7 +94,7 @@ def _item(question: Question, size: int, pool: Sequence[Document]) -> Task:
         question=question.question,
         answers=question.answers,
         context=render(chosen),
-        meta={"num_documents": len(chosen), "gold_documents": " ".join(map(str, places))},
+        meta={"num_documents": len(chosen), "form": question.form, "gold_documents": " ".join(map(str, places))},
     )
 
 
@@ -141,7 +152,7 @@ def text_qa_suite(tokens: int, folder: str | None, cache_dir: str = "", limit: i
     identity = {"kind": "ruler-qa-1", "tokens": tokens, "files": files, "limit": limit}
 
     def load(count: CountTokens) -> list[Task]:
-        documents = load_corpus(place).documents[:SAMPLED_DOCUMENTS]
+        documents = load_corpus(place / "test" if is_prepared(place) else place).documents[:SAMPLED_DOCUMENTS]
         each = count(render(documents)) / len(documents)
         return build_items(place, max(int(tokens / each), 2), limit)
 

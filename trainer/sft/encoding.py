@@ -1,21 +1,30 @@
-"""Examples as rows of token ids: one row for every answer, with all that came before it as the prompt."""
+"""Examples as rows of token ids: one row for every answer, with all that came before it as the prompt.
+
+A trace has a row for every turn that the memory agent would take: its own prompts, and the memory that it should write.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.agents.memagent import MemAgent
 from trainer.agents.template import encode
 from trainer.config import RunConfig
+from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
-from trainer.tasks.examples import ASSISTANT, Example
-from trainer.types import Row
+from trainer.sft.oracle import oracle_memories, whole_memory
+from trainer.tasks.examples import ASSISTANT, Example, Trace
+from trainer.types import Row, Task
 
 Message = tuple[str, str]
 
 
 class Encoder:
     """Makes rows in the wording that the model will be asked in later: its chat template, or the tiny model's words.
+
+    Attributes:
+        long_memories: memories of traces that were left out until now, over agent.max_memory_tokens.
 
     Raises:
         UserError: examples are to become chats and the tokenizer has no chat template.
@@ -32,19 +41,69 @@ class Encoder:
             )
         if tokenizer.eos_token_id is None:
             raise UserError("the model's tokenizer names no end token: an answer could never learn to end")
+        self.long_memories = 0
+        self._made_agent: MemAgent | None = None
 
     def rows(self, example: Example, number: int) -> list[Row]:
         """A row for every answer; the loss is on the answer and its end token. number: of the example in its step."""
+        if example.trace is not None:
+            return self._turns(example.trace, number)
         return [
             self._row(example.messages[:place], content, example, number)
             for place, (role, content) in enumerate(example.messages)
             if role == ASSISTANT and place and content.strip()
         ]
 
+    def _turns(self, trace: Trace, number: int) -> list[Row]:
+        """The turns of the agent on a trace's document; a memory that it could not write in full is left out."""
+        agent = self._agent
+        prepared = agent.prepare(Task("trace", trace.problem, (trace.answer,), trace.context))
+        memory, rows = agent.prompts.no_memory, []
+        for section, text in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
+            prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})
+            memory = encode(self.tokenizer, text)
+            if len(memory) < agent.config.max_memory_tokens:
+                rows.append(self._answered(prompt, memory, number))
+            else:
+                self.long_memories += 1
+        if not prepared.chunks:
+            memory = encode(self.tokenizer, whole_memory(trace.evidence))
+        prompt = agent.prompts.final.fill({"problem": prepared.question, "memory": memory})
+        return [*rows, self._answered(prompt, encode(self.tokenizer, trace.answer), number)]
+
+    def _memories(self, trace: Trace, sections: Sequence[list[int]]) -> list[str]:
+        """The oracle memory after each section, all texts as the tokenizer gives them back."""
+        read: list[int] = []
+        ends = []
+        for section in sections:
+            read += section
+            ends.append(len(self._text(read)))
+        evidence = [
+            (self._text(encode(self.tokenizer, a)), self._text(encode(self.tokenizer, b))) for a, b in trace.evidence
+        ]
+        return oracle_memories(self._text(read), ends, evidence)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    @property
+    def _agent(self) -> MemAgent:
+        if self._made_agent is None:
+            if not isinstance(self.config.agent, MemagentConfig):
+                raise UserError(
+                    f"{self.config.data_path} has traces of a memory, which agent.name=memagent learns from, not "
+                    f"{self.config.agent.name}"
+                )
+            self._made_agent = MemAgent(self.config.agent, self.tokenizer)
+        return self._made_agent
+
+    def _answered(self, prompt: list[int], answer: list[int], number: int) -> Row:
+        response = [*answer, self.tokenizer.eos_token_id]
+        return Row(prompt, response, [0.0] * len(response), advantage=1.0, weight=0.0, trajectory=number)
+
     def _row(self, before: Sequence[Message], answer: str, example: Example, number: int) -> Row:
         prompt = encode(self.tokenizer, self._prompt(before, example))
-        response = [*encode(self.tokenizer, answer), self.tokenizer.eos_token_id]
-        return Row(prompt, response, [0.0] * len(response), advantage=1.0, weight=0.0, trajectory=number)
+        return self._answered(prompt, encode(self.tokenizer, answer), number)
 
     def _prompt(self, before: Sequence[Message], example: Example) -> str:
         if self.words:

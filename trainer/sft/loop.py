@@ -101,7 +101,7 @@ class SftRun(SteppedRun):
         steps = self.course.total_steps * config.train.minibatches
         self.learner = SftLearner(origin.lm, config, world, steps, origin.weights)
         self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))
-        self._told = False
+        self._told = self._told_memory = False
 
     def run(self) -> None:
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
@@ -182,7 +182,15 @@ class SftRun(SteppedRun):
         return min(max((row.num_tokens for row in rows), default=0) or self.longest, self.longest)
 
     def _rows(self, examples: Sequence[Example]) -> tuple[list[Row], int]:
+        long_memories = self.encoder.long_memories
         rows = [row for number, example in enumerate(examples) for row in self.encoder.rows(example, number)]
+        long_memories = self.encoder.long_memories - long_memories
+        if long_memories and not self._told_memory:
+            self._told_memory = True
+            self.monitor.warn(
+                f"{self.examples.path}: memories that do not fit into agent.max_memory_tokens="
+                f"{self.encoder.config.agent.response_limit('update')} are left out: raise it to learn them, too"
+            )
         kept = [row for row in rows if row.num_tokens <= self.longest]
         if len(kept) < len(rows) and not self._told:
             self._told = True
@@ -191,7 +199,7 @@ class SftRun(SteppedRun):
                 f"{self.examples.path}: answers that need more than {self.longest} tokens with what comes before them "
                 f"are left out (one has {longest}): the smaller of train.max_tokens_per_mb and the model's context"
             )
-        return kept, len(rows) - len(kept)
+        return kept, len(rows) - len(kept) + long_memories
 
     def _measure(self, name: str) -> dict[str, Any]:
         """Held-out loss per answer token, recorded; the same on all ranks."""

@@ -14,10 +14,10 @@ SOURCES = {
     "needles": "needles:Needles",
     "facts": "facts:Facts",
     "math": "math:Math",
-    "hotpotqa": "hotpotqa:HotpotQA",
+    "hotpotqa": "hotpotqa:make_hotpotqa",
     "memalpha": "memalpha:MemAlphaTexts",
 }
-"""Module below this one, and class, by the task's name: only the one that is wanted is imported."""
+"""Module below this one, and class or function, by the task's name: only the one that is wanted is imported."""
 CACHED = ("hotpotqa", "memalpha")
 """Those that look for their data in the asset cache, too."""
 

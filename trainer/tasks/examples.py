@@ -1,7 +1,12 @@
-"""Examples of a JSON-lines file: prompt and answer, or the messages of a chat; which of them are held out.
+"""Examples of a JSON-lines file: prompt and answer, a chat's messages, or what to remember; which are held out.
 
 {"prompt": "Where do herons nest?", "answer": "In trees near the water."}
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+{"problem": "Where do herons nest?", "context": "Document 1:\nHeron\n…", "answer": "in trees",
+ "evidence": [["Heron", "They nest in trees."]]}
+
+The last is a trace: a document is read section by section, the memory is to hold the evidence, titles with sentences,
+as far as it was read, and the answer comes from the memory. Without a context it is the last turn alone.
 """
 
 from __future__ import annotations
@@ -20,15 +25,31 @@ from trainer.tasks.jsonl import Row as Line
 from trainer.tasks.jsonl import kind, read_rows
 
 ASSISTANT = "assistant"
+NOTHING = "none so far"
+"""What a memory says that knows nothing yet, in traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What an agent with a memory is to keep of a document. evidence: (title, sentence)."""
+
+    problem: str
+    context: str
+    evidence: tuple[tuple[str, str], ...]
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One line. messages: (role, content) in order; `plain` where it was a prompt and an answer."""
+    """One line. messages: (role, content) in order; `plain` where it was a prompt and an answer; a trace has its own.
+
+    id: hash of the text; of a trace: of its problem, so that a problem is on one side whatever is around it.
+    """
 
     id: str
     messages: tuple[tuple[str, str], ...]
     plain: bool
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +105,29 @@ def examples_file(config: SftConfig) -> Path:
 
 
 def _example(line: Line) -> Example:
+    if "problem" in line.fields and "evidence" in line.fields:
+        return _traced(line)
     if "messages" in line.fields:
         messages, plain = _messages(line), False
     else:
         messages, plain = (("user", line.text("prompt")), (ASSISTANT, line.text("answer"))), True
     digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
     return Example(digest, messages, plain)
+
+
+def _traced(line: Line) -> Example:
+    pairs = line.fields["evidence"]
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) and text.strip() for text in pair)
+        for pair in pairs
+    ):
+        raise line.error("column 'evidence' must be a list of [title, sentence], both texts")
+    evidence = tuple((title, sentence) for title, sentence in pairs)
+    trace = Trace(line.text("problem"), line.text("context", default=""), evidence, line.text("answer"))
+    kept = " ".join(text for pair in evidence for text in (f"{pair[0]}:", *pair))
+    # All of its words, for a model that is built from them, and its length.
+    messages = (("user", f"{trace.problem} {trace.context}"), (ASSISTANT, f"{NOTHING} {kept} {trace.answer}"))
+    return Example(hashlib.sha256(trace.problem.encode()).hexdigest()[:16], messages, plain=False, trace=trace)
 
 
 def _messages(line: Line) -> tuple[tuple[str, str], ...]:

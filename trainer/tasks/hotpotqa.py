@@ -12,12 +12,17 @@ import random
 from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.tasks.base import RowSource
-from trainer.tasks.hotpotqa_data import Document, Question, find_folder, load_corpus, render
-from trainer.tasks.hotpotqa_split import Side, split_corpus
+from trainer.tasks.base import RowSource, TaskSource
+from trainer.tasks.hotpotqa_data import Question, find_folder, render
+from trainer.tasks.hotpotqa_published import UPSTREAM_SHUFFLE_SEED, PublishedHotpotQA, published_file
+from trainer.tasks.hotpotqa_split import Side, draw_documents, load_sides
 from trainer.types import Task
 
-UPSTREAM_SHUFFLE_SEED = 4
+
+def make_hotpotqa(config: DocumentsConfig, seed: int, cache_dir: str = "") -> TaskSource:
+    """The task source of a folder of ours, or of MemAgent's published files. Raises UserError as both do."""
+    published = published_file(config.path)
+    return PublishedHotpotQA(config, seed, published) if published else HotpotQA(config, seed, cache_dir)
 
 
 class HotpotQA(RowSource[Question]):
@@ -37,7 +42,7 @@ class HotpotQA(RowSource[Question]):
     def __init__(self, config: DocumentsConfig, seed: int, cache_dir: str = "") -> None:
         self.config = config
         self.folder = find_folder(config.path, cache_dir)
-        self.sides = split_corpus(load_corpus(self.folder), config.eval_fraction)
+        self.sides = load_sides(self.folder, config.eval_fraction)
         self._check()
         heldout = {"dev": self.sides.dev.questions, "test": self.sides.test.questions}
         train = self.sides.train.questions[: config.train_size]
@@ -56,16 +61,17 @@ class HotpotQA(RowSource[Question]):
             raise UserError(f"{self.folder}: no question is left for training: lower task.eval_fraction={fraction}")
         if not sides.dev.questions and not sides.test.questions:
             raise UserError(f"{self.folder}: no question is held out: raise task.eval_fraction={fraction}")
-        largest = min(len(sides.train.pool), len(sides.test.pool))
+        held = min(len(sides.dev.pool), len(sides.test.pool))
+        largest = min(len(sides.train.pool), held)
         if self.config.num_documents > largest:
             raise UserError(
                 f"task.num_documents={self.config.num_documents} is more than {self.folder} has: "
-                f"{len(sides.train.pool)} documents are for training and {len(sides.test.pool)} are held out; "
+                f"{len(sides.train.pool)} documents are for training and {held} are held out; "
                 f"choose at most {largest}"
             )
 
     def _task(self, task_id: str, question: Question, side: Side, rng: random.Random) -> Task:
-        documents = self._draw(rng, question, side)
+        documents = draw_documents(rng, question, side, self.config.num_documents)
         if self.config.compat_upstream:
             random.Random(UPSTREAM_SHUFFLE_SEED).shuffle(documents)
         else:
@@ -79,31 +85,9 @@ class HotpotQA(RowSource[Question]):
             context=render(documents),
             meta={
                 "source": question.source,
+                "form": question.form,
                 "num_documents": len(documents),
                 # As in the labels, from 1.
                 "gold_documents": " ".join(map(str, positions)),
             },
         )
-
-    def _draw(self, rng: random.Random, question: Question, side: Side) -> list[Document]:
-        """Draw num_documents documents: the question's own, gold ones first where not all fit, then others."""
-        size = self.config.num_documents
-        gold_keys = {document.key for document in question.gold}
-        room = size - len(question.gold)
-        if room < 0:
-            raise UserError(
-                f"task.num_documents={size}: question {question.id} has {len(question.gold)} gold documents: "
-                f"choose at least {len(question.gold)}"
-            )
-        own: list[Document] = []
-        for document in question.own:
-            if document.key in gold_keys:
-                own.append(document)
-            elif room > 0:
-                own.append(document)
-                room -= 1
-        own_keys = {document.key for document in question.own}
-        wanted = size - len(own)
-        # Every own document may be among those drawn: draw so many more.
-        drawn = rng.sample(side.pool, min(len(side.pool), wanted + len(own_keys)))
-        return own + [document for document in drawn if document.key not in own_keys][:wanted]

@@ -16,6 +16,8 @@ from trainer.tasks.jsonl import Row, read_rows
 
 QUESTIONS = "questions.jsonl"
 DOCUMENTS = "documents.jsonl"
+GENERATED = ("cloze", "chain")
+"""Sources of questions that `clusterkit data prepare reading` makes by rule."""
 HOW_TO_GET = (
     "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
 )
@@ -51,6 +53,16 @@ class Question:
     own: tuple[Document, ...]
     source: str
 
+    @property
+    def form(self) -> str:
+        """What kind of answer is wanted: yes_no, or span (words of a document). Half of yes_no is right by chance."""
+        return "yes_no" if is_yes_no(self.answers) else "span"
+
+
+def is_yes_no(answers: Iterable[str]) -> bool:
+    """Whether yes and no are the only answers."""
+    return {answer.strip().lower() for answer in answers} <= {"yes", "no"}
+
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -74,9 +86,23 @@ def find_folder(path: str | None, cache_dir: str = "") -> Path:
         return folder
     places = data_places("hotpotqa", cache_dir)
     for place in places:
-        if any((place / name).is_file() for name in (QUESTIONS, f"{QUESTIONS}.gz")):
+        if has_data(place):
             return place
     raise UserError(f"no HotpotQA data; looked in {', '.join(map(str, places))}. {HOW_TO_GET}")
+
+
+def has_data(folder: Path) -> bool:
+    """Whether a folder has questions, as a whole or split already."""
+    return _has_questions(folder) or is_prepared(folder)
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder is of `clusterkit data prepare reading`: each split with questions and documents of its own."""
+    return all(_has_questions(folder / name) for name in ("train", "dev", "test"))
+
+
+def _has_questions(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (QUESTIONS, f"{QUESTIONS}.gz"))
 
 
 def load_corpus(folder: Path) -> Corpus:

@@ -15,11 +15,14 @@ So no text that a held-out context can hold is ever seen in training, or the oth
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from trainer.errors import UserError
 from trainer.seeding import unit_interval
-from trainer.tasks.hotpotqa_data import Corpus, Document, Question
+from trainer.tasks.hotpotqa_data import Corpus, Document, Question, is_prepared, load_corpus
 
 UNOWNED_HELD_OUT = 0.5
 """Share of the documents without a question that is held out."""
@@ -35,7 +38,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The outcome. dev and test have the same pool.
+    """The outcome. dev and test have the same pool, except where a folder was prepared with one of each.
 
     dropped: training questions left out because a held-out question owns one of their gold documents or asks the same.
     trimmed: training questions that lost other documents for the first reason; trimmed_documents: how many in all.
@@ -47,6 +50,75 @@ class Sides:
     dropped: int
     trimmed: int
     trimmed_documents: int
+
+
+def load_sides(folder: Path, eval_fraction: float) -> Sides:
+    """Read a folder and divide it; one that `clusterkit data prepare reading` has made is divided already.
+
+    Raises:
+        UserError: names the file, and the line where there is one.
+    """
+    if not is_prepared(folder):
+        return split_corpus(load_corpus(folder), eval_fraction)
+    train, dev, test = (_prepared_side(folder / name) for name in ("train", "dev", "test"))
+    return Sides(train, dev, test, 0, 0, 0)
+
+
+def _prepared_side(folder: Path) -> Side:
+    corpus = load_corpus(folder)
+    return Side(tuple(corpus.questions), tuple(sorted(corpus.documents, key=lambda d: d.key)))
+
+
+def split_three(corpus: Corpus, share: float) -> Sides:
+    """As `split_corpus`, with dev and test of `share` each that share no document either.
+
+    A dev question with a gold document that a test question owns is dropped (and counted), another one loses the rest.
+    """
+    sides = split_corpus(corpus, 2 * share)
+    owned_by_test = _keys(sides.test.questions)
+    asked = {_wording(q) for q in sides.test.questions}
+    dev = tuple(
+        _without(q, owned_by_test)
+        for q in sides.dev.questions
+        if _wording(q) not in asked and not any(d.key in owned_by_test for d in q.gold)
+    )
+    owned_by_dev = _keys(dev)
+    pools: tuple[list[Document], list[Document]] = ([], [])
+    for document in sides.test.pool:
+        is_test = document.key in owned_by_test or (
+            document.key not in owned_by_dev and unit_interval("reading-pool", document.key) < UNOWNED_HELD_OUT
+        )
+        pools[is_test].append(document)
+    dev_pool, test_pool = map(tuple, pools)
+    dropped = sides.dropped + len(sides.dev.questions) - len(dev)
+    return replace(sides, dev=Side(dev, dev_pool), test=Side(sides.test.questions, test_pool), dropped=dropped)
+
+
+def draw_documents(rng: random.Random, question: Question, side: Side, size: int) -> list[Document]:
+    """Draw `size` documents: the question's own, gold ones first where not all fit, then others of its side.
+
+    Raises:
+        UserError: the question's gold documents are more.
+    """
+    gold_keys = {document.key for document in question.gold}
+    room = size - len(question.gold)
+    if room < 0:
+        raise UserError(
+            f"task.num_documents={size}: question {question.id} has {len(question.gold)} gold documents: "
+            f"choose at least {len(question.gold)}"
+        )
+    own: list[Document] = []
+    for document in question.own:
+        if document.key in gold_keys:
+            own.append(document)
+        elif room > 0:
+            own.append(document)
+            room -= 1
+    own_keys = {document.key for document in question.own}
+    wanted = size - len(own)
+    # Every own document may be among those drawn: draw so many more.
+    drawn = rng.sample(side.pool, min(len(side.pool), wanted + len(own_keys)))
+    return own + [document for document in drawn if document.key not in own_keys][:wanted]
 
 
 def split_of(question_id: str, eval_fraction: float) -> str:

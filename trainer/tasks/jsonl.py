@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -123,8 +123,10 @@ _LINES = (b"{", b"\x1f\x8b")
 _BATCH = 256
 
 
-def read_table(path: Path) -> Iterator[Row]:
+def read_table(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     """Rows of a Parquet, JSON Lines or gzipped JSON Lines file; what it is is read from its first bytes.
+
+    columns: of a Parquet file, those that are read; all where none is named.
 
     Raises:
         UserError: as `read_rows`; or it is a Parquet file that is damaged, or cannot be read here.
@@ -139,7 +141,7 @@ def read_table(path: Path) -> Iterator[Row]:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
     if path.suffix == ".parquet" and start != _PARQUET and not start.startswith(_LINES):
         raise UserError(f"{path}: no Parquet file (it does not begin with PAR1): copy or download it again")
-    return _parquet(path) if start == _PARQUET else read_rows(path)
+    return _parquet(path, columns) if start == _PARQUET else read_rows(path)
 
 
 def find_table(folder: Path, stem: str) -> Path | None:
@@ -153,7 +155,7 @@ def find_table(folder: Path, stem: str) -> Path | None:
     return parts[0] if parts else None
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     try:
         from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 (optional, and only where such a file is read)
     except ModuleNotFoundError as error:
@@ -162,7 +164,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         ) from error
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_BATCH):
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_BATCH, columns=list(columns) or None):
             rows: list[dict[str, Any]] = batch.to_pylist()
             for fields in rows:
                 number += 1

@@ -27,7 +27,7 @@ from evaluation.suites.memory import find_texts, text_places
 from evaluation.suites.problems import find_problems, places_of
 from trainer.assets import cache_root
 from trainer.errors import RunError, UserError
-from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS
+from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, find_file, is_prepared
 
 Say = Callable[[str], None]
 OFFICIAL = "ruler_hqa_official"
@@ -156,7 +156,7 @@ class InputStager:
             files = {f"{base}/test.jsonl{_end(p)}": p for p in (find_problems(base, self._here), None) if p}
             await self._have(base, files, _packed(places_of(base)), asset=base)
         elif base in HOTPOTQA:
-            shapes = [f"hotpotqa/{QUESTIONS}", *([QUESTIONS] if self.data else [])]
+            shapes = [f"{part}{QUESTIONS}" for part in ("hotpotqa/", "hotpotqa/test/", *(("",) if self.data else ()))]
             await self._have("hotpotqa", self._hotpotqa(), _packed(shapes), asset="hotpotqa")
         elif base == OFFICIAL:
             shapes = official_places(int(size) if size.isdigit() else 0)
@@ -242,6 +242,9 @@ class InputStager:
     def _hotpotqa(self) -> dict[str, Path]:
         for root in self._here:
             for folder in (root / "hotpotqa", root):
+                if is_prepared(folder):
+                    files = [find_file(folder / split, name) for split in ("train", "dev", "test") for name in _PAIR]
+                    return {f"hotpotqa/{file.relative_to(folder)}": file for file in files}
                 found = [
                     next((folder / f"{n}{e}" for e in _ENDS if (folder / f"{n}{e}").is_file()), None) for n in _PAIR
                 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.reading import TRACES, ReadingShape, parse_mix, parse_sizes
 from clusterkit.data.datasets.texts import Shape
 from clusterkit.ui import output
 from trainer.errors import InterruptedRunError
@@ -16,6 +17,7 @@ def prepare(
     sources: list[Path],
     out: Path,
     shape: tuple[int, int, int],
+    reading: tuple[int, int, str, str],
     test_share: float,
     most: int,
     seed: int,
@@ -26,10 +28,11 @@ def prepare(
     """Make the files, with their card.
 
     Args:
-        kind: memagent, memalpha or math.
+        kind: reading, memagent, memalpha or math.
         sources: input files.
         out: the folder to make.
         shape: questions and documents of a text, words of a chunk.
+        reading: questions of a document, number, mix and documents of traces, the last two as typed.
         test_share: share of the rows that is for test.
         most: training rows of a source, at most; 0 for all.
         seed: of groups and shuffles.
@@ -38,7 +41,10 @@ def prepare(
     """
     target = out.expanduser().absolute()
     try:
-        plan = make_plan(kind, [source.expanduser() for source in sources], Shape(*shape), test_share, most, seed)
+        files = [source.expanduser() for source in sources]
+        per_document, traces, mix, sizes = reading
+        amounts = ReadingShape(per_document, traces, parse_mix(mix), parse_sizes(sizes))
+        plan = make_plan(kind, files, Shape(*shape), test_share, most, seed, amounts)
         card = build(plan, target, output.note, force)
     except KeyboardInterrupt as error:
         raise InterruptedRunError(
@@ -51,13 +57,17 @@ def prepare(
     output.result(f"{target} {what}")
     for name, facts in card["files"].items():
         by_source = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items())
-        output.result(f"  {name:18}{facts['rows']:>8} rows  {by_source}")
+        output.result(f"  {name:22}{facts['rows']:>8} rows  {by_source}")
     if card["left_out"]:
         output.note(f"{card['left_out']} rows were left out (without answer or evidence, or asked twice)")
     output.result(f"next: {_next(kind, target)}")
 
 
 def _next(kind: str, folder: Path) -> str:
+    if kind == "reading":
+        start = f"--task sft task.path={folder / TRACES} agent.max_memory_tokens=160"
+        goes_on = f"--task hotpotqa task.path={folder} agent.max_memory_tokens=160 model.path=CHECKPOINT"
+        return f"clusterkit train --preset 135M_cpu {start}\n      clusterkit train --preset 135M_cpu {goes_on}"
     if kind == "memagent":
         return f"clusterkit train --preset 135M_cpu --task hotpotqa task.path={folder}"
     if kind == "memalpha":

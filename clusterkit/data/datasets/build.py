@@ -38,12 +38,14 @@ class Output:
         count: number of rows.
         make: returns a row by its number, and depends on nothing else.
         key: the column that the card counts rows by.
+        part: rows of a part; 0: PART_ROWS.
     """
 
     name: str
     count: int
     make: MakeRow
     key: str = "data_source"
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
             "kind": plan.kind,
             "key": plan.key,
             "inputs": [
-                {"file": i.path.name, "style": i.style, "rows": len(i.rows), "sha256": i.digest} for i in plan.inputs
+                {"file": i.path.name, "style": i.style, "rows": i.count, "sha256": i.digest} for i in plan.inputs
             ],
             "settings": plan.settings,
             "left_out": plan.left_out,
@@ -120,13 +122,16 @@ def _whole(folder: Path, card: dict[str, Any]) -> bool:
 def _write(output: Output, parts: Path, staging: Path, say: Say) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     path = staging / output.name
+    size = output.part or PART_ROWS
+    for folder in (path.parent, (parts / output.name).parent):  # a name may have a folder
+        folder.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for first in range(0, output.count, PART_ROWS):
+        for first in range(0, output.count, size):
             part = parts / f"{output.name}.{first}"
             if not part.is_file():
-                rows = [output.make(i) for i in range(first, min(first + PART_ROWS, output.count))]
+                rows = [output.make(i) for i in range(first, min(first + size, output.count))]
                 write_atomic(part, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-                say(f"{output.name}: {min(first + PART_ROWS, output.count)} of {output.count} rows")
+                say(f"{output.name}: {min(first + size, output.count)} of {output.count} rows")
             text = part.read_text(encoding="utf-8")
             kinds.update(str(json.loads(line).get(output.key, "rows")) for line in text.splitlines())
             file.write(text)

@@ -8,7 +8,8 @@
 | memalpha | instance_id, data_source, chunks, questions_and_answers |
 | math | problem, question or prompt, with answer, solution or solutions |
 
-A folder of our own HotpotQA files (questions.jsonl and documents.jsonl) is of the style hotpotqa, too.
+A folder of our own HotpotQA files (questions.jsonl and documents.jsonl) is of the style hotpotqa, too. Any other
+folder, and a file that ends in .txt, .md, .rst or .text, is of the style text where that is allowed.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterkit.data.datasets.passages import Passage, read_passages
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Corpus, find_file, load_corpus
 from trainer.tasks.jsonl import Row, read_rows, read_table
 
+TEXT = "text"
+TEXT_ENDINGS = (".txt", ".md", ".rst", ".text")
 STYLES = ("hotpotqa", "squad", "booksum", "memalpha", "math")
 _COLUMNS = {
     "memalpha": [{"chunks"}, {"questions_and_answers"}],
@@ -38,13 +42,19 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Input:
-    """One file. `digest`: SHA-256 of its bytes. `corpus`: of a folder in our schema."""
+    """One file. `digest`: SHA-256 of its bytes. `corpus`: of a folder in our schema. `passages`: of text files."""
 
     path: Path
     style: str
     rows: list[Row]
     digest: str
     corpus: Corpus | None = None
+    passages: Sequence[Passage] = ()
+
+    @property
+    def count(self) -> int:
+        """Return how many rows or passages it has."""
+        return len(self.rows) or len(self.passages)
 
 
 def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
@@ -55,6 +65,9 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
     """
     if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
         return _folder(path, allowed)
+    if TEXT in allowed and (path.is_dir() or path.suffix.lower() in TEXT_ENDINGS):
+        passages, digest = read_passages(path)
+        return Input(path, TEXT, [], digest, passages=passages)
     rows = list(_rows(path))
     style = _require_style(path, style_of(rows[0]), allowed)
     return Input(path, style, rows, sha256(path))

@@ -1,4 +1,4 @@
-"""Plan the files of `clusterkit data prepare` memagent, memalpha and math."""
+"""Plan the files of `clusterkit data prepare` memagent, memalpha and math; those of reading are in reading.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.corpora import Chapter, Problem, chapters_of, corpus_of, problems_of
-from clusterkit.data.datasets.inputs import Input, read_input
+from clusterkit.data.datasets.inputs import TEXT, Input, read_input
+from clusterkit.data.datasets.reading import ReadingShape, plan_reading
 from clusterkit.data.datasets.texts import Shape, chapter_text, document_text, question_groups
 from trainer.errors import UserError
 from trainer.seeding import unit_interval
@@ -20,11 +21,20 @@ KINDS = {
     "memagent": ("hotpotqa", "squad"),
     "memalpha": ("hotpotqa", "squad", "booksum", "memalpha"),
     "math": ("math",),
+    "reading": (TEXT, "hotpotqa", "squad"),
 }
 """What can be prepared, and from which styles of input."""
 
 
-def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float, most: int, seed: int) -> BuildPlan:
+def make_plan(
+    kind: str,
+    files: Sequence[Path],
+    shape: Shape,
+    test_share: float,
+    most: int,
+    seed: int,
+    reading: ReadingShape | None = None,
+) -> BuildPlan:
     """Read the inputs and plan the files.
 
     Args:
@@ -34,6 +44,7 @@ def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float,
         test_share: share of the questions, books or problems for the test file.
         most: rows of each source in the training file; 0: all.
         seed: for orders and choices.
+        reading: how much is made for reading; the defaults where left out.
 
     Raises:
         UserError: an input cannot be used, or is named twice.
@@ -44,6 +55,8 @@ def make_plan(kind: str, files: Sequence[Path], shape: Shape, test_share: float,
     twice = [i.path.name for i in inputs if sum(i.digest == other.digest for other in inputs) > 1]
     if twice:
         raise UserError(f"{' and '.join(twice)} are the same file: name each input once")
+    if kind == "reading":
+        return plan_reading(inputs, reading or ReadingShape(), test_share, seed)
     settings: dict[str, Any] = {"test_share": test_share, "max_per_source": most, "seed": seed}
     if kind == "memagent":
         return _memagent(inputs, most)

@@ -1,0 +1,300 @@
+"""Extractive questions made from documents by rule: blanks to fill, and chains over two documents.
+
+* **cloze**: a sentence with a blank. What is missing is the document's own title, the title of another document, a
+  name, a year or a number, so the answer stands in the document word for word.
+* **chain**: a sentence of one document mentions the title of another. The question describes the second document by
+  that sentence alone and asks what follows some words in it, so both must be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trainer.seeding import derive_seed
+from trainer.tasks.hotpotqa_data import GENERATED, Document
+
+CLOZE, CHAIN = GENERATED
+BLANK = "____"
+MOST_WORDS = 36
+"""Words of a quoted sentence; a longer one is cut around its blank."""
+MOST_ANSWER_WORDS = 6
+MOST_CHARACTERS = 400
+"""Of a question: about a hundred tokens, which agents of small models take."""
+_BOUNDARY = re.compile(r"[.!?][\"”\u2019')\]]*\s+(?=[\"“\u2018'(\[]?[A-Z0-9])")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\"“])(?:[A-Z]|(?:[A-Za-z]\.)+[A-Za-z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|No|vs|Prof|Gen|Col|Lt|Sgt|Capt|Rev|Gov|Sen|"
+    r"Rep|Inc|Ltd|Co|Corp|Mt|Ft|approx|ca|c)\.$"
+)
+_WORD = re.compile(r"\w+(?:[\u2019'.&-]\w+)*")
+_IN_BRACKETS = re.compile(r"\s*\([^)]*\)$")
+_NAME = re.compile(r"[A-Z][\w\u2019'-]+(?: (?:of |the |de |von |van )?[A-Z][\w\u2019'-]+)+")
+_NUMBER = re.compile(r"(?<![\w.,])\d[\d,.]+\d(?![\w%])")
+_CALENDAR = frozenset(
+    "January February March April May June July August September October November December "
+    "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+)
+_FIRST_WORDS = frozenset(
+    "The A An In On At As By From Of To It Its He She His Her They Their This That These After Before During Since "
+    "When While With For And But".split()
+)
+_TITLE_ASKED = ("Which name fits the blank? “{}”", "Fill in the blank: “{}”", "Who or what is meant by the blank? “{}”")
+_IN_TITLE = (
+    "In the article “{title}”, what fits the blank? “{text}”",
+    "What is missing in this sentence about {title}? “{text}”",
+)
+_CHAINED = (
+    "Take what the blank stands for: “{first}” In the article about it, what follows the words “{cue}”?",
+    "“{first}” The blank has an article of its own. What comes after “{cue}” there?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A question with what proves its answer.
+
+    Args:
+        kind: CLOZE or CHAIN.
+        question: its text.
+        answer: word for word from the last document.
+        documents: those that are needed, in the order of reasoning.
+        evidence: one sentence of each.
+    """
+
+    kind: str
+    question: str
+    answer: str
+    documents: tuple[Document, ...]
+    evidence: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """Hash of the wording: the same question has the same id wherever it is made."""
+        return f"{self.kind}-{hashlib.sha1(self.question.encode(), usedforsecurity=False).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Part of a sentence that may be asked for. `target`: number of the document whose title it is, else -1."""
+
+    start: int
+    end: int
+    target: int = -1
+
+
+def sentences(text: str) -> list[str]:
+    """Cut a text into sentences; abbreviations and initials end none."""
+    found, start = [], 0
+    for match in _BOUNDARY.finditer(text):
+        if _ABBREVIATION.search(text[start : match.start() + 1]):
+            continue
+        found.append(text[start : match.end()].strip())
+        start = match.end()
+    found.append(text[start:].strip())
+    return [sentence for sentence in found if sentence]
+
+
+def name_of(title: str) -> str:
+    """Return a title as texts mention it: without what tells it apart in brackets, and without HTML entities."""
+    return _IN_BRACKETS.sub("", html.unescape(title)).strip()
+
+
+def is_name(name: str) -> bool:
+    """Whether a title can be told from common words: it has a capital, and two words or five letters."""
+    return name[:1].isupper() and (len(name.split()) > 1 or (len(name) >= 5 and name not in _CALENDAR))
+
+
+class Maker:
+    """Makes the questions of one set of documents; those of other sets are never seen.
+
+    Args:
+        documents: the set.
+        seed: for choices.
+    """
+
+    def __init__(self, documents: Sequence[Document], seed: int) -> None:
+        self.documents, self.seed = documents, seed
+        self.names = [name_of(document.title) for document in documents]
+        self.sentences = [sentences(document.text) for document in documents]
+        numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(self.names):
+            # "Signs (film)" is not what a text with the word Signs mentions.
+            if is_name(name) and name == html.unescape(documents[number].title):
+                numbers.setdefault(name, []).append(number)
+        self._by_word: dict[str, list[tuple[tuple[str, ...], str, int]]] = {}
+        for name, owners in numbers.items():
+            words = tuple(_WORD.findall(name))
+            if len(owners) == 1 and words:  # two documents of one title could not be told apart
+                self._by_word.setdefault(words[0], []).append((words, name, owners[0]))
+        for entries in self._by_word.values():
+            entries.sort(key=lambda entry: (-len(entry[0]), entry[1]))
+        self._spans: dict[int, list[list[Span]]] = {}
+        self._facts_of: dict[int, list[tuple[str, str, str]]] = {}
+
+    def questions(self, per_document: int) -> Iterator[Made]:
+        """Yield at most `per_document` cloze questions and as many chains of every document, each question once."""
+        seen = set[str]()
+        for number, document in enumerate(self.documents):
+            rng = random.Random(derive_seed("reading-questions", document.key, self.seed))
+            for candidates in (self._clozes(number, rng), self._chains(number, rng)):
+                kept = 0
+                for made in candidates:
+                    if kept == per_document:
+                        break
+                    if made.question not in seen and len(made.question) <= MOST_CHARACTERS:
+                        seen.add(made.question)
+                        kept += 1
+                        yield made
+
+    def _clozes(self, number: int, rng: random.Random) -> Iterator[Made]:
+        document, name = self.documents[number], self.names[number]
+        places = [(place, sentence) for place, sentence in enumerate(self.sentences[number]) if _usable(sentence)]
+        rng.shuffle(places)
+        others: list[tuple[str, Span]] = []
+        asked_title = False
+        for place, sentence in places:
+            if not asked_title and is_name(name) and len(name.split()) <= MOST_ANSWER_WORDS and _has(sentence, name):
+                asked_title = True
+                text = clip(sentence.replace(name, BLANK))
+                question = rng.choice(_TITLE_ASKED).format(text)
+                yield Made(CLOZE, question, name, (document,), (sentence,))
+            spans = self._spans_of(number)[place]
+            if spans:
+                others.append((sentence, rng.choice(spans)))
+        for sentence, span in others:
+            answer = sentence[span.start : span.end]
+            text = clip(sentence[: span.start] + BLANK + sentence[span.end :])
+            if _has(text, answer) or _has(document.title, answer):
+                continue
+            question = rng.choice(_IN_TITLE).format(title=document.title, text=text)
+            yield Made(CLOZE, question, answer, (document,), (sentence,))
+
+    def _chains(self, number: int, rng: random.Random) -> Iterator[Made]:
+        first = self.documents[number]
+        links = [
+            (sentence, span)
+            for sentence, spans in zip(self.sentences[number], self._spans_of(number), strict=True)
+            for span in spans
+            if span.target >= 0 and _usable(sentence)
+        ]
+        rng.shuffle(links)
+        for sentence, link in links:
+            second = self.documents[link.target]
+            name = self.names[link.target]
+            masked = clip(sentence.replace(name, BLANK))
+            facts = [fact for fact in self._facts(link.target) if not _has(first.text, fact[2])]
+            if not facts or _has(masked, name):
+                continue
+            fact, cue, answer = rng.choice(facts)
+            question = rng.choice(_CHAINED).format(first=masked, cue=cue)
+            yield Made(CHAIN, question, answer, (first, second), (sentence, fact))
+
+    def _facts(self, number: int) -> list[tuple[str, str, str]]:
+        """Return (sentence, the words before a name, year or number, that itself) where those words stand once."""
+        if number not in self._facts_of:
+            self._facts_of[number] = list(self._find_facts(number))
+        return self._facts_of[number]
+
+    def _find_facts(self, number: int) -> Iterator[tuple[str, str, str]]:
+        document, name = self.documents[number], self.names[number]
+        for sentence, spans in zip(self.sentences[number], self._spans_of(number), strict=True):
+            if not _usable(sentence):
+                continue
+            for span in spans:
+                words = sentence[: span.start].split()[-4:]
+                cue, answer = " ".join(words), sentence[span.start : span.end]
+                if len(words) < 2 or _has(cue, name) or _has(name, answer):
+                    continue
+                if f"{cue} " in sentence and document.text.count(cue) == 1:
+                    yield sentence, cue, answer
+
+    def _spans_of(self, number: int) -> list[list[Span]]:
+        """Return what may be asked for in every sentence of a document: titles of others before names and numbers."""
+        if number not in self._spans:
+            own = self.names[number]
+            self._spans[number] = [self._find(sentence, number, own) for sentence in self.sentences[number]]
+        return self._spans[number]
+
+    def _find(self, sentence: str, number: int, own: str) -> list[Span]:
+        found = list(self._mentions(sentence, number))
+        for match in (*_NAME.finditer(sentence), *_NUMBER.finditer(sentence)):
+            start, end = match.span()
+            while (word := sentence[start:end].partition(" ")[0]) in _FIRST_WORDS:
+                start += len(word) + 1
+            text = sentence[start:end]
+            if start >= end or (text[0].isupper() and " " not in text) or len(text.split()) > MOST_ANSWER_WORDS:
+                continue
+            if _overlaps(start, end, found) or _has(own, text) or _has(text, own):
+                continue
+            found.append(Span(start, end))
+        return sorted(found, key=lambda span: span.start)
+
+    def _mentions(self, sentence: str, number: int) -> Iterator[Span]:
+        words = list(_WORD.finditer(sentence))
+        texts = tuple(match[0] for match in words)
+        place = 0
+        while place < len(words):
+            for tokens, name, target in self._by_word.get(texts[place], ()):
+                if texts[place : place + len(tokens)] != tokens or target == number:
+                    continue
+                start = words[place].start()
+                if sentence[start : start + len(name)] != name or (place == 0 and len(tokens) == 1):
+                    continue  # a first word has a capital, whatever it means
+                if len(tokens) <= MOST_ANSWER_WORDS:
+                    yield Span(start, start + len(name), target)
+                place += len(tokens) - 1
+                break
+            place += 1
+
+
+def clip(masked: str) -> str:
+    """Return a sentence with a blank, cut to MOST_WORDS words around it."""
+    words = masked.split()
+    if len(words) <= MOST_WORDS:
+        return masked
+    middle = next(place for place, word in enumerate(words) if BLANK in word)
+    start = max(0, min(middle - MOST_WORDS // 2, len(words) - MOST_WORDS))
+    end = start + MOST_WORDS
+    return ("… " if start else "") + " ".join(words[start:end]) + (" …" if end < len(words) else "")
+
+
+def best_sentence(document: Document, question: str, answers: Iterable[str], other_titles: Iterable[str]) -> str:
+    """Return the sentence of a document that helps most with a question, by rule.
+
+    One that holds an answer comes first, then one that mentions the title of another document that is needed, then the
+    one that shares most words with the question; the earlier of equals.
+    """
+    wanted = [answer for answer in answers if answer.lower() not in ("yes", "no")]
+    names = [name_of(title) for title in other_titles]
+    asked = {word.lower() for word in _WORD.findall(question) if len(word) > 3}
+
+    def worth(sentence: str) -> tuple[bool, bool, int]:
+        low = sentence.lower()
+        shared = len(asked & {word.lower() for word in _WORD.findall(sentence)})
+        return any(_has(low, one.lower()) for one in wanted), any(_has(sentence, name) for name in names), shared
+
+    found = sentences(document.text) or [document.title]
+    return max(found, key=worth)  # the first of equals
+
+
+def _usable(sentence: str) -> bool:
+    return 6 <= len(sentence.split()) <= 60 and "\n" not in sentence
+
+
+def _has(text: str, part: str) -> bool:
+    """Whether a text has the part as whole words."""
+    place = text.find(part) if part else -1
+    while place >= 0:
+        end = place + len(part)
+        if not (text[place - 1 : place].isalnum() if place else False) and not text[end : end + 1].isalnum():
+            return True
+        place = text.find(part, place + 1)
+    return False
+
+
+def _overlaps(start: int, end: int, spans: Iterable[Span]) -> bool:
+    return any(start < span.end and span.start < end for span in spans)

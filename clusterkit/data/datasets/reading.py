@@ -1,0 +1,272 @@
+"""Plan the files of `clusterkit data prepare reading`: questions made from documents, split before any is made.
+
+    train/ dev/ test/    questions.jsonl and documents.jsonl each, in the schema of trainer.tasks.hotpotqa_data
+    traces.jsonl         for trainer.type=sft: documents with the sentences that a memory should keep (train side only)
+
+Questions of one split are made from its documents alone, and no document is in two splits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clusterkit.data.datasets.build import BuildPlan, Output
+from clusterkit.data.datasets.cloze import Made, Maker, best_sentence
+from clusterkit.data.datasets.corpora import corpus_of
+from clusterkit.data.datasets.inputs import TEXT, Input
+from clusterkit.data.datasets.passages import Passage
+from trainer.errors import UserError
+from trainer.seeding import derive_seed, unit_interval
+from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Corpus, Document, Question, render
+from trainer.tasks.hotpotqa_split import Side, Sides, draw_documents, split_three
+
+SPLITS = ("train", "dev", "test")
+TRACES = "traces.jsonl"
+FEWEST_DOCUMENTS = 20
+FEWEST_FILES = 20
+"""With so many files whole files go to a split, with fewer their passages do."""
+PART_ROWS = 5000
+MIXES = ("cloze", "real", "final")
+
+
+@dataclass(frozen=True)
+class ReadingShape:
+    """How much is made.
+
+    Args:
+        per_document: cloze questions of a document, and chains that begin with it, at most.
+        traces: lines of traces.jsonl; 0: none.
+        mix: parts of MIXES among them: questions made by rule, real ones, and the final turn alone.
+        sizes: documents of a trace, in turn.
+    """
+
+    per_document: int = 4
+    traces: int = 20000
+    mix: tuple[float, ...] = (60, 25, 15)
+    sizes: tuple[int, ...] = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A question, the sentence of each gold document that proves the answer, and where it comes from."""
+
+    question: Question
+    evidence: tuple[str, ...]
+
+
+def parse_mix(text: str) -> tuple[float, ...]:
+    """Read `cloze=60,real=25,final=15`; what is not named is 0. Raises UserError."""
+    parts = dict.fromkeys(MIXES, 0.0)
+    for word in filter(None, (one.strip() for one in text.split(","))):
+        name, _, value = word.partition("=")
+        try:
+            parts[name] = float(value) if name in parts else -1.0
+        except ValueError:
+            parts[name] = -1.0
+        if not 0 <= parts[name] < float("inf"):
+            raise UserError(f"--trace-mix {text}: write parts such as cloze=60,real=25,final=15")
+    if not sum(parts.values()):
+        raise UserError(f"--trace-mix {text}: at least one part must be more than 0")
+    return tuple(parts[name] for name in MIXES)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read `2,4,8`: numbers of documents, each at least 2. Raises UserError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and int(word) >= 2 for word in words):
+        raise UserError(f"--trace-documents {text}: write numbers of at least 2, such as 2,4,8")
+    return tuple(map(int, words))
+
+
+def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: int) -> BuildPlan:
+    """Split documents and questions, make questions from each split, and traces from the training side.
+
+    Args:
+        inputs: folders of HotpotQA files, files in that style, or text files.
+        shape: how much is made.
+        share: of documents and questions for test; dev gets as many.
+        seed: for choices.
+
+    Raises:
+        UserError: there are too few documents, or no question can be made of them.
+    """
+    if not 0 < share <= 0.4:
+        raise UserError(f"--test-share {share}: dev gets as much as test, so choose more than 0 and at most 0.4")
+    sides, left_out = _sides(inputs, share)
+    items = {name: _items(getattr(sides, name), shape, seed) for name in SPLITS}
+    items = _without_repeats(items)
+    _require_enough(inputs, sides, items)
+    outputs = []
+    for name in SPLITS:
+        outputs.append(_questions(name, items[name]))
+        outputs.append(_documents(name, getattr(sides, name).pool))
+    if shape.traces:
+        outputs.append(_traces(items["train"], sides.train, shape, seed))
+    settings: dict[str, Any] = {"test_share": share, "per_document": shape.per_document, "seed": seed}
+    settings |= {"traces": shape.traces, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
+    notes = [
+        "No document and no question is in two splits; questions are made from the documents of their own split.",
+        "form yes_no marks real questions that are answered with yes or no: half of them is right by chance.",
+        "evidence of real questions is chosen by a rule: the answer, the other document's title, words in common.",
+    ]
+    return BuildPlan("reading", inputs, settings, outputs, left_out, notes)
+
+
+def _sides(inputs: list[Input], share: float) -> tuple[Sides, int]:
+    questions: dict[str, Question] = {}
+    documents: dict[str, Document] = {}
+    passages: list[Passage] = []
+    left_out = 0
+    for given in inputs:
+        if given.style == TEXT:
+            passages += given.passages
+            continue
+        corpus, lost = corpus_of(given)
+        left_out += lost
+        questions.update((question.id, question) for question in corpus.questions)
+        for document in (*corpus.documents, *(one for question in corpus.questions for one in question.own)):
+            documents.setdefault(document.key, document)
+    sides = split_three(Corpus(list(questions.values()), list(documents.values())), share)
+    passages = [passage for passage in passages if passage.document.key not in documents]
+    parts = _split_passages(passages, share)
+    train, dev, test = (_wider(getattr(sides, name), part) for name, part in zip(SPLITS, parts, strict=True))
+    return replace(sides, train=train, dev=dev, test=test), left_out + sides.dropped
+
+
+def _wider(side: Side, documents: Sequence[Document]) -> Side:
+    return replace(side, pool=tuple(sorted((*side.pool, *documents), key=lambda d: d.key)))
+
+
+def _split_passages(passages: Sequence[Passage], share: float) -> tuple[list[Document], ...]:
+    """Divide by whole files, or by passages where files are few; the shares are exact, the choice is a hash."""
+    distinct = {passage.document.key: passage for passage in passages}.values()
+    by_file = len({passage.file for passage in distinct}) >= FEWEST_FILES
+
+    def group(passage: Passage) -> str:
+        return passage.file if by_file else passage.document.key
+
+    groups = sorted({group(passage) for passage in distinct}, key=lambda name: unit_interval("reading-group", name))
+    held = round(share * len(groups))
+    place = {name: number // max(held, 1) for number, name in enumerate(groups[: 2 * held])}  # 0: test, 1: dev
+    parts: tuple[list[Document], ...] = ([], [], [])
+    for passage in distinct:
+        parts[2 - place.get(group(passage), 2)].append(passage.document)
+    return parts
+
+
+def _items(side: Side, shape: ReadingShape, seed: int) -> list[Item]:
+    """Return the real questions of a side, and those made from its documents, in an order that looks random."""
+    real = [Item(question, _evidence(question)) for question in side.questions]
+    made = [_item(one) for one in Maker(side.pool, seed).questions(shape.per_document)]
+    return sorted([*real, *made], key=lambda item: unit_interval("reading-order", item.question.id, seed))
+
+
+def _item(made: Made) -> Item:
+    question = Question(made.id, made.question, (made.answer,), made.documents, made.documents, made.kind)
+    return Item(question, made.evidence)
+
+
+def _evidence(question: Question) -> tuple[str, ...]:
+    titles = [document.title for document in question.gold]
+    return tuple(
+        best_sentence(d, question.question, question.answers, [t for t in titles if t != d.title])
+        for d in question.gold
+    )
+
+
+def _without_repeats(items: dict[str, list[Item]]) -> dict[str, list[Item]]:
+    """Drop what is asked with the same words in a held-out split."""
+    seen = set[str]()
+    kept: dict[str, list[Item]] = {}
+    for name in reversed(SPLITS):
+        kept[name] = []
+        for item in items[name]:
+            wording = " ".join(item.question.question.lower().split())
+            if wording not in seen:
+                seen.add(wording)
+                kept[name].append(item)
+    return {name: kept[name] for name in SPLITS}
+
+
+def _require_enough(inputs: list[Input], sides: Sides, items: dict[str, list[Item]]) -> None:
+    where = " and ".join(str(given.path) for given in inputs)
+    total = sum(len(getattr(sides, name).pool) for name in SPLITS)
+    if total < FEWEST_DOCUMENTS:
+        raise UserError(
+            f"{where}: {total} passages of text are too few to train on some and to test on others: add files, to "
+            f"at least {FEWEST_DOCUMENTS} passages of a few sentences"
+        )
+    for name in SPLITS:
+        if len(getattr(sides, name).pool) < 2 or not items[name]:
+            raise UserError(
+                f"{where}: no question can be made for {name} from its {len(getattr(sides, name).pool)} of {total} "
+                "passages: add texts that have whole sentences with names, years or numbers, or raise --test-share"
+            )
+
+
+def _questions(split: str, items: Sequence[Item]) -> Output:
+    def make(number: int) -> dict[str, Any]:
+        question, evidence = items[number].question, items[number].evidence
+        return {
+            "id": question.id,
+            "question": question.question,
+            "answers": list(question.answers),
+            "gold_titles": [d.title for d in question.gold],
+            "supporting": [d.id for d in question.gold],
+            "own_documents": [d.id for d in question.own],
+            "evidence": list(evidence),
+            "source": question.source,
+            "form": question.form,
+        }
+
+    return Output(f"{split}/{QUESTIONS}", len(items), make, "source", PART_ROWS)
+
+
+def _documents(split: str, documents: Sequence[Document]) -> Output:
+    def make(number: int) -> dict[str, Any]:
+        return {"id": documents[number].id, "title": documents[number].title, "text": documents[number].text}
+
+    return Output(f"{split}/{DOCUMENTS}", len(documents), make, "kind", PART_ROWS)
+
+
+def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -> Output:
+    """Plan traces: every question of a kind once before any comes again, each time among other documents."""
+    made = [item for item in items if item.question.source in GENERATED]
+    real = [item for item in items if item.question.source not in GENERATED]
+    pools = [made, real, list(items)]
+    parts = [part if pool else 0.0 for part, pool in zip(shape.mix, pools, strict=True)]
+    if not sum(parts):
+        raise UserError("--trace-mix leaves nothing: there is no question of the kinds that it names")
+    kinds = _interleaved(parts, shape.traces)
+
+    def make(number: int) -> dict[str, Any]:
+        kind, place = kinds[number]
+        item = pools[kind][place % len(pools[kind])]
+        question = item.question
+        rng = random.Random(derive_seed("reading-trace", question.id, number, seed))
+        row: dict[str, Any] = {"kind": MIXES[kind], "problem": question.question}
+        if MIXES[kind] != "final":
+            size = max(rng.choice(shape.sizes), len(question.gold))
+            documents = draw_documents(rng, question, side, min(size, len(side.pool)))
+            rng.shuffle(documents)
+            row["context"] = render(documents)
+        titles = [document.title for document in question.gold]
+        row["evidence"] = [list(pair) for pair in zip(titles, item.evidence, strict=True)]
+        row["answer"] = f"\\boxed{{{question.answers[0]}}}"
+        return row
+
+    return Output(TRACES, shape.traces, make, "kind", PART_ROWS)
+
+
+def _interleaved(parts: Sequence[float], count: int) -> list[tuple[int, int]]:
+    """Return (kind, number within its kind) of every line, so that any run of lines has the parts, nearly."""
+    given = [0] * len(parts)
+    found = []
+    for number in range(count):
+        kind = max(range(len(parts)), key=lambda k: parts[k] / sum(parts) * (number + 1) - given[k])
+        found.append((kind, given[kind]))
+        given[kind] += 1
+    return found

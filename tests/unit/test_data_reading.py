@@ -1,0 +1,291 @@
+"""`clusterkit data prepare reading`: what is asked, what proves it, and that nothing of one split is in another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from clusterkit.cli.main import app
+from clusterkit.data.datasets.build import build
+from clusterkit.data.datasets.cloze import BLANK, Maker, best_sentence, sentences
+from clusterkit.data.datasets.passages import read_passages
+from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.reading import ReadingShape, parse_mix, parse_sizes
+from clusterkit.data.datasets.texts import Shape
+from evaluation.suites.hqa import build_items
+from trainer.config_tasks import HotpotqaConfig
+from trainer.errors import UserError
+from trainer.tasks.hotpotqa import HotpotQA
+from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, document_key
+
+SPLITS = ("train", "dev", "test")
+SMALL = ReadingShape(per_document=2, traces=60, sizes=(2, 3))
+
+
+def document(title: str, text: str) -> Document:
+    return Document(title, title, text, document_key(title, text))
+
+
+PIER = document(
+    "Anna Pier", "Anna Pier was born in 1931 in the old harbour. She later worked for Vollmer Works as a clerk."
+)
+WORKS = document(
+    "Vollmer Works", "Vollmer Works made clocks for the navy. The company was founded by Otto Brandt in 1902."
+)
+
+
+def world(count: int = 60) -> list[dict[str, Any]]:
+    """Items in the official form: person n was born in town n, which is in country n; some are yes/no."""
+    founded = " It was founded by Mayor Smith{} in {}."
+    return [
+        {
+            "_id": f"h{n}",
+            "question": f"In which country was person number {n} born?",
+            "answer": "yes" if n % 10 == 0 else f"Countryland {n}",
+            "context": [
+                [f"Person Name{n}", [f"Person Name{n} is a painter who was born in Town Place{n}.", " He paints."]],
+                [
+                    f"Town Place{n}",
+                    [f"Town Place{n} is a small town which lies in Countryland {n}.", founded.format(n, 1500 + n)],
+                ],
+                [f"River {n}", [f"The water of River Long{n} is cold and it is {1000 + n} miles long."]],
+            ],
+            "supporting_facts": [[f"Person Name{n}", 0], [f"Town Place{n}", 0]],
+        }
+        for n in range(count)
+    ]
+
+
+def prepare(out: Path, *files: Path, shape: ReadingShape = SMALL, share: float = 0.2, seed: int = 1) -> dict[str, Any]:
+    return build(make_plan("reading", files, Shape(), share, 0, seed, shape), out, lambda _: None)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reading")
+    (folder / "world.json").write_text(json.dumps(world()))
+    prepare(folder / "out", folder / "world.json")
+    return folder / "out"
+
+
+@pytest.fixture
+def own_texts(tmp_path: Path) -> Path:
+    """A folder of 30 text files of the user's, in folders."""
+    folder = tmp_path / "mine"
+    (folder / "more").mkdir(parents=True)
+    for n in range(30):
+        place = folder / "more" if n % 2 else folder
+        text = f"# Engine Type{n}\n\nThe Engine Type{n} was built by Karl Fritz{n} in {1900 + n}\nfor the railway.\n\n"
+        text += f"It weighs {2000 + n} tons and it was repaired in the works of Little Harbour{n}.\n"
+        (place / f"engine_{n}.md").write_text(text)
+    (folder / ".hidden").write_bytes(b"\xff\0")
+    return folder
+
+
+def test_a_blank_is_filled_by_words_of_the_sentence_that_proves_it() -> None:
+    made = list(Maker([PIER, WORKS], 1).questions(9))
+    clozes = [one for one in made if one.kind == "cloze"]
+
+    assert {one.answer for one in clozes} >= {"Anna Pier", "Vollmer Works", "1931", "Otto Brandt"}
+    for one in clozes:
+        assert one.answer in one.evidence[0]
+        assert one.evidence[0] in one.documents[0].text
+        assert BLANK in one.question
+        assert one.answer not in one.question.partition("“")[2].replace(one.documents[0].title, "")
+
+
+def test_a_chain_asks_for_what_only_the_second_document_says_and_names_it_by_the_first() -> None:
+    (chain,) = {one.answer: one for one in Maker([PIER, WORKS], 1).questions(9) if one.kind == "chain"}.values()
+
+    assert [one.title for one in chain.documents] == ["Anna Pier", "Vollmer Works"]
+    assert chain.answer in WORKS.text
+    assert chain.answer not in PIER.text
+    assert "Vollmer Works" not in chain.question
+    assert f"worked for {BLANK} as a clerk" in chain.question
+    assert chain.evidence[0] in PIER.text
+    assert chain.evidence[1] in WORKS.text
+
+
+def test_sentences_end_at_no_abbreviation_or_initial() -> None:
+    text = 'Dr. A. B. Smith met U.S. Senator Hill. "It rained." Then they left St. Louis! Did they?'
+    whole = ["Dr. A. B. Smith met U.S. Senator Hill.", '"It rained."', "Then they left St. Louis!", "Did they?"]
+    assert sentences(text) == whole
+
+
+def test_the_sentence_that_helps_holds_the_answer_or_the_way_to_it() -> None:
+    assert best_sentence(WORKS, "Who founded the employer of Anna Pier?", ["Otto Brandt"], ["Anna Pier"]).startswith(
+        "The"
+    )
+    assert best_sentence(PIER, "Who founded the employer of Anna Pier?", ["Otto Brandt"], ["Vollmer Works"]).startswith(
+        "She"
+    )
+    assert best_sentence(PIER, "Was Anna born in a harbour?", ["no"], []).startswith("Anna")
+
+
+def test_no_document_and_no_question_of_one_split_is_in_another(prepared: Path) -> None:
+    keys, wordings = {}, {}
+    for name in SPLITS:
+        documents = {row["id"]: row for row in rows(prepared / name / DOCUMENTS)}
+        questions = rows(prepared / name / QUESTIONS)
+        keys[name] = {document_key(row["title"], row["text"]) for row in documents.values()}
+        wordings[name] = {row["question"].lower() for row in questions}
+        assert {row["source"] for row in questions} == {"cloze", "chain", "hotpotqa"}
+        for row in questions:
+            assert set(row["own_documents"]) <= set(documents)
+            for number, sentence in zip(row["supporting"], row["evidence"], strict=True):
+                assert sentence in documents[number]["text"]
+    for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
+        assert not keys[one] & keys[other]
+        assert not wordings[one] & wordings[other]
+    held = {text for name in ("dev", "test") for text in keys[name]}
+    assert not any(text in trace.get("context", "") for trace in rows(prepared / "traces.jsonl") for text in held)
+    held_questions = wordings["dev"] | wordings["test"]
+    assert not any(trace["problem"].lower() in held_questions for trace in rows(prepared / "traces.jsonl"))
+
+
+def test_yes_no_questions_are_marked_in_files_tasks_and_suites(prepared: Path) -> None:
+    real = [row for name in SPLITS for row in rows(prepared / name / QUESTIONS) if row["source"] == "hotpotqa"]
+    source = HotpotQA(HotpotqaConfig(path=str(prepared), num_documents=3), 1)
+    tasks = [source.train(index) for index in range(source.train_size)]
+
+    assert {row["form"] for row in real} == {"yes_no", "span"}
+    assert all((row["form"] == "yes_no") == (row["answers"] == ["yes"]) for row in real)
+    for task in [*tasks, *build_items(prepared, 3)]:
+        assert (task.meta["form"] == "yes_no") == (task.answers == ("yes",))
+
+
+def test_a_run_takes_the_splits_as_they_were_made(prepared: Path) -> None:
+    source = HotpotQA(HotpotqaConfig(path=str(prepared), num_documents=3, eval_fraction=0.9), 1)
+
+    for name, number in (("dev", source.num_heldout("dev")), ("test", source.num_heldout("test"))):
+        there = rows(prepared / name / QUESTIONS)
+        assert {source.heldout(name, i).question for i in range(number)} == {row["question"] for row in there}  # type: ignore[arg-type]
+    assert {source.train(i).question for i in range(source.train_size)} == {
+        row["question"] for row in rows(prepared / "train" / QUESTIONS)
+    }
+    asked = {task.question for task in build_items(prepared, 3)}
+    assert asked == {row["question"] for row in rows(prepared / "test" / QUESTIONS) if row["source"] == "hotpotqa"}
+    with pytest.raises(UserError, match="choose at most"):
+        HotpotQA(HotpotqaConfig(path=str(prepared), num_documents=150), 1)
+
+
+def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_asked_for(prepared: Path) -> None:
+    traces = rows(prepared / "traces.jsonl")
+
+    assert [sum(row["kind"] == kind for row in traces) for kind in ("cloze", "real", "final")] == [36, 15, 9]
+    assert [row["kind"] for row in traces[:20]].count("cloze") == 12
+    for row in traces:
+        assert row["answer"].startswith("\\boxed{")
+        if row["kind"] == "final":
+            assert "context" not in row
+            continue
+        assert row["context"].count("Document ") in (2, 3)
+        assert all(f"\n{title}\n" in row["context"] and text in row["context"] for title, text in row["evidence"])
+
+
+def test_the_same_inputs_and_seed_make_the_same_bytes_another_seed_others(tmp_path: Path, own_texts: Path) -> None:
+    first, again = (prepare(tmp_path / name, own_texts)["files"] for name in "ab")
+    other = prepare(tmp_path / "c", own_texts, seed=2)["files"]
+
+    assert first == again
+    assert first["traces.jsonl"]["sha256"] != other["traces.jsonl"]["sha256"]
+    assert first["test/documents.jsonl"]["sha256"] == other["test/documents.jsonl"]["sha256"]
+
+
+def test_a_folder_of_texts_becomes_documents_whose_files_are_in_one_split(tmp_path: Path, own_texts: Path) -> None:
+    prepare(tmp_path / "out", own_texts, share=0.1)
+    there = {name: rows(tmp_path / "out" / name / DOCUMENTS) for name in SPLITS}
+
+    assert {name: len(found) for name, found in there.items()} == {"train": 24, "dev": 3, "test": 3}
+    assert {row["title"] for found in there.values() for row in found} == {f"Engine Type{n}" for n in range(30)}
+    one = there["train"][0]["text"]
+    assert " for the railway. It weighs " in one
+    asked = rows(tmp_path / "out" / "train" / QUESTIONS)
+    assert any("Karl Fritz" in row["answers"][0] for row in asked)
+    assert HotpotQA(HotpotqaConfig(path=str(tmp_path / "out"), num_documents=3), 1).train(0).context
+
+
+def test_one_long_text_is_cut_into_passages_between_sentences(tmp_path: Path) -> None:
+    book = tmp_path / "my_book.txt"
+    book.write_text(
+        " ".join(f"In the year {1000 + n} the painter John Smith{n} came to Little Town{n}." for n in range(300))
+    )
+    passages, _ = read_passages(book)
+
+    assert len(passages) > 15
+    assert all(len(one.document.text) <= 900 and one.document.text.endswith(".") for one in passages)
+    assert [one.document.title for one in passages[:2]] == ["my book", "my book, part 2"]
+    prepare(tmp_path / "out", book)
+    assert all(rows(tmp_path / "out" / name / QUESTIONS) for name in SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has no file with text: name a folder of text files"),
+        ({"a.txt": b"  \n"}, "has no file with text"),
+        ({"report.pdf": b"%PDF-1.4\n\0\xff"}, r"report\.pdf is not text in UTF-8.*turn it into a text file first"),
+        ({"latin.txt": "Köln".encode("latin-1")}, r"latin\.txt is not text in UTF-8 \(byte 2\)"),
+        ({"a.txt": b"Too little text."}, "1 passages of text are too few.*add files"),
+    ],
+)
+def test_folders_that_cannot_be_used_are_refused_in_one_sentence(
+    tmp_path: Path, files: dict[str, bytes], message: str
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        prepare(tmp_path / "out", folder)
+
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_without_anything_to_ask_for_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(25):
+        (folder / f"{n}.txt").write_text(f"there is nothing here that could be asked for at all {'and ' * n}so on.")
+    with pytest.raises(UserError, match="no question can be made for train"):
+        prepare(tmp_path / "out", folder)
+
+
+@pytest.mark.parametrize("text", ["cloze=x", "words=3", "cloze=-1", "cloze=0", ""])
+def test_a_mix_that_is_none_is_refused(text: str) -> None:
+    assert parse_mix("real=1,cloze=2") == (2.0, 1.0, 0.0)
+    with pytest.raises(UserError, match="--trace-mix"):
+        parse_mix(text)
+
+
+def test_numbers_of_documents_are_at_least_two() -> None:
+    assert parse_sizes("2, 8") == (2, 8)
+    with pytest.raises(UserError, match="--trace-documents"):
+        parse_sizes("1,2")
+
+
+def test_the_command_says_what_it_made_and_what_comes_next(tmp_path: Path, own_texts: Path) -> None:
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out"), "--traces", "30"]
+    done = CliRunner().invoke(app, [*words, "--test-share", "0.2"])
+
+    assert done.exit_code == 0, done.output
+    assert "train/questions.jsonl" in done.output
+    assert f"--task hotpotqa task.path={tmp_path / 'out'}" in done.output
+
+
+def test_tens_of_thousands_of_questions_come_of_the_real_documents(tmp_path: Path, shared_data: Path) -> None:
+    plan = make_plan("reading", [shared_data / "hotpotqa"], Shape(), 0.1, 0, 1, ReadingShape(traces=0))
+    counts = {output.name: output.count for output in plan.outputs}
+
+    assert sum(count for name, count in counts.items() if name.endswith(QUESTIONS)) > 30_000
+    assert sum(count for name, count in counts.items() if name.endswith(DOCUMENTS)) == 12_839

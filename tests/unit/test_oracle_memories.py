@@ -1,0 +1,158 @@
+"""Supervised traces of a memory: what each turn is shown and should write, beside the agent's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import ScriptedEngine, byte_tokenizer
+
+from clusterkit.config.resolve import resolve
+from trainer.agents.base import RolloutOptions
+from trainer.agents.memagent import MemAgent
+from trainer.config import RunConfig
+from trainer.config_tasks import SftConfig
+from trainer.errors import UserError
+from trainer.sft.encoding import Encoder
+from trainer.sft.oracle import oracle_memories
+from trainer.tasks.examples import Example, load_examples
+from trainer.train.model import load_tokenizer
+from trainer.types import Task
+from trainer.warmup.tiny import untrained_model
+
+TOKENIZER = byte_tokenizer()
+ROSE, OAK = ("Rose", "Rose was born in Oak."), ("Oak", "Oak lies on the Ouse.")
+CONTEXT = (
+    "Document 1:\nOak\nOak lies on the Ouse. It has 3 mills.\n\nDocument 2:\nRose\nRose was born in Oak. She paints."
+)
+LINE = {
+    "problem": "On which river was Rose born?",
+    "context": CONTEXT,
+    "evidence": [ROSE, OAK],
+    "answer": "\\boxed{Ouse}",
+}
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def example(tmp_path: Path, **changes: Any) -> Example:
+    rows = [{**LINE, **changes}, {**LINE, "problem": "other"}]
+    found = load_examples(SftConfig(path=str(write(tmp_path / "traces.jsonl", *rows)), eval_fraction=0.0))
+    return next(one for one in (*found.train, *found.heldout) if one.trace and one.trace.problem == LINE["problem"])
+
+
+def config(**agent: Any) -> RunConfig:
+    limits = {"chunk_tokens": 40, "max_memory_tokens": 64, "max_question_tokens": 64, "max_final_tokens": 16, **agent}
+    return RunConfig.model_validate({"agent": limits, "task": {"name": "sft", "path": "x"}, "trainer": {"type": "sft"}})
+
+
+def texts(rows: list[Any]) -> list[str]:
+    assert all(row.response_ids[-1] == TOKENIZER.eos_token_id for row in rows)
+    return [TOKENIZER.decode(row.response_ids[:-1]) for row in rows]
+
+
+def test_a_memory_holds_each_sentence_with_its_title_from_where_it_was_read() -> None:
+    ends = [10, CONTEXT.index(" It has"), CONTEXT.index("Rose\n"), CONTEXT.index(" She"), len(CONTEXT)]
+
+    assert oracle_memories(CONTEXT, ends, [ROSE, OAK]) == [
+        "none so far",
+        # Its title stands in the section before, where nothing told that it would matter.
+        "Oak: Oak lies on the Ouse." if CONTEXT.index("Oak") >= 10 else "Oak lies on the Ouse.",
+        "Oak: Oak lies on the Ouse.",
+        "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak.",
+        "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak.",
+    ]
+
+
+def test_nothing_is_remembered_that_was_not_read_yet() -> None:
+    for cut in range(1, len(CONTEXT)):
+        first, last = oracle_memories(CONTEXT, [cut, len(CONTEXT)], [ROSE, OAK])
+        for line in first.split("\n"):
+            title, colon, part = line.rpartition(": ")
+            assert line == "none so far" or (part in CONTEXT[:cut] and (not colon or f"\n{title}\n" in CONTEXT[:cut]))
+        assert all(sentence in last for _, sentence in (ROSE, OAK))
+
+
+def test_what_is_not_in_the_document_is_never_remembered() -> None:
+    assert oracle_memories(CONTEXT, [len(CONTEXT)], [("Elm", "Elm is a tree.")]) == ["none so far"]
+
+
+@pytest.mark.parametrize("order", ["paper", "section_first"])
+def test_the_rows_of_a_trace_are_the_turns_of_the_agent(tmp_path: Path, order: str) -> None:
+    settings = config(prompt_order=order)
+    rows = Encoder(settings, TOKENIZER).rows(example(tmp_path), 7)
+    agent = MemAgent(settings.agent, TOKENIZER)  # type: ignore[arg-type]
+    engine = ScriptedEngine([row.response_ids for row in rows], TOKENIZER.eos_token_id)
+    engine.prefetch = lambda *_, **__: None  # type: ignore[attr-defined]
+    task = Task("t", str(LINE["problem"]), ("Ouse",), CONTEXT)
+    trajectory = asyncio.run(agent.rollout(agent.prepare(task), engine, RolloutOptions(0.0, lambda turn: turn)))
+
+    assert [row.prompt_ids for row in rows] == engine.prompts
+    assert len(rows) == len(trajectory.turns) == 4
+    assert trajectory.answer_text == "\\boxed{Ouse}"
+    assert texts(rows)[2] == "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak."
+    assert {row.trajectory for row in rows} == {7}
+
+
+def test_without_a_document_there_is_the_last_turn_alone(tmp_path: Path) -> None:
+    rows = Encoder(config(), TOKENIZER).rows(example(tmp_path, context=""), 0)
+
+    assert texts(rows) == ["\\boxed{Ouse}"]
+    assert "Rose: Rose was born in Oak.\nOak: Oak lies on the Ouse." in TOKENIZER.decode(rows[0].prompt_ids)
+
+
+def test_a_memory_that_the_agent_could_not_write_is_left_out_and_counted(tmp_path: Path) -> None:
+    encoder = Encoder(config(max_memory_tokens=40), TOKENIZER)
+    rows = encoder.rows(example(tmp_path), 0)
+
+    assert texts(rows) == ["Oak: Oak lies on the Ouse.", "\\boxed{Ouse}"]
+    assert encoder.long_memories == 2
+    assert all(len(row.response_ids) <= 40 for row in rows)
+
+
+def test_a_problem_is_on_one_side_whatever_is_around_it(tmp_path: Path) -> None:
+    rows = [{**LINE, "problem": f"problem {n % 20}", "context": f"{CONTEXT} {n}"} for n in range(60)]
+    found = load_examples(SftConfig(path=str(write(tmp_path / "t.jsonl", *rows)), eval_fraction=0.3))
+    train, heldout = ({e.trace.problem for e in side if e.trace} for side in (found.train, found.heldout))
+
+    assert train
+    assert heldout
+    assert not train & heldout
+    assert len(found.train) + len(found.heldout) == 60
+
+
+@pytest.mark.parametrize("evidence", [3, [["a"]], [["a", 1]], [["", "b"]], ["ab"]])
+def test_evidence_that_is_none_is_named(tmp_path: Path, evidence: Any) -> None:
+    with pytest.raises(UserError, match=r"t\.jsonl, line 1: .*evidence.*\[title, sentence\]"):
+        load_examples(SftConfig(path=str(write(tmp_path / "t.jsonl", {**LINE, "evidence": evidence}))))
+
+
+def test_another_agent_cannot_learn_from_traces(tmp_path: Path) -> None:
+    settings = RunConfig.model_validate(
+        {"agent": {"name": "single_turn"}, "task": {"name": "sft", "path": "x"}, "trainer": {"type": "sft"}}
+    )
+    with pytest.raises(UserError, match=r"agent\.name=memagent"):
+        Encoder(settings, TOKENIZER).rows(example(tmp_path), 0)
+
+
+def test_a_model_built_from_nothing_knows_every_word_of_a_trace(tmp_path: Path) -> None:
+    file = write(tmp_path / "t.jsonl", LINE, {**LINE, "problem": "other"})
+    limits = ["agent.chunk_tokens=8", "agent.max_memory_tokens=16", "agent.max_question_tokens=8"]
+    size = ["model.tiny.hidden_size=32", "model.tiny.intermediate_size=64"]
+    files = [f"task.path={file}", f"cache_dir={tmp_path}"]
+    settings = resolve("tiny", None, ["trainer.type=sft", "task.name=sft", *files, *size, *limits]).config
+    tokenizer = load_tokenizer(untrained_model(settings))
+    encoder = Encoder(settings, tokenizer)
+    found = load_examples(settings.examples)
+    rows = [row for one in (*found.train, *found.heldout) for row in encoder.rows(one, 0)]
+
+    assert len(rows) == 8
+    assert not any(tokenizer.unk_token_id in row.prompt_ids + row.response_ids for row in rows)
+    memory = tokenizer.decode(rows[2].response_ids[:-1])
+    assert memory.split() == "Oak: Oak lies on the Ouse. Rose: Rose was born in Oak.".split()
