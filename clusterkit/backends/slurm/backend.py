@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from clusterkit.backends.base import PlannedRun, RunOutcome, RunRequest, SubmittedRun, completed
+from clusterkit.backends.base import PlannedRun, RunOutcome, RunRequest, SubmittedRun, completed, outcome_of_job
 from clusterkit.backends.folder import FolderBackend
 from clusterkit.backends.local.stop import process_run
-from clusterkit.backends.slurm.follow import follow
 from clusterkit.backends.slurm.script import SlurmOptions
-from clusterkit.backends.slurm.stop import cancel, job_run
 from clusterkit.backends.slurm.submit import SlurmPlan, attach, options_here, plan, request_for, require_slurm, submit
-from clusterkit.backends.stop import end_run
+from clusterkit.backends.stop import LiveRun, end_run
 from clusterkit.config.resolve import resolve
-from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.slurm.commands import has_slurm
-from clusterkit.runs.slurm.queue import job_of
+from clusterkit.runs.directory import RunDirectory, resume_hint
+from clusterkit.runs.final_evaluation import read_summary
+from clusterkit.runs.log.metrics import History, MetricsTail
+from clusterkit.runs.slurm.commands import SlurmError, has_slurm, slurm
+from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, find_job, job_of
+from clusterkit.runs.slurm.queue_state import startup_failure, waiting_text
 from clusterkit.ui.progress import Progress
+
+POLL_SECONDS = 1.0
+LOOK_SECONDS = 5.0
+"""Between questions to the controller."""
 
 
 class SlurmBackend(FolderBackend):
@@ -45,17 +51,85 @@ class SlurmBackend(FolderBackend):
 
     def follow(self, submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
         """See `Backend.follow`."""
-        return completed(submitted.run) if submitted.state == "complete" else follow(submitted, progress, again)
+        return completed(submitted.run) if submitted.state == "complete" else _follow(submitted, progress, again)
 
     def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
         """See `FolderBackend.end`: its job, or the process that trains it without one."""
         job = job_of(run) if has_slurm() else None
         if job is not None and job.waiting:
-            cancel(job.number)
+            _cancel(job.number)
             return (
                 f"{run.experiment}/{run.trial} was waiting for nodes, and its job {job.number} is cancelled; the same "
                 "train command submits it"
             )
         return end_run(
-            process_run(run) if job is None else job_run(run, job), deadline=deadline, force=force, say=self.say
+            process_run(run) if job is None else _live_run(run, job), deadline=deadline, force=force, say=self.say
         )
+
+
+def _follow(submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
+    """Watch its records, which lie on the shared file system, and the queue until its job ends."""
+    run, number = submitted.run, submitted.submission_id
+    tail, history, told, asked = MetricsTail(run.metrics), History(), "", 0.0
+    job: SlurmJob | None = None
+    known = submitted.knows_records
+    while True:
+        alive = True
+        if time.monotonic() - asked > LOOK_SECONDS:
+            asked = time.monotonic()
+            try:
+                job = find_job(number)
+                alive = job is not None and job.alive
+                said = waiting_text(job) if job is not None and job.waiting else ""
+            except SlurmError as error:
+                said = f"{error}; trying again, the run goes on without us"
+            if said and said != told:
+                progress.say(said)
+            told = said
+        news = tail.read()
+        for record in news:
+            history.add(record)
+        progress.show(history, [] if known else news)
+        known = False
+        if not alive:
+            return _outcome(submitted, history, job, again)
+        time.sleep(POLL_SECONDS)
+
+
+def _outcome(submitted: SubmittedRun, history: History, job: SlurmJob | None, again: str) -> RunOutcome:
+    run, number = submitted.run, submitted.submission_id
+    state = "forgotten by Slurm" if job is None else job.state
+    log = run.logs / FOLDER / f"job_{number}.log"
+    ended = f"job {number} ended ({state}); what it printed is in {log}"
+    if not run.attempt_numbers() and log.exists():
+        ended = f"{startup_failure(log)}\nSlurm's word: {state}"
+    done = job is None or job.state == "COMPLETED"
+    return outcome_of_job(history, done=done, ended=ended, summary=lambda: read_summary(run), again=again)
+
+
+def _live_run(run: RunDirectory, job: SlurmJob) -> LiveRun:
+    """A living run that is a Slurm job. Its functions raise SlurmError where Slurm does not answer."""
+
+    def kill() -> None:
+        _cancel("--full", "--signal=KILL", job.number)
+        _cancel(job.number)
+
+    return LiveRun(
+        f"{run.experiment}/{run.trial} (job {job.number})",
+        # To the script alone: with a plain scancel Ray would end under the trainer, and with it the last checkpoint.
+        interrupt=lambda: _cancel("--batch", "--signal=TERM", job.number),
+        kill=kill,
+        alive=lambda: (seen := find_job(job.number)) is not None and seen.alive,
+        resume_hint=lambda: resume_hint(run.has_recover_checkpoint),
+        stuck=lambda: f"scontrol show job {job.number} tells its state",
+        poll_seconds=2.0,
+    )
+
+
+def _cancel(*arguments: str) -> None:
+    """Call scancel; a job that has just ended is no error."""
+    try:
+        slurm(["scancel", *arguments])
+    except SlurmError as error:
+        if "Invalid job id" not in error.output and "already complet" not in error.output:
+            raise
