@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 from builders import (
     Parts,
@@ -21,12 +27,17 @@ from builders import (
 )
 
 from trainer.agents.template import encode
+from trainer.errors import UserError
 from trainer.evaluate import EvalSpec, evaluate
-from trainer.rollout.controller import RolloutController
-from trainer.rollout.sampler import shared_groups
+from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.rollout.sampler import EmbeddedSampler, shared_groups
+from trainer.schedule import Schedule
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
-from trainer.types import Completion, Row, SamplingParams, Task
+from trainer.train.packing import share_out
+from trainer.train.prefixes import prefix_groups
+from trainer.train.shares import Plan
+from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
 from trainer.weights.inprocess import refresh, sampling_copy
 
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
@@ -58,14 +69,101 @@ def case_rows(lm: Any, count: int, seed: int) -> list[Row]:
     return rows
 
 
-def run_case(world: World, name: str) -> dict[str, Any]:
-    """Two optimizer steps, then the log-probs under the new weights."""
+def run_case(world: World, name: str, held: bool = False) -> dict[str, Any]:
+    """Two optimizer steps, then the log-probs under the new weights.
+
+    held: all ranks have all rows, as Python objects, and each plans by itself; else rank 0 has them and sends them.
+    """
     model, count, settings = CASES[name]
     lm = small_parts().lm if model == "llama" else grouped_query_lm()
-    batches = [case_rows(lm, count, seed) for seed in (0, 1)]
+    batches = [case_rows(lm, count, seed) if held or world.is_main else [] for seed in (0, 1)]
     one = learner(lm, small_config(*LINEAR, *settings), world)
-    stats = [one.step(rows).values for rows in batches]
-    return {"parameters": parameters(one), "stats": stats, "logprobs": one.logprobs(batches[0])}
+    with held_by_all(one) if held else nullcontext():
+        stats = [one.step(rows).values for rows in batches]
+        return {"parameters": parameters(one), "stats": stats, "logprobs": one.logprobs(batches[0])}
+
+
+@contextmanager
+def held_by_all(one: Learner) -> Iterator[None]:
+    """Each rank plans over all rows by itself, and takes its own from among them."""
+
+    def plan(rows: list[Row]) -> Plan:
+        groups, lengths = prefix_groups(rows, one.shares_prefixes), [row.num_tokens for row in rows]
+        return share_out(groups, lengths, one.world.data_size, one.config.train.max_tokens_per_mb)
+
+    def own(rows: list[Row], _: Plan, world: World) -> list[list[Row]]:
+        return [[rows[i] for i in members] for members in plan(rows)[world.data_rank]]
+
+    one._plan = lambda rows: (plan(rows) if one.world.is_main else [], len(rows))
+    with mock.patch("trainer.train.learner.deal", own):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(World):
+    """Counts the bytes that rank 0 sends it."""
+
+    received: list[int] = dataclasses.field(default_factory=list)
+
+    def scatter(self, values: Sequence[Any]) -> Any:
+        value = super().scatter(values)
+        self.received.append(0 if self.is_main else len(pickle.dumps(value)))
+        return value
+
+    def broadcast(self, value: Any) -> Any:
+        value = super().broadcast(value)
+        self.received.append(len(pickle.dumps(value)))
+        return value
+
+
+def run_received(world: World) -> dict[str, Any]:
+    """What each rank was sent for one step, and the tokens of its rows and of all."""
+    lm = grouped_query_lm()
+    counting = Counting(**{field.name: getattr(world, field.name) for field in dataclasses.fields(World)})
+    rows = group_rows(lm, [(200, [(20, 30)] * 8), (150, [(40, 20)] * 4), (100, [(9, 9)])])
+    one = learner(lm, small_config(*LINEAR), counting)
+    one.step(rows if world.is_main else [])
+    sent = sum(counting.received)
+    one.logprobs(rows if world.is_main else [])
+    return {"step": sent, "logprobs": sum(counting.received) - sent, "tokens": sum(row.num_tokens for row in rows)}
+
+
+class ByLot:
+    """A fake controller: every other task's trajectories differ, though only in the rewards of their turns."""
+
+    meter = SimpleNamespace(take=lambda: 0.0)
+    asks_others = False
+
+    def run(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        return [Group(task, [self._one(task, sample) for sample in range(2)]) for task in tasks]
+
+    def _one(self, task: Task, sample: int) -> Trajectory:
+        turn = Turn("update", [1, 2], Completion([3], [-0.1], "stop", 0))
+        own = [0.5, 0.5] if int(task.id.rpartition("-")[2]) % 2 else [float(sample), 1.0 - sample]
+        return Trajectory(task.id, [turn, turn], 0.5, turn_rewards=TurnRewards(0.0, own))
+
+
+def run_refilled(world: World) -> dict[str, Any]:
+    """Groups of which a batch replaces those that nothing can be learned from."""
+    parts = small_parts("rollout.refill=true", "train.total_steps=2")
+    course = Schedule.of(parts.config, parts.source.train_size)
+    sampler = EmbeddedSampler(parts.config, parts.source, course, parts.engine(), ByLot(), world, parts.lm, Any)
+    groups = sampler.batch(1)
+    return {
+        "tasks": [group.task.id for group in groups],
+        "next": sampler.cursor.next_task,
+        "turns": [len(one.turns) for group in groups for one in group.trajectories],
+        "rewards": [one.turn_rewards for group in groups for one in group.trajectories],
+    }
+
+
+def run_too_long(world: World) -> str:
+    """What a rank is told of a row that fits into no micro-batch."""
+    one = learner(grouped_query_lm(), small_config("train.max_tokens_per_mb=16"), world)
+    rows = [Row([1] * 16, [2], [0.0], 1.0, 1.0, 0)] if world.is_main else []
+    with pytest.raises(UserError) as found:
+        one.step(rows)
+    return str(found.value)
 
 
 def run_poisoned(world: World) -> dict[str, Any]:
@@ -73,8 +171,9 @@ def run_poisoned(world: World) -> dict[str, Any]:
     lm = grouped_query_lm()
     one = learner(lm, small_config(*LINEAR), world)
     before = parameters(one)
-    rows = case_rows(lm, 5, 0)
-    rows[3].advantage = math.nan
+    rows = case_rows(lm, 5, 0) if world.is_main else []
+    if rows:
+        rows[3].advantage = math.nan
     stepped = one.step(rows).stepped
     after = parameters(one)
     return {"stepped": stepped, "unchanged": all(torch.equal(before[n], after[n]) for n in before)}
@@ -85,7 +184,7 @@ def run_published(world: World) -> dict[str, Any]:
     lm = small_parts().lm
     replica = sampling_copy(lm, world)
     one = Learner(lm, small_config(*LINEAR), world, total_optimizer_steps=10)
-    one.step(case_rows(replica, 5, 0))
+    one.step(case_rows(replica, 5, 0) if world.is_main else [])
     refresh(replica, one.policy, world)
     return {n: p.detach().clone() for n, p in replica.named_parameters()}
 
@@ -140,7 +239,30 @@ def run_all(world: World) -> dict[str, Any]:
         "published": run_published(world),
         "evaluation": run_evaluation(world),
         "agreed": [world.any(world.rank == 1), world.any(False), world.gather(world.rank)],
+        "sent": run_sent(world),
     }
+
+
+def run_sent(world: World) -> dict[str, Any]:
+    """Cases with uneven shares: with rows that are sent as arrays, and with objects that every rank has."""
+    names = ("shared", "whole_rows", "clipped", "empty_micro_batch")
+    return {
+        "arrays": {name: run_case(world, name) for name in names},
+        "objects": {name: run_case(world, name, held=True) for name in names},
+        "received": run_received(world),
+        "too long": run_too_long(world),
+        "refilled": run_refilled(world),
+        "scattered": world.scatter([f"for {rank}" for rank in range(world.size)] if world.is_main else []),
+        "collected": world.collect(world.rank),
+    }
+
+
+def sent(rank: int, size: int, folder: Path) -> None:
+    """Entry point of a rank's process for `run_sent` alone."""
+    torch.set_num_threads(1)
+    world = join_world(rank, size, f"file://{folder}/rendezvous")
+    torch.save(run_sent(world), folder / f"rank{rank}.pt")
+    leave_world(world)
 
 
 def main(rank: int, size: int, folder: Path) -> None:

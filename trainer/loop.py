@@ -138,26 +138,33 @@ class TrainingRun(SteppedRun):
 
     def _learn(self, groups: list[Group], number: int) -> tuple[TrainingBatch, StepStats]:
         """All optimizer steps of a training step; returns the batch and the averaged statistics."""
-        batch = make_batch(groups, self.config, number)
+        batch = self._make_batch(groups, number)
         rows = [row for minibatch in batch.minibatches for row in minibatch]
         later = [row for minibatch in batch.minibatches[1:] for row in minibatch]
         left_out = 0
         if self.config.recomputes_old:
             # The first minibatch takes them from its own forward pass, unless the weights of its rows depend on them.
             before = rows if self.config.weighs_kept else later
-            if before:
-                for row, values in zip(before, self.learner.logprobs(before), strict=True):
-                    row.old_logprobs = values
+            for row, values in zip(before, self.learner.logprobs(before), strict=True):
+                row.old_logprobs = values
             if self.config.weighs_kept:
                 left_out = leave_out_rejected(batch, self.config)
                 rows = [row for minibatch in batch.minibatches for row in minibatch]
-        if rows and self.reference is not None:
+        if self.reference is not None:
             for row, values in zip(rows, self.learner.logprobs(rows, self.reference), strict=True):
                 row.ref_logprobs = values
         stats = self._optimize(batch.minibatches, number)
         if left_out:
             stats.values["masked_tokens"] = stats.values.get("masked_tokens", 0.0) + left_out
         return batch, stats
+
+    def _make_batch(self, groups: list[Group], number: int) -> TrainingBatch:
+        """Rows of the step on rank 0, its numbers on all ranks."""
+        if self.world.is_main:
+            batch = make_batch(groups, self.config, number)
+            self.world.broadcast(batch.stats)
+            return batch
+        return TrainingBatch([[] for _ in range(self.config.train.minibatches)], [], self.world.broadcast(None))
 
     def _look_and_keep(
         self, number: int, groups: list[Group], batch: TrainingBatch, stats: StepStats, began: float

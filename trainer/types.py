@@ -6,7 +6,8 @@ Token ids are plain lists of int all the way: what an engine received and return
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
@@ -90,7 +91,8 @@ class Completion:
 class Turn:
     """One conversation: the ids sent, the ids received. `kind` is "update" (a chunk was read) or "final".
 
-    It goes from process to process as an array, not as a list of numbers: four bytes a token, and faster.
+    It goes from process to process as arrays, not as lists of numbers: four bytes a token sent, twelve a token
+    received, and faster.
     """
 
     kind: Literal["update", "final"]
@@ -99,29 +101,36 @@ class Turn:
     array: bytes = field(default=b"", init=False, repr=False, compare=False)
     """Both as `packed_ids`, where they are known; empty otherwise. `dataclasses.replace` does not carry it over."""
 
+    @property
+    def ids(self) -> bytes:
+        """Both as `packed_ids`, made once."""
+        if not self.array:
+            object.__setattr__(self, "array", packed_ids(self.prompt_ids, self.completion.token_ids))
+        return self.array
+
     def __reduce__(self) -> tuple[Any, ...]:
         c = self.completion
-        ids = self.array or packed_ids(self.prompt_ids, c.token_ids)
-        return _turn, (self.kind, ids, len(self.prompt_ids), c.logprobs, c.finish_reason, c.version, c.spans)
+        logprobs = array("d", c.logprobs).tobytes()
+        return _turn, (self.kind, self.ids, len(self.prompt_ids), logprobs, c.finish_reason, c.version, c.spans)
 
 
-def packed_ids(prompt_ids: list[int], response_ids: list[int]) -> bytes:
+def packed_ids(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> bytes:
     """Prompt and response as int32 in the machine's byte order."""
-    return array("i", prompt_ids + response_ids).tobytes()
+    return array("i", [*prompt_ids, *response_ids]).tobytes()
 
 
 def _turn(
     kind: Literal["update", "final"],
     ids: bytes,
     prompt: int,
-    logprobs: list[float],
+    logprobs: bytes,
     finish_reason: FinishReason,
     version: int,
     spans: tuple[tuple[int, int], ...],
 ) -> Turn:
     """A turn from what `Turn.__reduce__` made of it. prompt: tokens of `ids` that were sent."""
     tokens = array("i", ids).tolist()
-    completion = Completion(tokens[prompt:], logprobs, finish_reason, version, spans)
+    completion = Completion(tokens[prompt:], array("d", logprobs).tolist(), finish_reason, version, spans)
     turn = Turn(kind, tokens[:prompt], completion)
     object.__setattr__(turn, "array", ids)
     return turn
@@ -174,10 +183,17 @@ class Group:
     task: Task
     trajectories: list[Trajectory]
 
+    def scores(self) -> Group:
+        """The group without texts and turns: what every rank is told of it."""
+        task = replace(self.task, context="", chunks=())
+        return Group(task, [replace(one, turns=[]) for one in self.trajectories])
+
 
 @dataclass(slots=True)
 class Row:
     """One turn as the trainer sees it: `prompt_ids + response_ids`, loss on the response only.
+
+    Lists where rows are made; views of arrays on a rank that was sent them (`trainer.train.shares`).
 
     behave_logprobs: the engine's log-probs, one per response token.
     advantage: the trajectory's advantage, after credit.
@@ -187,14 +203,14 @@ class Row:
     ref_logprobs: the frozen reference's, where there is a KL term.
     """
 
-    prompt_ids: list[int]
-    response_ids: list[int]
-    behave_logprobs: list[float]
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    behave_logprobs: Sequence[float]
     advantage: float
     weight: float
     trajectory: int
-    old_logprobs: list[float] | None = None
-    ref_logprobs: list[float] | None = None
+    old_logprobs: Sequence[float] | None = None
+    ref_logprobs: Sequence[float] | None = None
     array: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property

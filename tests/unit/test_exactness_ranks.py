@@ -43,11 +43,13 @@ def test_two_ranks_make_the_step_of_one(name: str, two_ranks: list[dict[str, Any
 
     for found in two_ranks:
         assert far(found[name]["parameters"], expected["parameters"]) <= 1e-6
-        for a, b in zip(found[name]["logprobs"], expected["logprobs"], strict=True):
-            assert a == pytest.approx(b, abs=3e-5)  # float32 log-probs down to -12
         for mine, its in zip(found[name]["stats"], expected["stats"], strict=True):
             for key in its.keys() - {"micro_batches"}:
                 assert mine[key] == pytest.approx(its[key], rel=1e-4, abs=1e-6), key
+    first, second = (found[name]["logprobs"] for found in two_ranks)
+    assert second == []  # rank 0 has the rows
+    for a, b in zip(first, expected["logprobs"], strict=True):
+        assert a == pytest.approx(b, abs=3e-5)  # float32 log-probs down to -12
 
 
 def test_ranks_that_share_prefixes_make_the_step_of_whole_rows(two_ranks: list[dict[str, Any]]) -> None:
@@ -96,3 +98,59 @@ def test_ranks_share_an_evaluation_and_agree_on_it(two_ranks: list[dict[str, Any
 def test_collectives_of_a_world(two_ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
     assert [found["agreed"] for found in two_ranks] == [[True, False, [0, 1]]] * 2
     assert one_rank["agreed"] == [False, False, [0]]
+
+
+@pytest.fixture(scope="module")
+def sent(
+    two_ranks: list[dict[str, Any]], one_rank: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
+    """What the ranks of 1, 2 and 4 report of the rows that they were sent."""
+    four = run_ranks(ranks.sent, 4, tmp_path_factory.mktemp("four"))
+    return {1: [one_rank["sent"]], 2: [found["sent"] for found in two_ranks], 4: four}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_rows_that_come_as_arrays_lead_to_the_same_bits_as_objects(
+    size: int, sent: dict[int, list[dict[str, Any]]]
+) -> None:
+    for found in sent[size]:
+        for name, expected in found["objects"].items():
+            mine = found["arrays"][name]
+            assert all(torch.equal(mine["parameters"][n], its) for n, its in expected["parameters"].items())
+            assert mine["stats"] == expected["stats"]
+            assert mine["logprobs"] == expected["logprobs"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_is_sent_its_rows_and_not_the_others(size: int, sent: dict[int, list[dict[str, Any]]]) -> None:
+    tokens = sent[size][0]["received"]["tokens"]
+
+    # One byte a token of this vocabulary, four a log-prob (three tokens in ten of these are sampled), and the names of
+    # twelve arrays. As objects, or sent to all, it would be several times that.
+    received = [found["received"] for found in sent[size]]
+    for kind in ("step", "logprobs"):
+        assert received[0][kind] < 200  # it has them
+        for found in received[1:]:
+            assert 0.8 * tokens / size < found[kind] < 3 * tokens / size + 1600
+
+
+def test_all_ranks_are_told_of_a_row_that_is_too_long(sent: dict[int, list[dict[str, Any]]]) -> None:
+    told = {found["too long"] for size in sent for found in sent[size]}
+
+    assert told == {"a conversation has 17 tokens and train.max_tokens_per_mb is 16: raise it to at least that"}
+
+
+def test_each_rank_gets_its_own_and_rank_0_everything(sent: dict[int, list[dict[str, Any]]]) -> None:
+    for size, found in sent.items():
+        assert [one["scattered"] for one in found] == [f"for {rank}" for rank in range(size)]
+        assert [one["collected"] for one in found] == [list(range(size)), *([[]] * (size - 1))]
+
+
+def test_ranks_agree_on_the_groups_of_a_batch_and_rank_0_has_their_turns(sent: dict[int, list[dict[str, Any]]]) -> None:
+    for found in sent.values():
+        first, *others = (one["refilled"] for one in found)
+        assert len(first["tasks"]) == 4
+        assert first["next"] > 4  # some were replaced
+        assert first["turns"] == [2] * 8
+        for one in others:
+            assert one == first | {"turns": [0] * 8}

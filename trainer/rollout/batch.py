@@ -95,7 +95,7 @@ def turn_rows(trajectories: list[Trajectory], per_turn: torch.Tensor, config: Ru
         if config.algorithm.drop_truncated_final and turn.kind == "final" and completion.finish_reason == "length":
             continue
         row = Row(turn.prompt_ids, completion.token_ids, completion.logprobs, advantage, weight=0.0, trajectory=i)
-        row.array = turn.array
+        row.array = turn.ids
         rows.append(row)
     return rows
 

@@ -1,7 +1,8 @@
 """Who samples for a run: the trainer's own process, or servers (`trainer.rollout.server_sampler`).
 
 The loop asks for a step's groups, and says when new weights are to be sampled with. All methods are collective: every
-rank calls them, and every rank gets the same.
+rank calls them. Rank 0 gets whole groups, the others their `Group.scores`: whoever needs rows is sent them
+(`trainer.train.shares`).
 """
 
 from __future__ import annotations
@@ -119,8 +120,10 @@ class EmbeddedSampler(Sampler):
             if not self.config.refills:
                 kept = found
                 break
-            for group in found:
-                (kept if has_signal(group, self.config.algorithm) else spare).append(group)
+            mine = found if self.world.is_main else []  # only rank 0 has the turns that may be rewarded apart
+            useful = self.world.broadcast([has_signal(group, self.config.algorithm) for group in mine])
+            for group, signal in zip(found, useful, strict=True):
+                (kept if signal else spare).append(group)
             if len(asked) >= c.max_refill * c.batch_size:
                 break
         waited = self.controller.meter.take()
@@ -148,7 +151,11 @@ class EmbeddedSampler(Sampler):
 def shared_groups(
     controller: RolloutController, world: World, tasks: Sequence[Task], plan: SamplingPlan
 ) -> list[Group]:
-    """Roll out tasks on all ranks, the r-th taking every size-th from the r-th on; all groups on every rank."""
+    """Roll out tasks on all ranks, the r-th taking every size-th from the r-th on; whole groups on rank 0."""
     size = world.size
-    shares = world.gather(controller.run(tasks[world.rank :: size], plan))
-    return [shares[i % size][i // size] for i in range(len(tasks))]
+    if not (shares := world.collect(controller.run(tasks[world.rank :: size], plan))):
+        told: list[Group] = world.broadcast(None)
+        return told
+    groups = [shares[i % size][i // size] for i in range(len(tasks))]
+    world.broadcast([group.scores() for group in groups] if size > 1 else None)
+    return groups

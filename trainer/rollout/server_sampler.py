@@ -101,12 +101,12 @@ class ServedSampler(Sampler):
     def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """See Sampler; what is under way for training goes on beside it."""
         self._start()
-        return self._together(lambda served: served.controller.groups(tasks, plan))
+        return self._together(lambda served: served.controller.groups(tasks, plan), _scores)
 
     def batch(self, number: int) -> list[Group]:  # noqa: ARG002 (the buffer knows what comes next)
         """See Sampler."""
         self._start()
-        groups, consumed = self._together(self._next)
+        groups, consumed = self._together(self._next, lambda found: (_scores(found[0]), found[1]))
         self.cursor.consume(consumed)
         return groups
 
@@ -236,6 +236,7 @@ class ServedSampler(Sampler):
             self._ids[slot] = task.id
             plan = self.plan(self.course.step_of(slot.number))
             group = await served.controller.group(task, plan, lambda: self._generated(served, slot))
+            await asyncio.to_thread(_make_arrays, group)  # while others sample, not when the step waits for it
         except Exception as error:
             self._failure = error
         else:
@@ -267,8 +268,11 @@ class ServedSampler(Sampler):
 
     # -- rank 0 and the others --------------------------------------------------------------------------------------
 
-    def _together(self, make: Callable[[Served], Coroutine[Any, Any, T]]) -> T:
-        """What a coroutine on rank 0 returns, on every rank. The others are told every while that they are to wait."""
+    def _together(self, make: Callable[[Served], Coroutine[Any, Any, T]], told: Callable[[T], T] = lambda v: v) -> T:
+        """What a coroutine on rank 0 returns, on the other ranks what `told` makes of it.
+
+        They are told every while that they are to wait.
+        """
         if self.served is None:
             return self._listen()
         began = time.monotonic()
@@ -278,11 +282,12 @@ class ServedSampler(Sampler):
             self.world.broadcast(_Said("stop"))
             raise
         except Exception as error:
-            told = error if isinstance(error, UserError) else RuntimeError(f"{type(error).__name__}: {error}")
-            self.world.broadcast(_Said("failed", told))
+            reason = error if isinstance(error, UserError) else RuntimeError(f"{type(error).__name__}: {error}")
+            self.world.broadcast(_Said("failed", reason))
             raise
         log.debug("rank 0 waited for %.1f s", time.monotonic() - began)
-        self.world.broadcast(_Said("done", value))
+        if self.world.size > 1:
+            self.world.broadcast(_Said("done", told(value)))
         return value
 
     def _listen(self) -> Any:
@@ -313,6 +318,16 @@ async def _explained(served: Served, make: Callable[[Served], Coroutine[Any, Any
         return await make(served)
     except EngineGoneError as error:
         raise await served.fleet.lost() from error
+
+
+def _make_arrays(group: Group) -> None:
+    for trajectory in group.trajectories:
+        for turn in trajectory.turns:
+            turn.ids  # noqa: B018 (made once, on first use)
+
+
+def _scores(groups: list[Group]) -> list[Group]:
+    return [group.scores() for group in groups]
 
 
 def _versions(group: Group) -> list[int]:

@@ -212,7 +212,8 @@ class SftRun(SteppedRun):
                 "train.max_tokens_per_mb, or use a model with more context"
             )
         values = [value for logprobs in self.learner.logprobs(rows) for value in logprobs]
-        loss = -sum(values) / len(values)
+        tokens = sum(len(row.response_ids) for row in rows)
+        loss = self.world.broadcast(-sum(values) / tokens)  # rank 0 has the values
         number = self.state.global_step
         result = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "num_tasks": len(examples)}
         self.monitor.record(
@@ -222,7 +223,7 @@ class SftRun(SteppedRun):
             chunks=0,
             blank_memory=False,
             **result,
-            tokens=len(values),
+            tokens=tokens,
             seconds=round(time.perf_counter() - began, 3),
         )
         self.monitor.info(f"Evaluation {name}: loss {loss:.4f} per answer token on {len(examples)} examples.")

@@ -10,6 +10,8 @@ from them when it runs; that holds for one rank, too, which is then a mesh of on
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -106,6 +108,36 @@ class World:
         dist.broadcast_object_list(values, src=0, group=self.messages)
         return values[0]
 
+    def scatter(self, values: Sequence[Any]) -> Any:
+        """The r-th of rank 0's values, on rank r; what the other ranks give is not looked at.
+
+        A rank receives its own value and no other. Ranks that are given one and the same object cost it once.
+        """
+        if self.size == 1:
+            return values[0]
+        length = torch.zeros(1, dtype=torch.int64)
+        if not self.is_main:
+            dist.scatter(length, src=0, group=self.messages)
+            received = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(received, src=0, group=self.messages)
+            return pickle.loads(received.numpy().data)
+        packed = {id(value): _packed(value) for value in {id(value): value for value in values[1:]}.values()}
+        parts = [length, *(packed[id(value)] for value in values[1:])]
+        dist.scatter(length, [torch.tensor([len(part)]) for part in parts], src=0, group=self.messages)
+        sent = [dist.isend(part, dst=rank, group=self.messages) for rank, part in enumerate(parts) if rank]
+        for one in sent:
+            assert one is not None  # None only on a rank outside of the group
+            one.wait()
+        return values[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on rank 0; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size if self.is_main else []
+        dist.gather_object(value, values or None, dst=0, group=self.messages)
+        return values
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
@@ -184,6 +216,11 @@ def join_world(
 
 def _for_messages() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)
+
+
+def _packed(value: Any) -> Tensor:
+    """A value as bytes, [length] uint8."""
+    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
 
 
 def _mesh(device: torch.device, size: int, tensor: int) -> DeviceMesh:

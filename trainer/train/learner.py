@@ -17,7 +17,7 @@ from trainer.algorithms.losses import k3_kl, ratio_of
 from trainer.algorithms.objective import objective
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.train.distributed import (
     World,
     clip_gradients,
@@ -33,6 +33,7 @@ from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, pack, share_out
 from trainer.train.prefixes import prefix_groups
+from trainer.train.shares import Plan, deal
 from trainer.train.tensorparallel import parameter_groups, share_out_layers
 from trainer.train.weightfiles import Weights
 from trainer.types import Row
@@ -126,30 +127,38 @@ class Learner:
     def logprobs(self, rows: list[Row], policy: PolicyModel | None = None) -> list[list[float]]:
         """Log-probs of every row's response under the present policy (or another one), computed on all ranks.
 
+        Args:
+            rows: on rank 0, which also gets the result; of the other ranks they are not looked at, and get nothing.
+            policy: in place of the present one.
+
         Raises:
             RunError: the GPU's memory did not suffice.
+            UserError: a row is longer than train.max_tokens_per_mb.
         """
+        plan, count = self._plan(rows)
+        if not count:
+            return []
         self.wake(state=False)
         model = policy or self.policy
-        plan = self._plan(rows)[self.world.data_rank]
+        batches = deal(rows, plan, self.world)
         with torch.no_grad(), self._memory("log-probs"):
             # Fetched together at the end: a value that is fetched makes the host wait for the device.
-            pieces = [self._forward(self._pack([rows[i] for i in members]), model)[0] for members in plan]
-            values = torch.cat(pieces).tolist()
+            pieces = [self._forward(self._pack(batch), model)[0] for batch in batches]
+            values = torch.cat(pieces).cpu().numpy()
         give_back(model)
         found: dict[int, list[float]] = {}
-        start = 0
-        for members in plan:
-            for i in members:
-                end = start + len(rows[i].response_ids)
-                found[i] = values[start:end]
-                start = end
-            start += 0 if members else 1  # the stand-in of an empty micro-batch
-        merged = {i: values for part in self.world.gather(found) for i, values in part.items()}
-        return [merged[i] for i in range(len(rows))]
+        for share, part in zip(plan, self.world.collect(values)[:: self.world.tensor_size], strict=True):
+            start = 0
+            for members in share:
+                for i in members:
+                    end = start + len(rows[i].response_ids)
+                    found[i] = part[start:end].tolist()
+                    start = end
+                start += 0 if members else 1  # the stand-in of an empty micro-batch
+        return [found[i] for i in range(len(rows) if self.world.is_main else 0)]
 
     def step(self, rows: list[Row], abandon: Callable[[], bool] = lambda: False) -> StepStats:
-        """One optimizer step on rows that all ranks hold alike.
+        """One optimizer step on the rows of rank 0; those of the other ranks are not looked at.
 
         `abandon` is asked before every micro-batch (of a sharded model: before the first); True gives the step up with
         `StepAbandonedError`, nothing changed.
@@ -163,7 +172,8 @@ class Learner:
             RunError: the GPU's memory did not suffice.
         """
         active = [row for row in rows if row.advantage != 0 or self.config.algorithm.kl_coef > 0]
-        if not active:
+        plan, count = self._plan(active)
+        if not count:
             return StepStats({"lr": self._rate(), "grad_norm": 0.0, "micro_batches": 0.0, "trained_tokens": 0.0}, False)
         began = time.perf_counter()
         self.wake()
@@ -174,21 +184,21 @@ class Learner:
         rate = self._rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        plan = self._plan(active)[self.world.data_rank]
+        batches = deal(active, plan, self.world)
         sums = torch.zeros(len(self.SUMS), dtype=torch.float64, device=device)
         # Largest |ratio - 1|, and the host's count: tokens, loss positions and Σ length² that were computed, then the
         # same of whole rows.
         worst = torch.zeros((), dtype=torch.float64, device=device)
         work = np.zeros(6)
         with self._memory("a training step"):
-            for number, members in enumerate(plan):
+            for number, members in enumerate(batches):
                 # Sharded layers hold sums of gradients that only a whole step takes away again.
                 if (number == 0 or self.world.mesh is None) and abandon():
                     self.optimizer.zero_grad(set_to_none=True)
                     raise StepAbandonedError
-                set_gradient_sync(self.policy, self.world, not self._sync_once or number == len(plan) - 1)
-                batch = self._pack([active[i] for i in members])
-                whole = self._whole([active[i] for i in members])
+                set_gradient_sync(self.policy, self.world, not self._sync_once or number == len(batches) - 1)
+                batch = self._pack(members)
+                whole = self._whole(members)
                 loss, part, deviation = self._loss(batch)
                 # FSDP averages gradients over ranks; the weights already make the sum over ranks the right one.
                 (loss * self.world.data_size).backward()
@@ -212,9 +222,9 @@ class Learner:
             | {
                 "grad_norm": float(norm),
                 "lr": rate,
-                "micro_batches": float(len(plan)),
+                "micro_batches": float(len(batches)),
                 "behave_ratio_max_dev": deviation,
-                "trained_rows": float(len(active)),
+                "trained_rows": float(count),
             },
             finite,
             Work(
@@ -235,11 +245,25 @@ class Learner:
     def _rate(self) -> float:
         return learning_rate(self.optimizer_steps, self.total_optimizer_steps, self.config)
 
-    def _plan(self, rows: list[Row]) -> list[list[list[int]]]:
-        """[rank][micro-batch] -> row numbers; rows that share a prefix stay together and cost it once."""
-        groups = prefix_groups(rows, self.shares_prefixes)
-        lengths = [row.num_tokens for row in rows]
-        return share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
+    def _plan(self, rows: list[Row]) -> tuple[Plan, int]:
+        """Who computes which of rank 0's rows, known there only, and on every rank how many rows there are.
+
+        Rows that share a prefix stay together and cost it once. Raises UserError, on all ranks, for a row that is
+        longer than a micro-batch.
+        """
+        plan: Plan = []
+        problem: UserError | None = None
+        if self.world.is_main and rows:
+            groups = prefix_groups(rows, self.shares_prefixes)
+            lengths = [row.num_tokens for row in rows]
+            try:
+                plan = share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
+            except UserError as error:
+                problem = error
+        count, problem = self.world.broadcast((len(rows), problem))
+        if problem is not None:
+            raise problem
+        return plan, count
 
     def _pack(self, rows: list[Row]) -> PackedBatch:
         return pack(rows, self.world.device, self.shares_prefixes)

@@ -87,7 +87,7 @@ def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
     ids = [rng.randrange(min(vocabulary, lm.config.vocab_size)) for _ in range(NEIGHBOUR + length)]
     neighbour = _row(ids[:NEIGHBOUR], NEIGHBOUR // 2)
     row = _row(ids[NEIGHBOUR:], count)
-    sibling = _row(row.prompt_ids[: length // 2] + neighbour.prompt_ids, NEIGHBOUR // 2)
+    sibling = _row([*row.prompt_ids[: length // 2], *neighbour.prompt_ids], NEIGHBOUR // 2)
     was_training = learner.policy.training
     learner.wake(state=False)
     learner.policy.eval()
