@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,14 +102,15 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
         UserError: a single row is longer than the budget.
     """
     longest = max((lengths[same[0]] for group in groups for same in group.rows), default=0)
-    mean = -(-sum(_cost(group, lengths) for group in groups) // ranks)
-    best: tuple[int, list[list[PrefixGroup]]] | None = None
+    whole = [Part(group, _cost(group, lengths)) for group in groups]
+    mean = -(-sum(part.cost for part in whole) // ranks)
+    best: tuple[int, list[list[Part]]] | None = None
     for finer in FINER if ranks > 1 else (1,):
         # Of one rank nothing is to be balanced; a group that fits stays whole.
         limit = max(longest, min(budget, -(-mean // finer)) if ranks > 1 else budget)
-        parts = [part for group in groups for part in _split(group, lengths, limit)]
-        shares = _balanced(parts, [_cost(part, lengths) for part in parts], ranks)
-        most = max(sum(_cost(part, lengths) for part in share) for share in shares)
+        parts = [part for group in whole for part in _split(group, lengths, limit)]
+        shares = _balanced(parts, [part.cost for part in parts], ranks)
+        most = max(sum(part.cost for part in share) for share in shares)
         if best is None or most < best[0]:
             best = most, shares
         if best[0] <= EVEN * mean:
@@ -117,13 +118,20 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     assert best is not None
     plans = [
         [
-            [number for part in packed for same in share[part].rows for number in same]
-            for packed in first_fit_decreasing([_cost(part, lengths) for part in share], budget)
+            [number for place in packed for same in share[place].group.rows for number in same]
+            for packed in first_fit_decreasing([part.cost for part in share], budget)
         ]
         for share in best[1]
     ]
     batches = max(1, *map(len, plans))
     return [plan + [[] for _ in range(batches - len(plan))] for plan in plans]
+
+
+class Part(NamedTuple):
+    """A group or a part of one, and what it costs (see `_cost`)."""
+
+    group: PrefixGroup
+    cost: int
 
 
 def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
@@ -133,20 +141,23 @@ def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
     return max(distinct, -(-(sum(whole) + group.prefix) // KEYS_PER_TOKEN))
 
 
-def _split(group: PrefixGroup, lengths: Sequence[int], limit: int) -> list[PrefixGroup]:
+def _split(whole: Part, lengths: Sequence[int], limit: int) -> list[Part]:
     """The group in few parts of about equal size that cost at most `limit`, which is no less than any of its rows."""
-    if (cost := _cost(group, lengths)) <= limit:
-        return [group]
+    group, cost = whole
+    if cost <= limit:
+        return [whole]
     rows = sorted(group.rows, key=lambda same: (-lengths[same[0]], same))
     costs = [lengths[same[0]] - group.prefix for same in rows]
     count = -(-cost // limit)
     # Where not even the two shortest rows fit together no row shares anything.
     while count < len(rows) and group.prefix + sum(costs[-2:]) <= limit:
-        parts = [PrefixGroup(group.prefix, tuple(sorted(part))) for part in _balanced(rows, costs, count)]
-        if all(_cost(part, lengths) <= limit for part in parts):
+        found = [PrefixGroup(group.prefix, tuple(sorted(part))) for part in _balanced(rows, costs, count)]
+        parts = [Part(part, _cost(part, lengths)) for part in found]
+        if all(part.cost <= limit for part in parts):
             return parts
         count += max(1, count // 8)
-    return [PrefixGroup(0, (same,)) for same in group.rows]
+    alone = [PrefixGroup(0, (same,)) for same in group.rows]
+    return [Part(part, _cost(part, lengths)) for part in alone]
 
 
 def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[T]]:
