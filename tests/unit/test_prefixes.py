@@ -102,6 +102,15 @@ GROUPS = st.lists(
     min_size=1,
     max_size=4,
 )
+# Long ends beside short prefixes too: a prefix may be worth its while in a step and not in a part of it.
+LONG_GROUPS = st.lists(
+    st.tuples(
+        st.sampled_from([10, 20, 40, 200]),
+        st.lists(st.tuples(st.sampled_from([3, 30, 300, 900]), st.integers(1, 40)), min_size=2, max_size=12),
+    ),
+    min_size=1,
+    max_size=3,
+)
 
 
 @functools.cache
@@ -109,8 +118,8 @@ def grouped() -> Any:
     return grouped_query_lm()
 
 
-@settings(deadline=None, max_examples=40)
-@given(GROUPS, st.integers(1, 4), st.integers(0, 200))
+@settings(deadline=None, max_examples=120)
+@given(GROUPS | LONG_GROUPS, st.integers(1, 4), st.integers(0, 200))
 def test_micro_batches_hold_every_row_once_and_respect_the_budget(
     groups: list[tuple[int, list[tuple[int, int]]]], ranks: int, more: int
 ) -> None:

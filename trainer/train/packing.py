@@ -186,7 +186,7 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
     segments = _Segments()
     first_target = np.zeros(len(rows), dtype=np.int64)
     targets = 0
-    for group in prefix_groups(rows, share):
+    for group in prefix_groups(rows, share, least_share=0):
         head = -1
         if group.prefix:
             head = segments.add(token_array(rows[group.rows[0][0]])[: group.prefix])

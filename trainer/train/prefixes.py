@@ -59,12 +59,14 @@ def without_gc() -> Iterator[None]:
 
 
 @without_gc()
-def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
+def prefix_groups(rows: Sequence[Row], share: bool = True, least_share: float = LEAST_SHARE) -> list[PrefixGroup]:
     """Every row in one group, in the order of the groups' first rows.
 
     Args:
         rows: of one optimizer step, or of one micro-batch.
         share: False: only rows that are equal altogether are put together, with no prefix.
+        least_share: of the rows' mean length; shorter common prefixes bind no rows together. 0 within a micro-batch,
+            whose rows are together anyway: what the plan of a step counted once must not be laid down twice.
     """
     if not rows:
         return []
@@ -78,7 +80,7 @@ def prefix_groups(rows: Sequence[Row], share: bool = True) -> list[PrefixGroup]:
             distinct.append([number])
             depths.append(depth)
     if share:
-        sharers = _greedy_groups(depths, [rows[numbers[0]].num_tokens for numbers in distinct])
+        sharers = _greedy_groups(depths, [rows[numbers[0]].num_tokens for numbers in distinct], least_share)
     else:
         sharers = [([place], 0) for place in range(len(distinct))]
     return sorted(
@@ -115,7 +117,7 @@ def _common_prefix(one: Row, other: Row) -> int:
     return first if differs[first] else most
 
 
-def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
+def _greedy_groups(shared: list[int], lengths: list[int], least_share: float) -> list[Sharers]:
     """Sorted rows in groups that save many tokens; no group of one length of prefixes saves more.
 
     Runs of rows that all share d tokens form a tree (the intervals of a longest-common-prefix array; Abouelhoda et al.
@@ -125,6 +127,7 @@ def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
     Args:
         shared: tokens that each row shares with the next one.
         lengths: tokens of the rows.
+        least_share: see `prefix_groups`.
     """
     open_runs: list[tuple[int, list[Sharers]]] = [(0, [])]  # the tokens that all of a run share, rising, and its groups
     for row, depth in enumerate([*shared, 0]):
@@ -134,7 +137,7 @@ def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
         open_runs[-1][1].append(([row], 0))
         while open_runs[-1][0] > depth:
             deeper, inside = open_runs.pop()
-            groups = _joined(inside, deeper, lengths)
+            groups = _joined(inside, deeper, lengths, least_share)
             if open_runs[-1][0] < depth:
                 open_runs.append((depth, groups))
             else:
@@ -142,13 +145,13 @@ def _greedy_groups(shared: list[int], lengths: list[int]) -> list[Sharers]:
     return open_runs[0][1]
 
 
-def _joined(groups: list[Sharers], depth: int, lengths: list[int]) -> list[Sharers]:
+def _joined(groups: list[Sharers], depth: int, lengths: list[int], least_share: float) -> list[Sharers]:
     """Groups that all share `depth` tokens, after those have joined that save more as one."""
     if depth < LEAST_SHARED:
         return groups
     gains = [len(rows) * depth - (len(rows) - 1) * prefix for rows, prefix in groups]
     joined = [row for (rows, _), gain in zip(groups, gains, strict=True) if gain > 0 for row in rows]
     worth = sum(gain for gain in gains if gain > 0) > depth
-    if not worth or depth * len(joined) < LEAST_SHARE * sum(lengths[row] for row in joined):
+    if not worth or depth * len(joined) < least_share * sum(lengths[row] for row in joined):
         return groups
     return [(joined, depth), *(group for group, gain in zip(groups, gains, strict=True) if gain <= 0)]
