@@ -51,6 +51,8 @@ PARTS = {
 AT_ONCE = (os.cpu_count() or 1) + 1
 """Parts side by side: while one waits, the others keep the cores busy."""
 MARK = "mark.long"
+FLAGS = ("--long", "-x", "-q", "-v", "-s", "--lf", "--ff")
+"""Options that take no word behind them."""
 NO_TESTS = 5
 """pytest's exit code where every test was left out."""
 TESTS_FAILED = 1
@@ -135,7 +137,9 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
     codes = [outcome.code for outcome in outcomes if outcome.code != NO_TESTS] or [NO_TESTS]
     code = max(codes, key=abs)
     told = [*failed, *(line for outcome in outcomes for line in outcome.late), *outcomes]
-    if set(codes) <= {0, TESTS_FAILED} and 0 < len(files) <= FILES_ALONE:
+    # A part that ended with no word of what failed, killed say, has tests that nobody ran.
+    told_why = all(outcome.failed for outcome in outcomes if outcome.code == TESTS_FAILED)
+    if set(codes) <= {0, TESTS_FAILED} and told_why and 0 < len(files) <= FILES_ALONE:
         print("\nonce more, alone:", *files, flush=True)
         alone = run(f"alone, {', '.join(files)}", files, options, root, os.cpu_count() or 1)
         told += [*alone.failed, alone]
@@ -174,9 +178,18 @@ def marked(parts: dict[str, Sequence[str]], root: Path) -> dict[str, Sequence[st
     return {name: found for name, found in files.items() if found}
 
 
+def names_tests(options: Sequence[str]) -> bool:
+    """Whether some of the words are tests, and not what an option is told (-k trainer, --deselect tests/…)."""
+    before = ["", *options]
+    return any(
+        word.startswith("tests/") and not (option.startswith("-") and "=" not in option and option not in FLAGS)
+        for option, word in zip(before, options, strict=False)
+    )
+
+
 def main(options: list[str]) -> int:
     """Run the tests; the exit code."""
-    if any(not option.startswith("-") and (ROOT / option.partition("::")[0]).exists() for option in options):
+    if names_tests(options):
         options = [option for option in options if option != "--long"]
         return subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, check=False).returncode
     parts = with_rest(ROOT)

@@ -146,3 +146,24 @@ def test_long_tests_that_would_begin_too_late_are_left_out_and_named(
     assert code == 0
     assert "1 passed, 1 skipped" in said
     assert said.splitlines()[-3] == "LEFT OUT, no time was left: left/test_a.py::test_long"
+
+
+def test_a_part_that_died_without_a_word_is_no_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    dies = "import os\ndef test_dies(): os._exit(1)\ndef test_never(): assert False\n"
+    code, said = judge(tmp_path, capfd, {"a": dies}, {"b": ONCE})
+    assert code == 1
+    assert "once more" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("tests/unit/test_losses.py -k gspo", True),
+        ("-x tests/unit", True),
+        ("-k trainer", False),
+        ("--deselect tests/unit/test_losses.py", False),
+        ("-k gspo -x", False),
+    ],
+)
+def test_which_words_name_tests(words: str, named: bool) -> None:
+    assert script.names_tests(words.split()) is named
