@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from contextlib import ExitStack
 from typing import Self
@@ -37,7 +38,7 @@ class FolderBackend:
 
     def options(self, run: RunDirectory) -> str:
         """See `Backend.options`."""
-        elsewhere = "" if run.fileroot == folder_of_runs(RUNS) else f"--fileroot {run.fileroot} "
+        elsewhere = "" if run.fileroot == folder_of_runs(RUNS) else f"--fileroot {shlex.quote(str(run.fileroot))} "
         return f"{elsewhere}--experiment {run.experiment} --trial {run.trial}"
 
     def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
