@@ -59,11 +59,13 @@ class RunSelector:
         experiment: its experiment; None for any.
         trial: its trial; None for any.
         user: whose; None for our own.
+        fileroot: the folder of runs that it is in; None for the place's own.
     """
 
     experiment: str | None = None
     trial: str | None = None
     user: str | None = None
+    fileroot: str | None = None
 
     def __str__(self) -> str:
         return f"{self.experiment or '*'}/{self.trial or '*'}"

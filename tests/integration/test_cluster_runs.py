@@ -223,6 +223,18 @@ def test_status_of_a_run_that_is_not_there_says_so(world: World) -> None:
     assert "no run was found" not in world("status", "--cluster", "c", code=1).stdout
 
 
+def test_status_looks_into_the_folder_that_is_named(world: World) -> None:
+    failed(world)
+    mine = world.root.parent / "my runs"
+    RunWriter(mine, trial="other").config(f"fileroot={mine}", "mode=ray").attempt().steps(1, 2)
+    facts = world.json("status", "--cluster", "c", "--fileroot", str(mine), code=3)
+    assert facts["run_dir"].startswith(f"{mine}/logs/")
+    assert facts["trial"] == "other"
+    assert world.json("status", "--cluster", "c", code=1)["trial"] == "run1"
+    wrong = world("status", "--cluster", "c", "--fileroot", "mine", code=2)
+    assert "a path that begins with /" in wrong.stderr
+
+
 def test_what_a_run_of_a_cluster_would_go_on_from_is_looked_at_there(world: World) -> None:
     writer = failed(world)
     config = resolve("tiny").config

@@ -99,13 +99,15 @@ def test_job_refuses_what_it_was_not_submitted_with(tmp_path: Path, change: str)
 
 def test_only_runs_of_the_user_are_chosen() -> None:
     def one(user: str, trial: str, status: str = "RUNNING", kind: str = "clusterkit-train") -> RayJob:
-        data = {"kind": kind, "user": user, "experiment": "e", "trial": trial}
+        data = {"kind": kind, "user": user, "experiment": "e", "trial": trial, "run_dir": f"/{user}/logs/e/{trial}"}
         return RayJob(f"{user}-{trial}", status, metadata={key: value for key, value in data.items() if value})
 
     known = [one("alice", "run1"), one("bob", "run1"), one("bob", "run2", "STOPPED"), one("", "x", kind="")]
     assert [job.user for job in matching_jobs(known, "bob", None, None)] == ["bob"]
     assert [job.user for job in matching_jobs(known, "alice", "e", "run1")] == ["alice"]
     assert matching_jobs(known, "carol", None, None) == []
+    assert [job.submission_id for job in matching_jobs(known, "bob", None, None, "/bob")] == ["bob-run1"]
+    assert matching_jobs(known, "bob", None, None, "/alice") == [], "of another folder of runs"
     assert [job.user for job in of_others(known, "bob")] == ["alice", ""]
 
 

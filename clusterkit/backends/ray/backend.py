@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -114,7 +116,9 @@ class RayBackend:
 
     def options(self, run: RunDirectory) -> str:
         """See `Backend.options`."""
-        return f"--cluster {self.cluster.name} --experiment {run.experiment} --trial {run.trial}"
+        own = str(run.fileroot) == fileroot_of(self.cluster)
+        folder = "" if own else f"--fileroot {shlex.quote(str(run.fileroot))} "
+        return f"--cluster {self.cluster.name} {folder}--experiment {run.experiment} --trial {run.trial}"
 
     def request(self, preset: str | None, task: str | None, settings: Sequence[str]) -> RunRequest:
         """See `Backend.request`."""
@@ -162,7 +166,7 @@ class RayBackend:
         """See `Backend.log`."""
 
         async def find(head: Head) -> Path:
-            run = await require_newest(head, selector)
+            run = await require_newest(head, self._in_folder(selector))
             return name.path(run, await newest_attempt(head.session, run))
 
         path = self.do(find)
@@ -174,14 +178,11 @@ class RayBackend:
 
     def status(self, selector: RunSelector) -> Observation:
         """See `Backend.status`; where no run fits, the cluster is shown alone."""
-        return self.wait(self._look(selector))
+        return self.wait(self._look(self._in_folder(selector)))
 
     def runs(self, fileroot: str | None = None) -> Mirror:
         """See `Backend.runs`."""
-        typed = fileroot or self.place.fileroot or RUNS
-        if typed != RUNS and not typed.startswith("/"):
-            raise UserError(f"--fileroot {typed}: with --cluster it is a folder there, so a path that begins with /")
-        folder = fileroot_of(self.cluster) if typed == RUNS else typed.rstrip("/")
+        folder = self._typed_folder(fileroot) or fileroot_of(self.cluster)
         mirror = Mirror(self.selection, Path(tempfile.mkdtemp(prefix="clusterkit-")), folder)
         return self._stack.enter_context(closing(mirror))
 
@@ -191,11 +192,29 @@ class RayBackend:
 
     def living(self, selector: RunSelector) -> list[RayJob]:
         """Jobs of the runs that fit and are alive."""
-        return matching_jobs(self.jobs(), selector.user or user_name(), selector.experiment, selector.trial)
+        user, folder = selector.user or user_name(), self._typed_folder()
+        return matching_jobs(self.jobs(), user, selector.experiment, selector.trial, folder)
 
     def newest_run(self, selector: RunSelector) -> ListedRun | None:
         """The run that was written to last, asked of any host that shows the storage; None without any."""
-        return self.wait(through_any(self.selection, lambda head: newest_of(head, selector)))
+        wanted = self._in_folder(selector)
+        return self.wait(through_any(self.selection, lambda head: newest_of(head, wanted)))
+
+    def _typed_folder(self, fileroot: str | None = None) -> str | None:
+        """The folder of runs that was asked for, a path of the cluster; None for the cluster's own.
+
+        Raises:
+            UserError: it is no absolute path.
+        """
+        typed = fileroot or self.place.fileroot or RUNS
+        if typed == RUNS:
+            return None
+        if not typed.startswith("/"):
+            raise UserError(f"--fileroot {typed}: with --cluster it is a folder there, so a path that begins with /")
+        return typed.rstrip("/")
+
+    def _in_folder(self, selector: RunSelector) -> RunSelector:
+        return replace(selector, fileroot=self._typed_folder())
 
     async def _look(self, selector: RunSelector) -> Observation:
         if selector not in self._watches:

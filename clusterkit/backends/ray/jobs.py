@@ -77,8 +77,10 @@ def origin() -> dict[str, str]:
     return {"submitted_from": f"{user_name()}@{platform.node()}"}
 
 
-def matching_jobs(jobs: list[RayJob], user: str, experiment: str | None, trial: str | None) -> list[RayJob]:
-    """Living runs of that user with that name, or all of theirs."""
+def matching_jobs(
+    jobs: list[RayJob], user: str, experiment: str | None, trial: str | None, fileroot: str | None = None
+) -> list[RayJob]:
+    """Living runs of that user with that name, or all of theirs; of one folder of runs, or of all."""
     return [
         job
         for job in jobs
@@ -87,6 +89,7 @@ def matching_jobs(jobs: list[RayJob], user: str, experiment: str | None, trial: 
         and job.user == user
         and experiment in (None, job.metadata.get("experiment"))
         and trial in (None, job.metadata.get("trial"))
+        and (fileroot is None or job.metadata.get("run_dir", "").startswith(f"{fileroot}/logs/"))
     ]
 
 

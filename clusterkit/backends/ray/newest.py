@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def newest_of(head: Head, selector: RunSelector) -> ListedRun | None:
     """The run that was written to last, among those that fit; None without any."""
     user = selector.user or user_name()
-    return await newest_run(head.session, head.fileroot, user, selector.experiment, selector.trial)
+    return await newest_run(head.session, selector.fileroot or head.fileroot, user, selector.experiment, selector.trial)
 
 
 async def require_newest(head: Head, selector: RunSelector) -> RunDirectory:

@@ -134,7 +134,8 @@ class Watch:
     _silent: dict[str, HostError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._copies = Copies(self.selection, self.folder, fileroot_of(self.selection.cluster))
+        fileroot = self.selector.fileroot or fileroot_of(self.selection.cluster)
+        self._copies = Copies(self.selection, self.folder, fileroot)
 
     async def look(self) -> ClusterStatus:
         """Look once.
