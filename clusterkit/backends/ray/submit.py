@@ -117,7 +117,12 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
         await drop_config(session, submitted)
         raise
     say("waiting for the trainer to begin")
-    await _begun(session, jobs, submission_id, run, submitted)
+    try:
+        await _begun(session, jobs, submission_id, run, submitted)
+    except asyncio.CancelledError:  # Ctrl-C
+        named = f"--cluster {head.cluster.name} --experiment {run.experiment} --trial {run.trial}"
+        say(f"job {submission_id} is submitted and goes on; to end it: clusterkit stop {named}")
+        raise
     return SubmittedRun("started", run, submission_id, resume_step)
 
 
