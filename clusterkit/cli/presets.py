@@ -32,7 +32,7 @@ def list_presets(as_json: bool = _JSON) -> None:
 
 @app.command("show")
 def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> None:
-    """Print the whole configuration that a preset resolves to, as YAML."""
+    """Print every setting that applies to a preset, as YAML."""
     actions.presets.show(name, task, as_json)
 
 

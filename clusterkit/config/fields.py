@@ -64,6 +64,20 @@ def applies(key: str, values: Mapping[str, Any]) -> bool:
     return choice is None or not choice.lacks(values.get(choice.setting, choice.default), rest.partition(".")[0])
 
 
+def has_effect(key: str, config: RunConfig) -> bool:
+    """Whether a run reads a section, or a setting of it, such as one of the judge (by dotted key)."""
+    if config.custom:  # classes of the user's own may read anything
+        return True
+    section = key.partition(".")[0]
+    if section == "judge":
+        return config.reward.name == "memalpha"
+    if section == "weights":
+        return config.num_servers > 0
+    if section == "warmup":
+        return config.model.path is None and config.trainer.type != "sft"
+    return not f"{key}.".startswith("model.tiny.") or config.model.path is None
+
+
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[Field]:
     for name, info in model.model_fields.items():
         choice = CHOICES.get(name)

@@ -9,10 +9,10 @@ from typing import Any
 
 from clusterkit.config import presets
 from clusterkit.config.aliases import translate
-from clusterkit.config.fields import applies
+from clusterkit.config.fields import applies, has_effect
 from clusterkit.config.overrides import parse_overrides, to_config
 from clusterkit.config.presets import Setting, SizePreset
-from trainer.config import RunConfig
+from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES
 from trainer.config_tasks import OwnTaskConfig, SftConfig
 from trainer.custom import is_custom
@@ -98,6 +98,12 @@ def shown_values(config: RunConfig) -> dict[str, Any]:
     values = config.model_dump()
     values["train"]["ranks"] = config.ranks
     return values
+
+
+def applicable_values(config: RunConfig) -> dict[str, Any]:
+    """Return the settings to show without those that the run does not read."""
+    flat = {**flatten(config), "train.ranks": config.ranks}
+    return presets.nest({key: value for key, value in flat.items() if has_effect(key, config)})
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:

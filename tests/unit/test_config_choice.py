@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from clusterkit.config.explain import compare, explain
-from clusterkit.config.fields import fields
-from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.config.fields import fields, has_effect
+from clusterkit.config.resolve import applicable_values, resolve
 from clusterkit.evaluate.request import make_request
 from clusterkit.runs.diagnose.run import train_command
 from clusterkit.runs.directory import RunDirectory
@@ -32,7 +32,7 @@ def refused(*overrides: str, preset: str = "7B_n4", task: str | None = "math") -
 
 
 def test_a_preset_shows_only_what_its_task_agent_and_reward_have() -> None:
-    shown = shown_values(resolve("7B_n4", "math").config)
+    shown = applicable_values(resolve("7B_n4", "math").config)
 
     assert set(shown["task"]) == {
         "name",
@@ -51,6 +51,32 @@ def test_a_preset_shows_only_what_its_task_agent_and_reward_have() -> None:
         "max_final_tokens",
     }
     assert shown["reward"] == {"name": "math"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "sections"),
+    [
+        ("7B_n4", {"weights"}),
+        ("tiny", {"model.tiny", "warmup"}),
+        ("135M_cpu", set[str]()),
+        ("memalpha-tiny", {"model.tiny", "warmup", "judge"}),
+        ("memalpha-4B", {"weights", "judge"}),
+    ],
+)
+def test_a_preset_shows_only_sections_that_its_run_reads(preset: str, sections: set[str]) -> None:
+    shown = applicable_values(resolve(preset).config)
+
+    found = {section for section in ("weights", "warmup", "judge") if section in shown}
+    assert found | ({"model.tiny"} if "tiny" in shown["model"] else set()) == sections
+
+
+def test_what_a_preset_shows_is_the_whole_run() -> None:
+    for preset in ("7B_n4", "tiny", "135M_cpu", "memalpha-4B"):
+        config = resolve(preset).config
+        again = RunConfig.model_validate(applicable_values(config))
+        assert {k: v for k, v in flatten(again).items() if has_effect(k, config) and k != "train.ranks"} == {
+            k: v for k, v in flatten(config).items() if has_effect(k, config) and k != "train.ranks"
+        }
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -10,7 +10,7 @@ from clusterkit.common.text_plot import columns
 from clusterkit.config import presets
 from clusterkit.config.explain import Explanation, compare
 from clusterkit.config.explain import explain as explain_preset
-from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.config.resolve import applicable_values, resolve
 from clusterkit.ui import output
 
 
@@ -54,8 +54,8 @@ def list_all(as_json: bool) -> None:
 
 
 def show(name: str, task: str | None, as_json: bool) -> None:
-    """Print a whole configuration."""
-    config = shown_values(resolve(name, task).config)
+    """Print the settings that apply to a preset's run."""
+    config = applicable_values(resolve(name, task).config)
     # Placeholders of this machine, not of the preset.
     config.pop("fileroot")
     if as_json:
