@@ -80,6 +80,9 @@ class LogName:
     engine: str | None = None
 
     def __post_init__(self) -> None:
+        typed = {"--console": self.console, "--rank": self.rank is not None, "--engine": self.engine is not None}
+        if len(named := [name for name, is_typed in typed.items() if is_typed]) > 1:
+            raise UserError(f"{' and '.join(named)} are different logs: choose one")
         if self.engine is not None and ("/" in self.engine or self.engine.startswith(".")):
             raise UserError(f"--engine {self.engine}: give a server's name or number; clusterkit serve list shows them")
 

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from clusterkit.cli.hostoptions import takes
+from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class RunOptions:
     cluster: str | None = None
     here: bool = False
     user: str | None = None
+
+    def require_no_run(self, *more: str) -> None:
+        """Refuse what names a run or its place beside --log. more: further options that were typed and say nothing.
+
+        Raises:
+            UserError: with the names of the options.
+        """
+        named = ("experiment", "trial", "fileroot", "cluster", "user")
+        if typed := [*(f"--{name}" for name in named if getattr(self, name) is not None), *more]:
+            raise UserError(f"--log FILE names the log itself: leave {' and '.join(typed)} out")
 
 
 _OPTIONS: dict[str, Any] = {

@@ -176,6 +176,8 @@ def test_a_log_by_itself(tmp_path: Path) -> None:
     [finding] = json.loads(done.stdout)["findings"]
     assert (finding["id"], finding["phase"], finding["evidence"][0]["line"]) == ("gpu-memory", "train", 7)
     assert _run("diagnose", "--log", str(tmp_path / "none")).returncode == 2
-    assert _run("diagnose", "--log", str(log), "--apply").returncode == 2
+    refused = _run("diagnose", "--log", str(log), "--cluster", "lab", "--apply")
+    assert refused.returncode == 2
+    assert "leave --cluster and --apply out" in refused.stderr
     log.write_bytes(b"")
     assert "Nothing that is known" in _run("diagnose", "--log", str(log)).stdout

@@ -53,7 +53,9 @@ def test_a_number_that_json_does_not_know_is_null(tmp_path: Path) -> None:
         (("--log", "missing.log"), "no log"),
         (("--log", "."), "is a folder"),
         (("--log", "/dev/null"), "no regular file"),
-        (("--log", SAMPLE, "--trial", "run1"), "leave --experiment and --trial out"),
+        (("--log", SAMPLE, "--trial", "run1"), "leave --trial out"),
+        (("--log", SAMPLE, "--cluster", "lab", "--user", "ann"), "leave --cluster and --user out"),
+        (("--log", SAMPLE, "--fileroot", "runs"), "leave --fileroot out"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_message(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -99,6 +99,8 @@ def test_an_option_that_is_ours(option: str) -> None:
         (["--requeue"], "add --slurm"),
         (["--slurm", "--cluster", "lab"], "choose one"),
         (["mode=slurm", "--cluster", "lab"], "choose one"),
+        (["--detach"], "--detach is for runs of a cluster or Slurm"),
+        (["--detach", "--here", "--dry-run"], "--detach is for runs of a cluster or Slurm"),
     ],
 )
 def test_options_that_belong_to_another_place(options: list[str], said: str, tmp_path: Path) -> None:

@@ -173,6 +173,18 @@ def test_a_preset_with_gpus_trains_here_when_told_so() -> None:
     assert "--here and --slurm (mode=slurm) are two places" in refused
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--rank", "0", "--console"], "--console and --rank"),
+        (["--engine", "0", "--rank", "1"], "--rank and --engine"),
+        (["--engine", "0", "--console"], "--console and --engine"),
+    ],
+)
+def test_logs_prints_one_log(options: list[str], named: str) -> None:
+    assert f"{named} are different logs: choose one" in said("logs", *options)
+
+
 def test_none_and_no_gpu_here_names_both_ways_on() -> None:
     refused = said("train", "--preset", "7B_n4")
     assert "clusterkit setup --hostnames" in refused

@@ -13,7 +13,7 @@ from clusterkit.runs.diagnose.applied import apply_changes, overrides_file
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_log, diagnose_run, train_command
 from clusterkit.runs.diagnose.view import diagnosis_lines
 from clusterkit.ui import output
-from trainer.errors import RunError, UserError
+from trainer.errors import RunError
 
 
 def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) -> None:
@@ -26,8 +26,7 @@ def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) ->
         apply: keep the settings that are proposed.
     """
     if log is not None:
-        if apply or run.experiment or run.trial or run.cluster:
-            raise UserError("--log FILE is diagnosed by itself: leave out --apply, --experiment, --trial and --cluster")
+        run.require_no_run(*(["--apply"] if apply else []))
         _show_log(diagnose_log(Path(log) if log == "-" else Path(log).expanduser()), as_json)
         return
     with open_backend(place_of_run(run), output.note) as backend:

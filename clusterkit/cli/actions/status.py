@@ -21,7 +21,7 @@ from clusterkit.runs.log.stream import StreamReader
 from clusterkit.runs.log.text import log_lines
 from clusterkit.runs.log.view import LogView
 from clusterkit.ui import output
-from trainer.errors import RunError, UserError
+from trainer.errors import RunError
 
 WATCH_SECONDS = 2.0
 MISSING_LOOKS = 5
@@ -48,8 +48,7 @@ def show(run: RunOptions, *, as_json: bool, watch: bool) -> None:
 
 def show_log(log: str, run: RunOptions, *, as_json: bool, watch: bool) -> None:
     """Show the run that a log is of; exit code 1 where it failed."""
-    if run.experiment or run.trial:
-        raise UserError("--log FILE names the log itself: leave --experiment and --trial out")
+    run.require_no_run()
     path = Path(log)
     reader = log_reader(path, cache_folder())
     piped = watch and isinstance(reader, StreamReader)

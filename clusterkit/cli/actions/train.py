@@ -61,6 +61,11 @@ def train(
     output.notes(translation_notes(overrides))
     settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
     place = _place(preset, task, settings, typed, slurm, slurm_options)
+    if detach and place.mode == "local":
+        raise UserError(
+            "--detach is for runs of a cluster or Slurm: a run of this machine ends with its command. Leave it out (in "
+            "tmux or screen the command outlives the login), or say where with --cluster NAME or --slurm"
+        )
     with open_backend(place, output.note) as backend:
         if recover_from is not None:
             settings += settings_from(recover_from, backend, preset, task, settings)
