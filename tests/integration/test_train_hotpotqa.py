@@ -1,4 +1,4 @@
-"""A complete training step on real HotpotQA documents, as a user starts it: with a small model, and with SmolLM2-135M."""
+"""A training step on real HotpotQA documents, as a user starts it: of a small model, and of SmolLM2-135M."""
 
 from __future__ import annotations
 
