@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from evalparts import small_smollm2
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.data
-
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
-SMALL |= {"num_key_value_heads": 1}
 
 
 def train(folder: Path, model: Path, data: Path, *settings: str) -> tuple[Path, list[dict[str, Any]]]:
@@ -50,14 +47,7 @@ def saved(records: list[dict[str, Any]]) -> str:
 
 
 def test_every_turn_of_a_step_is_learned_from(tmp_path: Path, shared_data: Path, smollm2_path: Path) -> None:
-    """The tokenizer, the chat template and the architecture are SmolLM2's; the weights are few, and random."""
-    config = AutoConfig.from_pretrained(smollm2_path)
-    config.update(SMALL)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    AutoTokenizer.from_pretrained(smollm2_path).save_pretrained(tmp_path / "model")
-
-    logs, records = train(tmp_path, tmp_path / "model", shared_data)
+    logs, records = train(tmp_path, small_smollm2(smollm2_path, tmp_path / "model"), shared_data)
 
     step = next(r for r in records if r["kind"] == "step")
     assert len(set(step["task_ids"])) == 2
