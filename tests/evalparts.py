@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from builders import byte_tokenizer, small_parts
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from evaluation.config import EvalConfig
 
@@ -41,6 +41,18 @@ def chat_checkpoint(folder: Path, seed: int = 0) -> Path:
         )
         LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def small_smollm2(smollm2: Path, folder: Path) -> Path:
+    """SmolLM2's tokenizer, chat template and architecture with few weights, which are random."""
+    config = AutoConfig.from_pretrained(smollm2)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    config.update({"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, **heads})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(smollm2).save_pretrained(folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from clusterkit.provision.ray.ports import Ports
 CLUSTER = "default"
 # Set-up's own work on a bare host, in order.
 CHANGED = ["packages", "docker", "image", "ray"]
+RESTART = "restart the Ray"
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def test_ray_is_the_main_process(worker: Node) -> None:
 def test_ray_that_dies_ends_its_container(cluster: Operator, worker: Node) -> None:
     worker.exec("pkill -9 raylet")
     wait_until_dead(worker, name("worker"))
-    assert cluster.setup().changes == 1
+    assert restarts(cluster.setup()) == {worker.address: [f"{RESTART} worker (its container is exited)"]}
     assert_all_well(cluster)
 
 
@@ -197,7 +199,7 @@ def test_a_killed_worker_is_noticed_and_repaired(cluster: Operator, testbed: Tes
     assert wrong["name"] == worker.address
     assert "exited (137)" in wrong["problem"]
     assert wrong["log"]
-    assert cluster.setup().changes == 1
+    assert restarts(cluster.setup()) == {worker.address: [f"{RESTART} worker (its container is exited)"]}
     assert_all_well(cluster)
     after = [node.exec("docker ps -q --no-trunc --filter label=clusterkit.role").stdout for node in testbed.nodes]
     assert [old == new for old, new in zip(others, after, strict=True)] == [True, False, True]
@@ -208,11 +210,11 @@ def test_head_that_died_takes_its_workers_along_and_comes_back(cluster: Operator
     assert ray_status(cluster)[0] == 1
     planned = cluster.setup("--dry-run").report
     assert [host["changes"] for host in planned["hosts"]] == [
-        ["restart the Ray head (its container is exited)"],
-        ["restart the Ray worker (the head is a new one)"],
-        ["restart the Ray worker (the head is a new one)"],
+        [f"{RESTART} head (its container is exited)"],
+        [f"{RESTART} worker (the head is a new one)"],
+        [f"{RESTART} worker (the head is a new one)"],
     ]
-    assert cluster.setup().changes == 3
+    assert restarts(cluster.setup()) == {host["host"]: host["changes"] for host in planned["hosts"]}
     code, state = ray_status(cluster)
     assert code == 0, state
 
@@ -281,6 +283,22 @@ def ray_status(cluster: Operator) -> tuple[int, dict[str, Any]]:
     """Exit code and what it says."""
     done = cluster("ray-status", "--json")
     return done.exit_code, done.report
+
+
+def restarts(done: Done) -> dict[str, list[str]]:
+    """What a set-up changed, by host, less the further starts of a Ray that ended while it started: Ray allows itself
+    30 s for that, too few on a busy machine. Each is noted and looks like a restart of what has exited.
+    """
+    assert done.exit_code == 0, done.text
+    found = {}
+    for row in done.report["hosts"]:
+        first, more = row["changes"][:1], row["changes"][1:]
+        noted = f"{row['host']}: Ray ended while it started and was started again" in done.report["notes"]
+        assert not more or noted, (row["changes"], done.report["notes"])
+        assert all(re.fullmatch(rf"{RESTART} (head|worker) \(its container is exited\)", title) for title in more), more
+        if first:
+            found[row["host"]] = first
+    return found
 
 
 def assert_all_well(cluster: Operator) -> None:

@@ -1,4 +1,6 @@
-"""Evaluations of SmolLM2-135M: RULER-HQA on the embedded engine; GSM8K on a real vLLM server, which is killed."""
+"""Evaluations of real data: RULER-HQA by a small model on the embedded engine, whose tokens are SmolLM2's; GSM8K by
+SmolLM2-135M on a real vLLM server, which is killed.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,19 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from evalparts import small_smollm2
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 
 from evaluation.config import EvalConfig
-from tests.realparts import CORES
 from tests.vllmflags import FLAGS
 from tests.vllmserver import vllm_python
 
 
-def start(config: EvalConfig, folder: Path, threads: int = 1) -> subprocess.Popen[str]:
+def start(config: EvalConfig, folder: Path) -> subprocess.Popen[str]:
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump()))
     argv = [sys.executable, "-m", "evaluation", str(path)]
-    # Several threads that wait for each other on busy cores are far slower than one.
-    environment = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(threads)}
+    environment = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": (folder / "stderr.log").open("w"), "text": True}
     return subprocess.Popen(argv, cwd=REPOSITORY, env=environment, **pipes)  # type: ignore[call-overload]
 
@@ -50,20 +51,18 @@ def test_ruler_hqa_of_fifty_documents_on_the_embedded_engine(
 ) -> None:
     config = EvalConfig.model_validate(
         {
-            "model_path": str(smollm2_path),
+            "model_path": str(small_smollm2(smollm2_path, tmp_path / "model")),
             "output_path": str(tmp_path / "out"),
             "data_names": ["ruler_hqa@50"],
             "data_path": str(shared_data),
             "num_questions": 1,
             "methods": ["memagent", "rag", "no_context"],
             "rag_top_k": 3,
-            # Attention costs by the chunk's length, sampling by the number of chunks.
             "agent": {"chunk_tokens": 1024, "max_memory_tokens": 6, "max_final_tokens": 6},
             "server": {"engine": "embedded", "concurrency": 4},
         }
     )
-    # 9,000 tokens to read: the one test here that wants every core it may use.
-    results = ended(start(config, tmp_path, CORES), tmp_path)
+    results = ended(start(config, tmp_path), tmp_path)
     assert results["status"] == "complete"
     rows = {row["dataset"]: row for row in results["rows"]}
     assert set(rows) == {"ruler_hqa@50", "ruler_hqa@50 rag", "ruler_hqa@50 no_context"}

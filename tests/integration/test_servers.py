@@ -18,8 +18,6 @@ from vllmserver import START_SECONDS, vllm_python
 
 from trainer.serving import registry
 
-pytestmark = pytest.mark.long
-
 SERVE = [sys.executable, "-m", "clusterkit.cli.main", "serve"]
 
 
@@ -75,8 +73,15 @@ def servers_process(host: int) -> psutil.Process:
     return server
 
 
-def test_a_run_samples_ahead_on_a_server_that_stays(trial: Trial) -> None:
+@pytest.fixture(scope="module")
+def begun(trial: Trial) -> Trial:
+    """The run after three steps; its server stays."""
     train(trial, **{"train.total_steps": 3})
+    return trial
+
+
+def test_a_run_samples_ahead_on_a_server_that_stays(begun: Trial) -> None:
+    trial = begun
     numbers = [step["stats"] for step in steps(trial)]
     assert [n["staleness_max"] for n in numbers] == [0, 1, 1]  # the first step's rollouts had nothing to be ahead of
     # What the server said of its tokens is what the trainer computes for the same weights; later ones differ.
@@ -87,7 +92,9 @@ def test_a_run_samples_ahead_on_a_server_that_stays(trial: Trial) -> None:
     assert (one.state, one.kept, registry.process_runs(one.pid)) == ("ready", True, True)
 
 
-def test_the_next_attempt_takes_the_server_over(trial: Trial) -> None:
+@pytest.mark.long
+def test_the_next_attempt_takes_the_server_over(begun: Trial) -> None:
+    trial = begun
     before = registered(trial)
     train(trial, **{"train.total_steps": 5})
     assert registered(trial) == before, "it was started again"
@@ -96,6 +103,7 @@ def test_the_next_attempt_takes_the_server_over(trial: Trial) -> None:
     assert (first["staleness_max"], first["mismatch_kl"] < 1e-6) == (0, True)  # it was given the recovered weights
 
 
+@pytest.mark.long
 def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Trial) -> None:
     assert "server-1 answers at http://127.0.0.1:" in serve(trial, "add")
     listed = json.loads(serve(trial, "list", "--json"))["servers"]
@@ -117,6 +125,7 @@ def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Tr
     assert (restarted.pid, restarted.starts) == (added.pid, 2)  # by its host
 
 
+@pytest.mark.long
 def test_what_a_server_printed_is_shown(trial: Trial) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "clusterkit.cli.main", "logs", "--engine", "0", "--fileroot", trial.config.fileroot],
@@ -125,6 +134,7 @@ def test_what_a_server_printed_is_shown(trial: Trial) -> None:
     assert "EngineCore" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_servers_end_when_they_are_told_to_and_the_run_says_that_none_is_left(trial: Trial) -> None:
     before = len(steps(trial))
     trial.change(**{"train.total_steps": 1000, "servers.patience_seconds": 1.0})
@@ -141,6 +151,7 @@ def test_servers_end_when_they_are_told_to_and_the_run_says_that_none_is_left(tr
     assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
 
 
+@pytest.mark.long
 def test_a_run_that_waits_for_servers_ends_in_order_when_it_is_asked_to(trial: Trial) -> None:
     before = len(steps(trial))
     trial.change(**{"train.total_steps": 1000, "servers.patience_seconds": 600.0})
@@ -155,6 +166,7 @@ def test_a_run_that_waits_for_servers_ends_in_order_when_it_is_asked_to(trial: T
     assert f"interrupted after step {len(steps(trial))}: a recover checkpoint of step {len(steps(trial))}" in said
 
 
+@pytest.mark.long
 def test_an_unknown_server_is_named_with_those_that_are_there(trial: Trial) -> None:
     run = ["--fileroot", trial.config.fileroot]
     done = subprocess.run(

@@ -1,6 +1,7 @@
 """With rollout.max_staleness=0 the asynchronous machinery makes the very run that taking turns makes, on a real server.
 
 vLLM on the CPU, one request at a time and nothing kept of it: then what a request returns depends on nothing else.
+tests/unit/test_work_buffer.py says what is under way without staleness, with no server.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import coin
+import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial
 from vllmflags import FLAGS
 from vllmserver import vllm_python
@@ -45,6 +47,7 @@ sys.exit(main())
 NO_CACHE = [*FLAGS, "--no-enable-prefix-caching"]
 
 
+@pytest.mark.long
 def test_staleness_0_is_the_synchronous_loop_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "parity.py").write_text(PARITY)
     environment = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(REPOSITORY)}

@@ -6,15 +6,14 @@ Measured on held-out test tasks; settings were chosen with another seed on the d
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from learning.arms import SEEDS as ALL_SEEDS
-from learning.arms import WHOLE_TABLE, Outcomes
+from learning.arms import SEEDS, Outcomes
 
 pytestmark = pytest.mark.timeout(1800)
-
-SEEDS = ALL_SEEDS if WHOLE_TABLE else ALL_SEEDS[:2]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +39,16 @@ def test_with_shuffled_rewards_it_does_not_rise(outcomes: Outcomes) -> None:
     assert true.row(0)["before"] == shuffled.row(0)["before"]  # the same warmed-up model
     assert shuffled.row(0)["after"] - shuffled.row(0)["before"] <= 0.10
     assert true.row(0)["sampled_after"] - shuffled.row(0)["sampled_after"] >= 0.20
+
+
+def test_zero_advantages_change_nothing_at_all(outcomes: Outcomes) -> None:
+    zero = outcomes(11, zero=True)
+    start = [load_file(f) for f in (outcomes.root / "cache" / "warmup").glob("*/model.safetensors")]
+    end = load_file(Path(zero.summary["checkpoint"]) / "model.safetensors")
+
+    assert any(s.keys() == end.keys() and all(s[k].equal(end[k]) for k in end) for s in start)
+    assert zero.row(0)["after"] == zero.row(0)["before"]
+    assert zero.row(0)["sampled_after"] == zero.row(0)["sampled_before"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
