@@ -130,3 +130,13 @@ class WatchConfig(Section):
     """Folder of the run that writes the checkpoints: once it is complete and all are scored, so is this."""
     once: bool = False
     """End after the checkpoints that are there."""
+
+
+class AskConfig(Section):
+    """One question about one document: what `python -m evaluation.reading` executes."""
+
+    document: str
+    """File with the text, in UTF-8."""
+    question: Annotated[str, Field(min_length=1)]
+    evaluation: EvalConfig
+    """The checkpoint, the agent's settings and where the answers come from; logs of servers go into its output_path."""

@@ -16,8 +16,9 @@ class RewardConfig(Section):
     """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. f1: SQuAD's F1 of words with the gold
     answer, of the whole answer where none is marked, for models too small to keep a format. found: 1 where a gold
     answer is anywhere in the answer, as in RULER. math: the final answer compared as a value, scaled by
-    task.reward_scale. memalpha: questions answered from the memory (r1), successful calls (r2), compression (r3),
-    entries worth keeping (r4). Or `module:Class`, a class of your own (docs/custom.md)."""
+    task.reward_scale. reading: f1, and early in a run a bonus for memories that hold the answer. memalpha: questions
+    answered from the memory (r1), successful calls (r2), compression (r3), entries worth keeping (r4). Or
+    `module:Class`, a class of your own (docs/custom.md)."""
 
 
 class MemoryRewardConfig(RewardConfig):
@@ -27,6 +28,16 @@ class MemoryRewardConfig(RewardConfig):
     """Weight of r3."""
     gamma: Annotated[float, Field(ge=0)] = 0.1
     """Weight of r4; 0: no entry is judged."""
+
+
+class BonusRewardConfig(RewardConfig):
+    """Rewards with a bonus for what memories hold."""
+
+    memory_bonus: Annotated[float, Field(ge=0)] = 0.5
+    """Bonus at the first step for a trajectory every memory of which holds a gold answer; less in proportion. Answers
+    yes and no have none."""
+    memory_bonus_steps: Annotated[int, Field(ge=1)] = 40
+    """Step from which the bonus is 0; it falls to it in equal parts, so that the answer alone counts in the end."""
 
 
 class BoxedConfig(RewardConfig):
@@ -53,17 +64,23 @@ class MathRewardConfig(RewardConfig):
     name: Literal["math"] = "math"
 
 
+class ReadingRewardConfig(BonusRewardConfig):
+    """Shared words, and a bonus for memories that hold a gold answer."""
+
+    name: Literal["reading"] = "reading"
+
+
 class MemalphaRewardConfig(MemoryRewardConfig):
     """Mem-alpha's four rewards."""
 
     name: Literal["memalpha"] = "memalpha"
 
 
-class OwnRewardConfig(OwnSection, MemoryRewardConfig):
+class OwnRewardConfig(OwnSection, MemoryRewardConfig, BonusRewardConfig):
     """A reward of the user's own, which may build on any of ours."""
 
 
-OurRewardConfig = BoxedConfig | F1Config | FoundConfig | MathRewardConfig | MemalphaRewardConfig
+OurRewardConfig = BoxedConfig | F1Config | FoundConfig | MathRewardConfig | ReadingRewardConfig | MemalphaRewardConfig
 REWARD = Choice.by_name("reward", OwnRewardConfig, *get_args(OurRewardConfig))
 AnyRewardConfig = Annotated[OurRewardConfig | OwnRewardConfig, REWARD]
 """What a reward's section may be."""

@@ -104,6 +104,10 @@ class DocumentsConfig(FilesConfig):
     """Share of the questions (by hash of the id) that is held out, with documents of its own."""
     num_documents: Annotated[int, Field(ge=2)] = 50
     """Documents in one context, those of the question included."""
+    curriculum: list[Annotated[int, Field(ge=2)]] = []  # noqa: RUF012 (pydantic copies it)
+    """Documents in the first training contexts: each number for `curriculum_tasks` tasks, then num_documents."""
+    curriculum_tasks: Annotated[int, Field(ge=1)] = 640
+    """Training tasks of each number in `curriculum`: rollout.batch_size times its steps."""
     compat_upstream: bool = False
     """Put the question's documents into the same slots in every context, as MemAgent's released script does: a
     shortcut, for comparisons."""

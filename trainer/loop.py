@@ -61,7 +61,7 @@ class TrainingRun(SteppedRun):
         check_window(agent, window, config.train.max_tokens_per_mb)
         room = min(window, config.train.max_tokens_per_mb)
         self.longest_row = min(agent.longest_conversation() or room, room)
-        self.reward = make_reward(config)
+        self.reward = make_reward(config, self.tokenizer)
         self.course = Schedule.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None
         self.reference = origin.reference() if config.algorithm.kl_coef > 0 else None

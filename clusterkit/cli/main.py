@@ -31,6 +31,7 @@ COMMANDS = {
     "down": Command("clusterkit.cli.down", "Take the cluster off its hosts; touches nothing of others."),
     "bundle": Command("clusterkit.cli.bundle", "Collect what hosts without a network need."),
     "train": Command("clusterkit.cli.train", "Train a memory agent from a preset, or go on with an unfinished run."),
+    "ask": Command("clusterkit.cli.ask", "Have a checkpoint read text files with a memory, and answer a question."),
     "eval": Command("clusterkit.cli.eval", "Score a checkpoint on mathematics and memory suites."),
     "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
     "stop": Command("clusterkit.cli.stop", "End a training: a recover checkpoint first; it can go on later."),

@@ -71,6 +71,7 @@ class SizePreset:
         task_notes: reasons of the values of per_task.
         measured: by task.
         gpu_memory_gib: of the GPUs that the values are for; 0 if none are needed.
+        suggested: whether `setup` may name it as what comes next; false where it goes on from another run's checkpoint.
     """
 
     name: str
@@ -84,6 +85,7 @@ class SizePreset:
     task_notes: dict[str, dict[str, str]] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)
     gpu_memory_gib: float = 0
+    suggested: bool = True
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from clusterkit.evaluate.request import (
     run_settings,
 )
 from clusterkit.evaluate.watch import watch_folder
-from clusterkit.ui import output
 from evaluation.config import EvalConfig
 from trainer.errors import UserError
 
@@ -70,7 +69,7 @@ class LocalEvaluator:
             return None
         config = self.plan(arguments)
         require_evaluator()
-        return run_evaluation(config, self._say, output.debug)
+        return run_evaluation(config, self._say)
 
     def _request(self, arguments: EvalArguments, checkpoint: str) -> EvalConfig:
         trained = run_settings(checkpoint, arguments.preset)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from clusterkit.backends.local.launch import run_trainer
+from clusterkit.ui import output
 from evaluation.config import EvalConfig
 from trainer.disk import file_failures
 from trainer.errors import InterruptedRunError, RunError, UserError
@@ -50,27 +51,60 @@ def require_evaluator() -> None:
         )
 
 
-def run_evaluation(config: EvalConfig, say: Say, debug: bool = False) -> Finished:
+def run_evaluation(config: EvalConfig, say: Say) -> Finished:
     """Run it to its end; Ctrl-C ends it in order, and the same command goes on.
 
     Raises:
         UserError: with the subclass that fits how it ended; the message is the evaluation's own.
     """
-    output = Path(config.output_path)
-    logs = output / "logs"
-    with file_failures(output, "choose another --output-path"):
+    folder = Path(config.output_path)
+    logs = folder / "logs"
+    with file_failures(folder, "choose another --output-path"):
         logs.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         request, console = logs / f"{name}.yaml", logs / f"{name}.log"
         request.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
         console.touch()
-    shown = _Tail(console, say)
-    argv = [sys.executable, "-P", "-m", "evaluation", str(request), *(["--debug"] if debug else [])]
-    ending = run_trainer(argv, console, 0, shown.more, lambda: say("stopping: what is answered is written"))
-    interrupted = ending.interrupts and ending.returncode < 0
-    code = InterruptedRunError.exit_code if interrupted else ending.returncode
-    without_words = f"the evaluation ended with code {ending.returncode} and no message; its log is {console}"
-    return shown.told.finished(code, None, without_words)
+    told = EvalOutputParser(say)
+    code = run_node(
+        ["evaluation", str(request)], console, told.feed, lambda: say("stopping: what is answered is written")
+    )
+    return told.finished(code, None, f"the evaluation ended with code {code} and no message; its log is {console}")
+
+
+def run_node(
+    module: Sequence[str], console: Path, feed: Callable[[bytes], None], on_interrupt: Callable[[], None]
+) -> int:
+    """Run a module of the node's code to its end.
+
+    Args:
+        module: its name and its arguments.
+        console: file that it prints into.
+        feed: gets what it prints, as it comes.
+        on_interrupt: called after the first signal, which is handed on to it.
+
+    Returns:
+        Its exit code; that of an interruption where our signal has ended it.
+    """
+    argv = [sys.executable, "-P", "-m", *module, *(["--debug"] if output.debug else [])]
+    ending = run_trainer(argv, console, 0, _Tail(console, feed).more, on_interrupt)
+    return InterruptedRunError.exit_code if ending.interrupts and ending.returncode < 0 else ending.returncode
+
+
+def failure_of(exit_code: int, error: str, interrupted: str, without_words: str) -> UserError:
+    """The error of a process of the node's code that has failed.
+
+    Args:
+        exit_code: of the process.
+        error: its own message, empty where it has none.
+        interrupted: the message where it was interrupted before it could say so.
+        without_words: the message where it has said nothing.
+    """
+    if exit_code == InterruptedRunError.exit_code:
+        return InterruptedRunError(error or interrupted)
+    if exit_code == UserError.exit_code and error:
+        return UserError(error)
+    return RunError(error or without_words)
 
 
 class EvalOutputParser:
@@ -112,20 +146,15 @@ class EvalOutputParser:
         """
         if exit_code in (0, 1) and self.answer is not None:
             return Finished(folder or Path(self.answer["results"]), self.answer["status"] == "complete")
-        if exit_code == InterruptedRunError.exit_code:
-            raise InterruptedRunError(
-                self.error or "interrupted: what is answered is written; the same command goes on"
-            )
-        if exit_code == UserError.exit_code and self.error:
-            raise UserError(self.error)
-        raise RunError(self.error or without_words)
+        interrupted = "interrupted: what is answered is written; the same command goes on"
+        raise failure_of(exit_code, self.error, interrupted, without_words)
 
 
 class _Tail:
     """Hands on what is appended to a log."""
 
-    def __init__(self, path: Path, say: Say) -> None:
-        self.path, self.told = path, EvalOutputParser(say)
+    def __init__(self, path: Path, feed: Callable[[bytes], None]) -> None:
+        self.path, self._feed = path, feed
         self._read = 0
 
     def more(self) -> None:
@@ -133,4 +162,4 @@ class _Tail:
             file.seek(self._read)
             data = file.read()
         self._read += len(data)
-        self.told.feed(data)
+        self._feed(data)

@@ -51,7 +51,7 @@ def watch_folder(
             config = request(str(checkpoint))
             say(f"scoring {checkpoint}")
             try:
-                show(run_evaluation(config, say, output.debug).folder)
+                show(run_evaluation(config, say).folder)
             except (RunError, OSError) as error:
                 failed.append(checkpoint.name)
                 output.error(f"{checkpoint.name}: {error}")

@@ -77,7 +77,12 @@ def fitting_preset(cluster: Cluster, state: ClusterState, gpu_memory: int) -> st
     for name in presets.size_names():
         size, config = presets.load_size(name), resolve(name).config
         needs_memory = size.gpu_memory_gib * GIB_TOLERANCE * 2**30
-        if config.gpus < max(taken, 1) or config.n_gpus_per_node > gpus or config.n_nodes > len(nodes):
+        if (
+            not size.suggested
+            or config.gpus < max(taken, 1)
+            or config.n_gpus_per_node > gpus
+            or config.n_nodes > len(nodes)
+        ):
             continue
         if (gpu_memory and gpu_memory < needs_memory) or not _can_train(cluster, name):
             continue

@@ -20,6 +20,7 @@ COMMANDS = [
     ["--version"],
     ["train", "--help"],
     ["eval", "--help"],
+    ["ask", "--help"],
     ["status", "--help"],
     ["report", "--help"],
     ["dashboard", "--help"],

@@ -30,6 +30,8 @@ RUNS = {
 }
 YOUNGER = {
     "agent.repeat_problem": False,
+    "task.curriculum": [],
+    "task.curriculum_tasks": 640,
     "rollout.share_prefixes": True,
     "rollout.prefetch_sections": False,
     "train.share_prefixes": True,

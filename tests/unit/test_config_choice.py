@@ -125,7 +125,7 @@ def test_presets_of_two_tasks_are_compared_field_by_field() -> None:
         ),
         (
             "reward.name=exact",
-            "reward.name=exact is not known: choose boxed, f1, found, math, memalpha, or name a class",
+            "reward.name=exact is not known: choose boxed, f1, found, math, reading, memalpha, or name a class",
         ),
         ("task.num_keyz=3", "unknown key task.num_keyz: did you mean task.num_keys"),
         ("agent.max_final_tokens=0", "agent.max_final_tokens=0 is not allowed: it must be a whole number at least 1"),

@@ -289,3 +289,20 @@ def test_tens_of_thousands_of_questions_come_of_the_real_documents(tmp_path: Pat
 
     assert sum(count for name, count in counts.items() if name.endswith(QUESTIONS)) > 30_000
     assert sum(count for name, count in counts.items() if name.endswith(DOCUMENTS)) == 12_839
+
+
+def test_a_document_under_two_titles_is_one_and_every_question_names_it_so(tmp_path: Path) -> None:
+    items = world()
+    for title, item in zip(("Lake One", "Lake Two"), items[1:3], strict=True):
+        item["context"].append([title, ["The water of the lake is very deep and cold."]])
+    file = tmp_path / "items.json"
+    file.write_text(json.dumps(items))
+    prepare(tmp_path / "out", file)
+    found = set()
+    for split in SPLITS:
+        written = {row["id"] for row in rows(tmp_path / "out" / split / DOCUMENTS)}
+        for row in rows(tmp_path / "out" / split / QUESTIONS):
+            assert {*row["own_documents"], *row["supporting"]} <= written
+            found.add(row["id"])
+    assert {"h1", "h2"} <= found
+    HotpotQA(HotpotqaConfig(path=str(tmp_path / "out"), num_documents=3), 1)

@@ -76,6 +76,22 @@ def test_every_epoch_holds_every_question_once_in_its_own_order(mini_hotpotqa: P
     assert all(by_question[0][q] != by_question[1][q] for q in by_question[0])
 
 
+def test_a_curriculum_makes_the_first_training_contexts_shorter_and_no_others(mini_hotpotqa: Path) -> None:
+    plain, tasks = source(mini_hotpotqa), source(mini_hotpotqa, curriculum=[2, 4, 8], curriculum_tasks=5)
+    lengths = [len(documents_of(tasks.train(i))) for i in range(20)]
+    assert lengths == [2] * 5 + [4] * 5 + [8] * 5 + [12] * 5
+    assert [tasks.train(i).id for i in range(20)] == [plain.train(i).id for i in range(20)]  # the same questions
+    assert [tasks.train(i) for i in range(15, 20)] == [plain.train(i) for i in range(15, 20)]
+    assert all_heldout(tasks) == all_heldout(plain)
+    for i in range(20):
+        assert len(str(tasks.train(i).meta["gold_documents"]).split()) == 2
+
+
+def test_a_curriculum_of_more_documents_than_there_are_is_refused(mini_hotpotqa: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.curriculum=\[2, 999\]: .* documents for training: lower"):
+        source(mini_hotpotqa, curriculum=[2, 999])
+
+
 def test_a_task_depends_on_seed_and_number_alone(mini_hotpotqa: Path) -> None:
     first, second, other = source(mini_hotpotqa), source(mini_hotpotqa), source(mini_hotpotqa, seed=2)
     backwards = [second.train(i) for i in reversed(range(20))][::-1]

@@ -154,3 +154,8 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"question": ["q"]}), tmp_path / "other.parquet")
     with pytest.raises(UserError, match="prompt"):
         source(tmp_path / "other.parquet")
+
+
+def test_a_curriculum_is_for_folders_whose_contexts_are_drawn(train_file: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.curriculum=\[2\] draws contexts .* has its own contexts"):
+        source(train_file, curriculum=[2])

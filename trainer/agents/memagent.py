@@ -118,15 +118,23 @@ class MemAgent:
         self._announce(prepared, 0, engine)
         for number, chunk in enumerate(prepared.chunks):
             self._announce(prepared, number + 1, engine)
-            values = {"problem": prepared.question, "memory": memory, "section": chunk}
-            written = await sampler.sample("update", self.prompts.update.fill(values))
-            if not written:
-                sampler.counters["empty_memory"] += 1
-                written = memory if self.config.empty_memory == "keep" else []
+            written = await self.update(sampler, prepared.question, memory, chunk)
             memory = no_memory if options.blank_memory else written
-        prompt = self.prompts.final.fill({"problem": prepared.question, "memory": memory})
-        answer = await sampler.sample("final", prompt)
+        answer = await self.answer(sampler, prepared.question, memory)
         return sampler.trajectory(self.tokenizer.decode(answer, skip_special_tokens=True))
+
+    async def update(self, sampler: TurnSampler, question: list[int], memory: list[int], chunk: list[int]) -> list[int]:
+        """Read one chunk; returns the memory after it. All are token ids."""
+        values = {"problem": question, "memory": memory, "section": chunk}
+        written = await sampler.sample("update", self.prompts.update.fill(values))
+        if written:
+            return written
+        sampler.counters["empty_memory"] += 1
+        return memory if self.config.empty_memory == "keep" else []
+
+    async def answer(self, sampler: TurnSampler, question: list[int], memory: list[int]) -> list[int]:
+        """Answer from the memory; returns the response's token ids without the end token."""
+        return await sampler.sample("final", self.prompts.final.fill({"problem": question, "memory": memory}))
 
     def _announce(self, prepared: PreparedTask, number: int, engine: Engine) -> None:
         """Tell the engine how the prompts about a chunk begin, where the memory comes behind the chunk."""

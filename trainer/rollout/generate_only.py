@@ -129,7 +129,8 @@ class RolloutRun:
         leave_out_misfits(self.source, agent)
         course = Schedule(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used
         ids = stop_token_ids(lm, self.tokenizer)
-        parts = SamplerParts(config, world, self.source, course, agent, make_reward(config), ids, stop_here, window)
+        reward = make_reward(config, self.tokenizer)
+        parts = SamplerParts(config, world, self.source, course, agent, reward, ids, stop_here, window)
         self.sampler: Sampler
         if embedded:
             self.sampler = embedded_sampler(parts, lm.eval(), PolicyModel(lm))

@@ -85,9 +85,13 @@ class RowSource(ABC, Generic[R]):
 
     def train(self, index: int) -> Task:
         """See TaskSource; every epoch has an order of its own."""
-        epoch, position = divmod(index, self.train_size)
-        row = self.rows[self._order(epoch)[position]]
+        row, epoch = self.train_row(index)
         return self.make(f"train-{row.id}-{epoch}", row, "train", epoch)
+
+    def train_row(self, index: int) -> tuple[R, int]:
+        """Row and epoch of training task number `index`."""
+        epoch, position = divmod(index, self.train_size)
+        return self.rows[self._order(epoch)[position]], epoch
 
     def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:  # noqa: ARG002 (rows have their own length)
         """See TaskSource. Raises UserError when the split has no such task."""

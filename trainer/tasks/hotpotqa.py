@@ -22,7 +22,18 @@ from trainer.types import Task
 def make_hotpotqa(config: DocumentsConfig, seed: int, cache_dir: str = "") -> TaskSource:
     """The task source of a folder of ours, or of MemAgent's published files. Raises UserError as both do."""
     published = published_file(config.path)
+    if published and config.curriculum:
+        raise UserError(
+            f"task.curriculum={config.curriculum} draws contexts of other lengths from a folder of questions.jsonl and "
+            f"documents.jsonl, and {published} has its own contexts: leave it out, or set task.path to such a folder"
+        )
     return PublishedHotpotQA(config, seed, published) if published else HotpotQA(config, seed, cache_dir)
+
+
+def documents_of_task(config: DocumentsConfig, index: int) -> int:
+    """Documents in the context of training task number `index` of a run; it depends on nothing else."""
+    stage = index // config.curriculum_tasks
+    return config.curriculum[stage] if stage < len(config.curriculum) else config.num_documents
 
 
 class HotpotQA(RowSource[Question]):
@@ -48,12 +59,21 @@ class HotpotQA(RowSource[Question]):
         train = self.sides.train.questions[: config.train_size]
         super().__init__("hotpotqa", seed, self.folder, train, heldout)
 
+    def train(self, index: int) -> Task:
+        """See TaskSource; the first contexts are as long as the curriculum says."""
+        row, epoch = self.train_row(index)
+        return self._made(f"train-{row.id}-{epoch}", row, "train", epoch, documents_of_task(self.config, index))
+
     def make(self, task_id: str, row: Question, split: str, epoch: int) -> Task:
         """See RowSource."""
-        name, documents = f"hotpotqa-{'train' if split == 'train' else 'heldout'}", self.config.num_documents
+        return self._made(task_id, row, split, epoch, self.config.num_documents)
+
+    def _made(self, task_id: str, row: Question, split: str, epoch: int, documents: int) -> Task:
+        name = f"hotpotqa-{'train' if split == 'train' else 'heldout'}"
         parts = (self.seed, epoch) if split == "train" else ()
         side = {"train": self.sides.train, "dev": self.sides.dev, "test": self.sides.test}[split]
-        return self._task(task_id, row, side, random.Random(derive_seed(name, row.id, documents, *parts)))
+        rng = random.Random(derive_seed(name, row.id, documents, *parts))
+        return self._task(task_id, row, side, documents, rng)
 
     def _check(self) -> None:
         sides, fraction = self.sides, self.config.eval_fraction
@@ -69,9 +89,14 @@ class HotpotQA(RowSource[Question]):
                 f"{len(sides.train.pool)} documents are for training and {held} are held out; "
                 f"choose at most {largest}"
             )
+        if any(size > len(sides.train.pool) for size in self.config.curriculum):
+            raise UserError(
+                f"task.curriculum={self.config.curriculum}: {self.folder} has {len(sides.train.pool)} documents for "
+                "training: lower its numbers"
+            )
 
-    def _task(self, task_id: str, question: Question, side: Side, rng: random.Random) -> Task:
-        documents = draw_documents(rng, question, side, self.config.num_documents)
+    def _task(self, task_id: str, question: Question, side: Side, size: int, rng: random.Random) -> Task:
+        documents = draw_documents(rng, question, side, size)
         if self.config.compat_upstream:
             random.Random(UPSTREAM_SHUFFLE_SEED).shuffle(documents)
         else:

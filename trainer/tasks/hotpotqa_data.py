@@ -39,7 +39,12 @@ class Document:
 
 def render(documents: Iterable[Document]) -> str:
     """Text of several documents, numbered from 1."""
-    return "\n\n".join(f"Document {number}:\n{d.title}\n{d.text}" for number, d in enumerate(documents, start=1))
+    return "\n\n".join(render_one(number, d.title, d.text) for number, d in enumerate(documents, start=1))
+
+
+def render_one(number: int, title: str, text: str) -> str:
+    """Text of one document among several."""
+    return f"Document {number}:\n{title}\n{text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clusterkit.cli.actions import (
         alerts,
+        ask,
         assets,
         bundle,
         check,

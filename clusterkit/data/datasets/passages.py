@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterkit.data.datasets.cloze import sentences
 from trainer.errors import UserError
@@ -41,11 +44,7 @@ def read_passages(place: Path) -> tuple[list[Passage], str]:
         name = file.relative_to(place).as_posix() if file != place else file.name
         text = read_text(file)
         digest.update(f"{name}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
-        for heading, passage in _passages(text):
-            title = heading or file.stem.replace("_", " ").replace("-", " ")
-            titles[title] += 1
-            if titles[title] > 1:
-                title = f"{title}, part {titles[title]}"
+        for title, passage in titled_passages(text.splitlines(), file.stem, titles):
             key = document_key(title, passage)
             name_of_text = hashlib.sha1(f"{title}\n{passage}".encode(), usedforsecurity=False).hexdigest()[:12]
             passages.setdefault(key, Passage(Document(name_of_text, title, passage, key), name))
@@ -59,26 +58,76 @@ def read_text(file: Path) -> str:
     """Read a text file. Raises UserError for what cannot be read or is not text in UTF-8."""
     try:
         refuse_pointer(file)
-        data = file.read_bytes()
-        if b"\0" in data:
-            raise UnicodeDecodeError("utf-8", data, data.index(b"\0"), data.index(b"\0") + 1, "a zero byte")
-        return data.decode("utf-8-sig")
+        with file.open("rb") as stream:
+            return "".join(text_blocks(stream, str(file)))
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror or error}): name a text file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file} is not text in UTF-8 (byte {error.start + 1}): turn it into a text file first, or take it out"
-        ) from error
+
+
+def text_blocks(stream: BinaryIO, name: str, size: int = 1 << 20) -> Iterator[str]:
+    """Yield the text of a stream of UTF-8, without a byte order mark.
+
+    Args:
+        stream: its bytes.
+        name: of the stream, for the message.
+        size: bytes that are read at a time.
+
+    Raises:
+        UserError: it is not text in UTF-8.
+    """
+    decoder = getincrementaldecoder("utf-8-sig")()
+    place = 0
+    while True:
+        data = stream.read(size)
+        if b"\0" in data:
+            raise _no_text(name, place + data.index(b"\0"))
+        waiting = len(decoder.getstate()[0])  # bytes of a character that the last block has not ended
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise _no_text(name, place - waiting + error.start) from error
+        if text:
+            yield text
+        if not data:
+            return
+        place += len(data)
+
+
+def text_lines(blocks: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text that comes in blocks, as `str.splitlines` cuts the whole."""
+    waiting = ""
+    for block in blocks:
+        *lines, waiting = (waiting + block).splitlines(keepends=True)  # a line end may be cut in two: the last waits
+        yield from (line.splitlines()[0] for line in lines)
+    yield from waiting.splitlines()
+
+
+def titled_passages(lines: Iterable[str], name: str, titles: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Yield (title, passage) of a text file's lines.
+
+    Args:
+        lines: of the file.
+        name: of the file without its ending; the title of a passage that has no heading above it.
+        titles: how often each title was given until now; counted on, so that no two passages have the same one.
+    """
+    for heading, passage in _passages(lines):
+        title = heading or name.replace("_", " ").replace("-", " ")
+        titles[title] += 1
+        yield (title if titles[title] == 1 else f"{title}, part {titles[title]}"), passage
+
+
+def _no_text(name: str, place: int) -> UserError:
+    return UserError(f"{name} is not text in UTF-8 (byte {place + 1}): turn it into a text file first, or take it out")
 
 
 def _is_wanted(path: Path, root: Path) -> bool:
     return path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def _passages(text: str) -> Iterator[tuple[str, str]]:
+def _passages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (the heading above it, a passage); paragraphs stand between blank lines, headings begin with #."""
     heading, kept = "", ""
-    for title, paragraph in _paragraphs(text):
+    for title, paragraph in _paragraphs(lines):
         for piece in _pieces(paragraph):
             if kept and (title != heading or len(kept) + len(piece) >= MOST_CHARACTERS):
                 yield heading, kept
@@ -88,19 +137,19 @@ def _passages(text: str) -> Iterator[tuple[str, str]]:
         yield heading, kept
 
 
-def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
+def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield every paragraph as one line, with the heading above it."""
     heading = ""
-    lines: list[str] = []
-    for line in [*text.splitlines(), ""]:
+    kept: list[str] = []
+    for line in chain(lines, [""]):
         found = _HEADING.fullmatch(line.strip())
-        if lines and (found or not line.strip()):
-            yield heading, " ".join(" ".join(lines).split())
-            lines = []
+        if kept and (found or not line.strip()):
+            yield heading, " ".join(" ".join(kept).split())
+            kept = []
         if found:
             heading = found[1]
         elif line.strip():
-            lines.append(line)
+            kept.append(line)
 
 
 def _pieces(paragraph: str) -> Iterable[str]:

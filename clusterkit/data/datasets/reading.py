@@ -9,7 +9,7 @@ Questions of one split are made from its documents alone, and no document is in 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,11 +129,18 @@ def _sides(inputs: list[Input], share: float) -> tuple[Sides, int]:
         questions.update((question.id, question) for question in corpus.questions)
         for document in (*corpus.documents, *(one for question in corpus.questions for one in question.own)):
             documents.setdefault(document.key, document)
-    sides = split_three(Corpus(list(questions.values()), list(documents.values())), share)
+    asked = [_with_kept(question, documents) for question in questions.values()]
+    sides = split_three(Corpus(asked, list(documents.values())), share)
     passages = [passage for passage in passages if passage.document.key not in documents]
     parts = _split_passages(passages, share)
     train, dev, test = (_wider(getattr(sides, name), part) for name, part in zip(SPLITS, parts, strict=True))
     return replace(sides, train=train, dev=dev, test=test), left_out + sides.dropped
+
+
+def _with_kept(question: Question, documents: Mapping[str, Document]) -> Question:
+    """The question with the documents that are written: of those that read the same under several titles, one is."""
+    own, gold = ([documents[one.key] for one in ones] for ones in (question.own, question.gold))
+    return replace(question, own=tuple(own), gold=tuple(gold))
 
 
 def _wider(side: Side, documents: Sequence[Document]) -> Side:

@@ -1,0 +1,56 @@
+"""`clusterkit ask`: print the memory as it changes, and the answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from clusterkit.backends.base import Say
+from clusterkit.evaluate.ask import STDIN, Question
+from clusterkit.evaluate.ask import ask as ask_question
+from clusterkit.evaluate.process import require_evaluator
+from clusterkit.ui import output
+from trainer.errors import UserError
+
+
+def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
+    """Have the files read and print the answer.
+
+    Args:
+        typed: fields of `Question`; without files, standard input is read.
+        as_json: print every event as a line of JSON.
+        shown: whether the memory is shown as it changes.
+    """
+    question = Question(**{**typed, "files": typed["files"] or (STDIN,)})
+    if STDIN in question.files and sys.stdin.isatty():
+        raise UserError("there is nothing to read: name text files, or send a text to standard input")
+    require_evaluator()
+    say: Say = output.note if shown and not as_json else lambda _: None
+
+    def show(event: dict[str, Any]) -> None:
+        if as_json:
+            output.line_json(event)
+            return
+        for line in lines_of(event):
+            say(line)
+        if event["event"] == "answer":
+            output.result(event["answer"])
+
+    ask_question(question, say, show)
+
+
+def lines_of(event: dict[str, Any]) -> Iterator[str]:
+    """What is shown of an event beside the answer."""
+    if event["event"] == "document":
+        yield f"{event['tokens']} tokens in {event['sections']} sections"
+        if event["left_out_tokens"]:
+            yield f"of these, {event['left_out_tokens']} tokens in the middle are left out (agent.max_chunks)"
+    elif event["event"] == "section":
+        cut = ", cut at agent.max_memory_tokens" if event["truncated"] else ""
+        changed = f"{event['memory_tokens']} tokens{cut}" if event["changed"] else "unchanged"
+        yield f"section {event['number']} of {event['sections']}: memory {changed}"
+        if event["changed"]:
+            yield from (f"    {line}" for line in event["memory"].splitlines())
+    elif event["truncated"]:
+        yield "the answer was cut at agent.max_final_tokens"

@@ -1,0 +1,72 @@
+"""`clusterkit ask`: have a checkpoint read text files with a memory, and answer a question."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clusterkit.cli import actions
+from clusterkit.cli.options import FILEROOT_OPTION, new_app
+
+app = new_app()
+
+
+@app.command()
+def ask(
+    *,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Text files in UTF-8; - or none: standard input.", show_default=False),
+    ] = None,
+    question: str = typer.Option(..., "--question", "-q", help="What is asked about them."),
+    model_path: str | None = typer.Option(
+        None,
+        "--model-path",
+        "--model_path",
+        help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out.",
+    ),
+    plain: bool = typer.Option(
+        False,
+        "--plain",
+        help="Leave the text as it stands; else a checkpoint that has learned from titled documents gets such ones.",
+    ),
+    preset: str | None = typer.Option(
+        None, "--preset", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
+    ),
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
+    ] = None,
+    engine: str = typer.Option("auto", "--engine", help="embedded, sglang, vllm; with --server-url: openai."),
+    server_url: str = typer.Option(
+        "", "--server-url", help="A running server: with OpenAI's /v1/completions, or of the --engine that is named."
+    ),
+    server_python: str = typer.Option("", "--server-python", help="Interpreter that has SGLang or vLLM."),
+    tensor_parallel: int = typer.Option(1, "--tensor-parallel", help="GPUs of the server."),
+    cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
+    fileroot: str | None = FILEROOT_OPTION,
+    as_json: bool = typer.Option(False, "--json", help="Print every section's memory and the answer as lines of JSON."),
+    no_progress: bool = typer.Option(False, "--no-progress", help="Print the answer alone."),
+) -> None:
+    """Read text files section by section with a memory, show the memory as it changes, and answer a question.
+
+    It runs on this machine, with or without a GPU. The memory goes to stderr, the answer to stdout. A checkpoint of a
+    run reads with the settings of that run.
+    """
+    server = {"engine": engine, "url": server_url, "python": server_python, "tensor_parallel": tensor_parallel}
+    actions.ask.ask(
+        {
+            "question": question,
+            "files": tuple(files or ()),
+            "plain": plain,
+            "model_path": model_path,
+            "preset": preset,
+            "settings": tuple(setting or ()),
+            "server": server,
+            "cache_dir": cache_dir,
+            "fileroot": fileroot,
+        },
+        as_json=as_json,
+        shown=not no_progress,
+    )

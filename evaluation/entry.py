@@ -1,0 +1,44 @@
+"""What the commands of this package have in common: `python -m evaluation…  CONFIG.yaml`, its errors and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.errors import UserError
+from trainer.signals import StopFlag
+
+
+def run_command(program: str, description: str | None, work: Callable[[Path, StopFlag], int]) -> int:
+    """Do the work of a command line that names a configuration; errors become one message on stderr.
+
+    Args:
+        program: as `python -m …`, for --help.
+        description: for --help.
+        work: gets the configuration's file and the flag that a signal sets; returns the exit code.
+
+    Returns:
+        The exit code: that of `work`, or of the error.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("config", type=Path, help="the configuration, as clusterkit writes it")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    arguments = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    stop = StopFlag().install()
+    try:
+        return work(arguments.config, stop)
+    except Exception as error:
+        if arguments.debug:
+            traceback.print_exc()
+        known = isinstance(error, UserError)
+        sys.stderr.write(f"error: {error if known else f'{type(error).__name__}: {error}'}\n")
+        if not known and not arguments.debug:
+            sys.stderr.write("this is a fault of clusterkit or of this machine: --debug shows where it happened\n")
+        return error.exit_code if isinstance(error, UserError) else 1

@@ -1,0 +1,177 @@
+"""`python -m evaluation.reading CONFIG.yaml`: read a document with a memory and answer one question about it.
+
+Prints a line of JSON on stdout for every event: `document` before the reading, `section` after each section with the
+memory as it then is, and `answer`.
+
+Exit codes: 0 answered, 1 failed, 2 bad configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
+
+from evaluation.config import AskConfig, EvalConfig
+from evaluation.document import Document
+from evaluation.engines import context_window, open_engine
+from evaluation.entry import run_command
+from evaluation.openai_engine import ServerGoneError
+from evaluation.plan import choose_kind, visible_gpus
+from evaluation.progress import say
+from trainer.agents.base import RolloutOptions, TurnSampler
+from trainer.agents.memagent import MemAgent
+from trainer.assets import resolve_model
+from trainer.config_agents import MemagentConfig
+from trainer.configfile import read_config
+from trainer.engines.base import Engine, EngineError
+from trainer.engines.embedded import GenerationCancelledError
+from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.rewards.qa import extract_answer
+from trainer.signals import StopFlag
+from trainer.train.model import load_tokenizer
+from trainer.types import Task
+
+POLL_SECONDS = 0.2
+GREEDY = RolloutOptions(temperature=0.0, seed_of_turn=lambda turn: turn)
+Tell = Callable[..., None]
+
+
+def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = lambda: False) -> None:
+    """Read the document section by section and answer the question.
+
+    Args:
+        config: the document, the question and the model.
+        tell: gets every event, as names and values.
+        stop: asked all the time; True ends the reading.
+
+    Raises:
+        UserError: the agent keeps no memory that is one text, or its limits do not fit the model or the question.
+        RunError: the engine does not start, or is lost.
+        InterruptedRunError: `stop` said so.
+    """
+    asked = _with_one_server(config.evaluation)
+    if not isinstance(asked.agent, MemagentConfig):
+        raise UserError(
+            f"the checkpoint's agent is {asked.agent.name}, and questions are asked of agent.name=memagent, whose "
+            "memory is a text: name a checkpoint of such an agent, or try --set agent.name=memagent"
+        )
+    folder = resolve_model(asked.model_path, asked.cache_dir)
+    tokenizer = load_tokenizer(folder)
+    agent = MemAgent(asked.agent, tokenizer)
+    agent.check_window(context_window(folder, asked.server))
+    disable_progress_bar()  # a memory is shown, and loading takes a second
+    task = Task("question", config.question, ("",))
+    question = agent.prepare(task).question
+    document = Document(Path(config.document), tokenizer, asked.agent)
+    kind = choose_kind(asked.server)
+
+    async def run() -> None:
+        logs = Path(asked.output_path) / "servers"
+        async with open_engine(asked, kind, folder, tokenizer, logs, stop) as opened:
+            say(f"engine {kind} is ready")
+            tell(
+                event="document",
+                tokens=document.tokens,
+                sections=document.num_sections,
+                left_out_tokens=document.left_out,
+                model_path=str(folder),
+                engine=kind,
+            )
+            async with _cancelled_by(stop):
+                await _read(agent, opened.engine, task, question, document, tell)
+
+    try:
+        asyncio.run(run())
+    except (asyncio.CancelledError, GenerationCancelledError):
+        if not stop():
+            raise
+        raise InterruptedRunError("interrupted before the answer; nothing is kept") from None
+    except (EngineError, ServerGoneError) as error:
+        raise RunError(f"the model stopped answering: {error}") from error
+
+
+def _with_one_server(asked: EvalConfig) -> EvalConfig:
+    """The same with the GPUs of one server, where all were meant: there is one reader."""
+    if asked.server.gpus or not visible_gpus():
+        return asked
+    return asked.model_copy(update={"server": asked.server.model_copy(update={"gpus": asked.server.tensor_parallel})})
+
+
+async def _read(
+    agent: MemAgent, engine: Engine, task: Task, question: list[int], document: Document, tell: Tell
+) -> None:
+    began = time.perf_counter()
+    memory = agent.prompts.no_memory
+    text = ""
+    for number, section in enumerate(document.sections(), start=1):
+        at = time.perf_counter()
+        sampler = TurnSampler(engine, GREEDY, agent.config, task)  # a new one: turns of a long document are not kept
+        memory = await agent.update(sampler, question, memory, section)
+        before, text = text, _decode(agent, memory)
+        tell(
+            event="section",
+            number=number,
+            sections=document.num_sections,
+            memory=text,
+            memory_tokens=len(memory),
+            changed=text != before,
+            truncated="truncated_memory" in sampler.counters,
+            seconds=round(time.perf_counter() - at, 3),
+        )
+    sampler = TurnSampler(engine, GREEDY, agent.config, task)
+    response = _decode(agent, await agent.answer(sampler, question, memory))
+    tell(
+        event="answer",
+        answer=extract_answer(response) or response.strip(),
+        response=response,
+        truncated="truncated_final" in sampler.counters,
+        seconds=round(time.perf_counter() - began, 3),
+    )
+
+
+def _decode(agent: MemAgent, ids: list[int]) -> str:
+    return str(agent.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+@asynccontextmanager
+async def _cancelled_by(stop: Callable[[], bool]) -> AsyncIterator[None]:
+    """Cancel what runs in the block as soon as `stop` says so."""
+    reading = asyncio.current_task()
+    assert reading is not None
+
+    async def watch() -> None:
+        while not stop():
+            await asyncio.sleep(POLL_SECONDS)
+        reading.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
+def _tell(**event: Any) -> None:
+    print(json.dumps(event), flush=True)  # ASCII: whatever the locale
+
+
+def _answer(path: Path, stop: StopFlag) -> int:
+    answer_question(read_config(path, AskConfig), _tell, stop)
+    return 0
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    return run_command("python -m evaluation.reading", __doc__, _answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

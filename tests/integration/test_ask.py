@@ -1,0 +1,105 @@
+"""`clusterkit ask` as a user types it, of a tiny model that was really warmed up to look facts up."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import ENVIRONMENT, Trial, command, wait_for
+
+FIRST = "zezi lamp . there was kege chair . calm and"
+SECOND = "toku spoon . later there was rifo kettle . evening"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """A run of one step after a warm-up of half a minute, whose gate is what `ask` needs: lookup in one section."""
+    folder = tmp_path_factory.mktemp("ask")
+    settings: dict[str, Any] = {
+        "model.tiny": {"hidden_size": 128, "intermediate_size": 256},
+        "task.num_keys": 16,
+        "warmup": {"recall_steps": 100, "steps": 200, "gate": 0.9, "retries": 2},
+        "train.total_steps": 1,
+        "eval": {"every_steps": 0},
+    }
+    trial = Trial(folder / "runs", folder / "cache", **settings)
+    process = command(trial)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    (trial.paths.logs / "config.yaml").write_bytes(trial.file.read_bytes())  # where the command puts it
+    return trial
+
+
+def words(run: Trial, *more: str | Path) -> list[str]:
+    return [sys.executable, "-m", "clusterkit.cli.main", "ask", "--fileroot", str(run.config.fileroot), *map(str, more)]
+
+
+def ask(run: Trial, *more: str | Path, text: str | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+    pipes: dict[str, Any] = {"input": text} if text is not None else {"stdin": subprocess.DEVNULL}
+    done = subprocess.run(
+        words(run, *more), env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False, **pipes
+    )
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.parametrize(("key", "value"), [("toku", "spoon"), ("rifo", "kettle")])
+def test_it_shows_its_memory_and_answers_what_the_files_say(run: Trial, tmp_path: Path, key: str, value: str) -> None:
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    first.write_text(FIRST)
+    second.write_text(SECOND)
+    done = ask(run, "--question", key, first, second)
+    assert done.stdout == f"{value}\n"
+    assert "20 tokens in 2 sections" in done.stderr
+    assert "section 1 of 2: memory" in done.stderr
+    assert f"section 2 of 2: memory 2 tokens\n    {key} {value}\n" in done.stderr
+
+
+def test_lines_of_json_of_a_text_that_is_piped_in(run: Trial) -> None:
+    done = ask(run, "--question", "kege", "--json", text=FIRST)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["document", "section", "answer"]
+    document, section, answer = events
+    assert (document["tokens"], document["sections"], document["engine"]) == (10, 1, "embedded")
+    assert Path(document["model_path"]).name == "epoch1epochstep1globalstep1"
+    assert (section["memory"], section["memory_tokens"], section["truncated"]) == ("kege chair", 2, False)
+    assert answer["answer"] == "chair"
+    assert "memory" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--question", "kege is there was calm and kege chair calm"], "agent.max_question_tokens is 8"),
+        (["--question", "kege", "--set", "agent.name=single_turn"], "the checkpoint's agent is single_turn"),
+        (["--question", "kege", "--set", "agent.chunk_tokens=500"], "lower agent.chunk_tokens"),
+        (["--question", "kege", "--engine", "vllm", "--server-python", "/nowhere"], "name the interpreter"),
+    ],
+    ids=["long", "agent", "window", "server"],
+)
+def test_limits_are_told_in_words(run: Trial, more: list[str], message: str) -> None:
+    done = ask(run, *more, text=FIRST, code=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_ctrl_c_ends_a_long_reading_at_once(run: Trial, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join([FIRST, SECOND] * 20_000))
+    log = tmp_path / "stderr"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            words(run, "--question", "kege", book), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=stderr
+        )
+        wait_for(lambda: b"section 2 of 40000" in log.read_bytes(), every=0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, log.read_text()[-2000:]
+    assert out == b""
+    assert "error: interrupted before the answer" in log.read_text()

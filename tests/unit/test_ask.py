@@ -1,0 +1,151 @@
+"""`clusterkit ask`: the document that is put together, its sections, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import byte_tokenizer
+from typer.testing import CliRunner
+
+from clusterkit.cli.actions.ask import lines_of
+from clusterkit.cli.main import app
+from clusterkit.data.datasets.passages import read_text, text_blocks, text_lines
+from clusterkit.evaluate.ask import ReadingParser, write_document
+from evaluation.document import Document, blocks_of
+from trainer.agents.memagent import MemAgent
+from trainer.config_agents import MemagentConfig
+from trainer.errors import UserError
+from trainer.types import Task
+
+STORY = "".join(f"Paragraph {n} names lake Ül{n} and\r\nnothing else.\n\n" for n in range(40))
+
+
+def written(tmp_path: Path, *files: str | Path, titled: bool = False) -> str:
+    place = tmp_path / "document.txt"
+    write_document([str(file) for file in files], place, titled=titled)
+    return place.read_bytes().decode()
+
+
+def text_file(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_files_are_joined_as_they_stand_in_the_order_of_the_command(tmp_path: Path) -> None:
+    one, two = text_file(tmp_path, "b.txt", "\ufeffEins\r\n"), text_file(tmp_path, "a.txt", "Zwei")
+    assert written(tmp_path, one, two) == "Eins\r\n\n\nZwei"
+
+
+def test_titled_documents_are_numbered_on_through_all_files(tmp_path: Path) -> None:
+    notes = text_file(tmp_path, "lake_notes.md", "# Lakes\n\nThe Ouzel is deep.\n\n# Hills\n\nNone is high.")
+    more = text_file(tmp_path, "more.txt", "Swans nest there.")
+    assert written(tmp_path, notes, more, titled=True) == (
+        "Document 1:\nLakes\nThe Ouzel is deep.\n\n"
+        "Document 2:\nHills\nNone is high.\n\n"
+        "Document 3:\nmore\nSwans nest there."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text\0more", "not text in UTF-8 (byte 5)"),
+        (b"\xff\xfe", "not text in UTF-8 (byte 1)"),
+        (b"a" * (1 << 20) + b"\xc3(", f"not text in UTF-8 (byte {(1 << 20) + 1})"),
+        (b"caf\xc3", "not text in UTF-8 (byte 4)"),
+        (b"", "nothing to read"),
+        (b" \n\t", "nothing to read"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ],
+    ids=["zero", "utf16", "late", "cut", "empty", "blank", "pointer"],
+)
+@pytest.mark.parametrize("titled", [False, True])
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str, titled: bool) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        written(tmp_path, path, titled=titled)
+    assert message in str(caught.value)
+    assert "file.bin" in str(caught.value)
+
+
+def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        written(tmp_path, tmp_path / "nowhere.txt")
+    with pytest.raises(UserError, match="is a folder: name text files"):
+        written(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1 << 20])
+def test_lines_are_the_same_however_a_text_is_cut_into_blocks(tmp_path: Path, size: int) -> None:
+    text = "\ufeffä\r\nb\r\rc\u2028d\n\n€ end"
+    blocks = text_blocks(io.BytesIO(text.encode()), "x", size)
+    assert list(text_lines(blocks)) == text.removeprefix("\ufeff").splitlines()
+    assert read_text(text_file(tmp_path, "x.txt", text)) == text.removeprefix("\ufeff")
+
+
+@pytest.mark.parametrize("size", [10, 50, 333])
+def test_blocks_divide_no_word(size: int) -> None:
+    pieces = list(blocks_of(io.StringIO(STORY, newline=""), size))
+    assert "".join(pieces) == STORY
+    assert len(pieces) > 4
+    assert [word for piece in pieces for word in piece.split()] == STORY.split()
+
+
+@pytest.mark.parametrize("max_chunks", [0, 1, 3, 4, 1000])
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_sections_are_those_of_an_evaluation(tmp_path: Path, max_chunks: int, block: int) -> None:
+    tokenizer = byte_tokenizer()
+    limits = MemagentConfig(chunk_tokens=37, max_chunks=max_chunks)
+    document = Document(text_file(tmp_path, "story.txt", STORY), tokenizer, limits, block)
+    prepared = MemAgent(limits, tokenizer).prepare(Task("t", "q", ("a",), STORY))
+    sections = list(document.sections())
+    assert sections == prepared.chunks
+    assert document.num_sections == len(sections)
+    assert document.left_out == prepared.dropped_tokens
+
+
+def test_more_sections_than_allowed_are_an_error_where_the_agent_says_so(tmp_path: Path) -> None:
+    limits = MemagentConfig(chunk_tokens=37, max_chunks=3, overflow="error")
+    with pytest.raises(UserError, match=r"agent\.max_chunks is 3"):
+        Document(text_file(tmp_path, "story.txt", STORY), byte_tokenizer(), limits)
+
+
+def test_events_come_whole_however_the_output_is_cut() -> None:
+    said: list[str] = []
+    events: list[dict[str, Any]] = []
+    parser = ReadingParser(said.append, events.append)
+    output = 'ready ü\n{"event": "answer", "answer": "x"}\nerror: no room\nlower it\n'.encode()
+    for place in range(len(output)):
+        parser.feed(output[place : place + 1])
+    assert said == ["ready ü"]
+    assert events == [{"event": "answer", "answer": "x"}]
+    assert parser.answered
+    assert parser.error == "no room\nlower it"
+
+
+def test_a_memory_that_stays_is_not_shown_again() -> None:
+    event = {"event": "section", "number": 2, "sections": 9, "memory": "a\nb", "memory_tokens": 3, "truncated": False}
+    assert list(lines_of({**event, "changed": False})) == ["section 2 of 9: memory unchanged"]
+    shown = list(lines_of({**event, "changed": True, "truncated": True}))
+    assert shown == ["section 2 of 9: memory 3 tokens, cut at agent.max_memory_tokens", "    a", "    b"]
+
+
+@pytest.mark.parametrize(
+    ("question", "file", "message"),
+    [(" ", "story.txt", "the question is empty"), ("Which lake?", "nowhere.txt", "there is no file nowhere.txt")],
+)
+def test_the_command_refuses_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str, file: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text_file(tmp_path, "story.txt", STORY)
+    monkeypatch.setattr("clusterkit.evaluate.ask.run_node", lambda *_: pytest.fail("a process was started"))
+    done = CliRunner().invoke(app, ["ask", "--model-path", "smollm2-135m", "-q", question, file])
+    assert isinstance(done.exception, UserError)
+    assert message in str(done.exception)
+    assert done.exception.exit_code == 2
