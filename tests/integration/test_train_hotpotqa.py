@@ -63,6 +63,35 @@ def test_every_turn_of_a_step_is_learned_from(tmp_path: Path, shared_data: Path,
     assert saved(records).endswith("epoch1epochstep1globalstep1")
 
 
+def test_questions_made_from_documents_are_learned_with_a_bonus_for_memories(
+    tmp_path: Path, shared_data: Path, smollm2_path: Path
+) -> None:
+    prepare = [sys.executable, "-m", "clusterkit.cli.main", "data", "prepare", "reading"]
+    made = [*prepare, "--from", str(shared_data / "hotpotqa"), "--out", str(tmp_path / "questions"), "--traces", "10"]
+    subprocess.run(made, check=True, capture_output=True, timeout=600)
+
+    _, records = train(
+        tmp_path,
+        small_smollm2(smollm2_path, tmp_path / "model"),
+        shared_data,
+        f"task.path={tmp_path / 'questions'}",
+        "task.num_documents=4",
+        "task.curriculum=[2]",
+        "task.curriculum_tasks=1000",
+        "reward.name=reading",
+        "reward.memory_bonus=0.5",
+        "reward.memory_bonus_steps=10",
+    )
+
+    step = next(r for r in records if r["kind"] == "step")
+    assert step["stats"]["trained_rows"] == step["stats"]["turns"] >= 8
+    assert 0.0 <= step["stats"]["memory_holds"] <= 1.0
+    # Held-out contexts are as long as the full length, those of the curriculum's first tasks are not.
+    trained = step["stats"]["turns"] / 4
+    held_out = next(r for r in records if r["kind"] == "eval")["metrics"]["turns"]
+    assert held_out > trained
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_real_model_takes_a_step_and_still_knows_things(
