@@ -64,20 +64,22 @@ SLOWEST = 15
 
 @dataclass
 class Outcome:
-    """How a part went. failed: pytest's lines about what did; late: about what was left out for want of time (see
+    """How a part went. cpu: seconds of processor time of its processes, but not of those that outlived their parents
+    (Docker, daemons); failed: pytest's lines about what did; late: about what was left out for want of time (see
     tests/conftest.py); slowest: seconds, and pytest's line.
     """
 
     name: str
     code: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
     failed: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
         said = {0: "passed", NO_TESTS: "has no such tests"}.get(self.code, f"exit code {self.code}")
-        return f"{self.name}: {said} ({self.seconds:.0f} s)"
+        return f"{self.name}: {said} ({self.seconds:.0f} s, {self.cpu:.0f} s of CPU)"
 
     def read(self, lines: Iterable[str]) -> None:
         """Pass on what pytest prints; keep its lines about failures and durations."""
@@ -108,7 +110,9 @@ def run(name: str, paths: Sequence[str], options: Sequence[str], root: Path, cor
     )
     assert process.stdout is not None
     outcome.read(process.stdout)
-    outcome.code, outcome.seconds = process.wait(), time.monotonic() - began
+    _, status, usage = os.wait4(process.pid, 0)  # unlike wait(), it tells the usage of this part alone
+    process.returncode = outcome.code = os.waitstatus_to_exitcode(status)
+    outcome.seconds, outcome.cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     return outcome
 
 

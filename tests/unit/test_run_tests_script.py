@@ -46,7 +46,7 @@ def judge(
     if "long" in options:
         parts = script.marked(parts, root)
     code = script.all_tests(parts, ["-p", "no:cacheprovider", *options], root)
-    return code, re.sub(r" \(\d+ s\)\n", "\n", capfd.readouterr().out)
+    return code, re.sub(r" \(\d+ s, \d+ s of CPU\)\n", "\n", capfd.readouterr().out)
 
 
 def test_all_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -167,3 +167,15 @@ def test_a_part_that_died_without_a_word_is_no_success(tmp_path: Path, capfd: py
 )
 def test_which_words_name_tests(words: str, named: bool) -> None:
     assert script.names_tests(words.split()) is named
+
+
+def test_a_part_tells_its_own_processor_time_and_that_of_its_children(tmp_path: Path) -> None:
+    burn = "import time\nwhile time.process_time() < 1.0: pass"
+    test = f"import subprocess, sys\ndef test_burns(): subprocess.run([sys.executable, '-c', {burn!r}], check=True)\n"
+    (tmp_path / "test_a.py").write_text(test)
+    (tmp_path / "test_b.py").write_text(PASSES)
+
+    busy, idle = script.run_parts({"busy": ["test_a.py"], "idle": ["test_b.py"]}, ["-p", "no:cacheprovider"], tmp_path)
+
+    assert (busy.code, idle.code) == (0, 0)
+    assert busy.cpu >= 1.0 + 0.5 * idle.cpu
