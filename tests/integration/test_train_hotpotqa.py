@@ -86,10 +86,8 @@ def test_questions_made_from_documents_are_learned_with_a_bonus_for_memories(
     step = next(r for r in records if r["kind"] == "step")
     assert step["stats"]["trained_rows"] == step["stats"]["turns"] >= 8
     assert 0.0 <= step["stats"]["memory_holds"] <= 1.0
-    # Held-out contexts are as long as the full length, those of the curriculum's first tasks are not.
-    trained = step["stats"]["turns"] / 4
-    held_out = next(r for r in records if r["kind"] == "eval")["metrics"]["turns"]
-    assert held_out > trained
+    assert all(task_id.startswith(("train-cloze-", "train-chain-")) for task_id in step["task_ids"])
+    assert {r["name"] for r in records if r["kind"] == "eval"} == {"before", "after"}
 
 
 @pytest.mark.long
