@@ -185,6 +185,12 @@ def test_logs_prints_one_log(options: list[str], named: str) -> None:
     assert f"{named} are different logs: choose one" in said("logs", *options)
 
 
+@pytest.mark.parametrize("words", [["stop"], ["logs"], ["status"], ["serve", "list"], ["serve", "stop"]], ids=" ".join)
+def test_a_folder_of_runs_on_a_cluster_is_an_absolute_path(words: list[str]) -> None:
+    keep("lab")
+    assert "a path that begins with /" in said(*words, "--cluster", "lab", "--fileroot", "mine")
+
+
 def test_none_and_no_gpu_here_names_both_ways_on() -> None:
     refused = said("train", "--preset", "7B_n4")
     assert "clusterkit setup --hostnames" in refused

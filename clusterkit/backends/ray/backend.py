@@ -164,9 +164,10 @@ class RayBackend:
 
     def log(self, selector: RunSelector, name: LogName, *, patient: bool = False) -> Log:
         """See `Backend.log`."""
+        wanted = self.in_folder(selector)
 
         async def find(head: Head) -> Path:
-            run = await require_newest(head, self._in_folder(selector))
+            run = await require_newest(head, wanted)
             return name.path(run, await newest_attempt(head.session, run))
 
         path = self.do(find)
@@ -178,7 +179,7 @@ class RayBackend:
 
     def status(self, selector: RunSelector) -> Observation:
         """See `Backend.status`; where no run fits, the cluster is shown alone."""
-        return self.wait(self._look(self._in_folder(selector)))
+        return self.wait(self._look(self.in_folder(selector)))
 
     def runs(self, fileroot: str | None = None) -> Mirror:
         """See `Backend.runs`."""
@@ -197,7 +198,7 @@ class RayBackend:
 
     def newest_run(self, selector: RunSelector) -> ListedRun | None:
         """The run that was written to last, asked of any host that shows the storage; None without any."""
-        wanted = self._in_folder(selector)
+        wanted = self.in_folder(selector)
         return self.wait(through_any(self.selection, lambda head: newest_of(head, wanted)))
 
     def _typed_folder(self, fileroot: str | None = None) -> str | None:
@@ -213,7 +214,12 @@ class RayBackend:
             raise UserError(f"--fileroot {typed}: with --cluster it is a folder there, so a path that begins with /")
         return typed.rstrip("/")
 
-    def _in_folder(self, selector: RunSelector) -> RunSelector:
+    def in_folder(self, selector: RunSelector) -> RunSelector:
+        """The same run, looked for in the folder of runs that was typed.
+
+        Raises:
+            UserError: the folder is no absolute path.
+        """
         return replace(selector, fileroot=self._typed_folder())
 
     async def _look(self, selector: RunSelector) -> Observation:

@@ -91,8 +91,10 @@ def _servers(place: Place, selector: RunSelector) -> list[Registration]:
 
 
 def _on_cluster(place: Place, selector: RunSelector, work: Callable[[Head, RunDirectory], Awaitable[T]]) -> T:
-    async def do(head: Head) -> T:
-        return await work(head, await require_newest(head, selector))
-
     with RayBackend(place, output.note) as cluster:
+        wanted = cluster.in_folder(selector)
+
+        async def do(head: Head) -> T:
+            return await work(head, await require_newest(head, wanted))
+
         return cluster.do(do)
