@@ -28,7 +28,7 @@ demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 test: test-parts  ## Run all tests but the long ones: real training, real crashes, and (as root) real hosts on this machine
 	$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
 
-test-long: test-parts  ## Run the tests that take long: more seeds and kills, every fault of hosts, images, dispatched runs
+test-long: test-parts  ## Run the tests that take long: the tiny preset learns, many kills, every fault of hosts, images, dispatched runs
 	$(BIN)/python scripts/run_tests.py --long $(PYTEST_ARGS)
 
 test-parts: setup  # What the tests want beside the virtual environment

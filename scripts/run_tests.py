@@ -33,19 +33,19 @@ def integration(*names: str) -> tuple[str, ...]:
 
 PARTS = {
     "cluster": ("tests/cluster",),
+    "unit": ("tests/unit",),
     "runs": integration(
         "diagnose_command", "faults_config", "faults_disk", "faults_model", "own_classes", "recover_check",
         "recover_from", "recovery_choice", "recovery_damage", "recovery_kill", "recovery_persistent", "recovery_ranks",
         "recovery_signals", "report_browser", "trainer_types",
     ),
     "rest": (),
-    "learning": ("tests/learning",),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
         "eval_real", "prefix_sharing_real",
     ),
     "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
-    "unit": ("tests/unit",),
+    "learning": ("tests/learning",),
 }  # fmt: skip
 """Tests that share what is dear to start, the longest part first. The rest: integration tests that none names."""
 AT_ONCE = (os.cpu_count() or 1) + 1
