@@ -28,6 +28,8 @@ STATE_BYTES = 16
 RECOVER_BYTES = 12
 """Per parameter in a recover checkpoint: master weight and the two moments."""
 RECOVER_SLOTS = 2
+FLOAT32 = 4
+"""Bytes."""
 KEYS_PER_TOKEN = 4
 """Keys and values that are laid out for each token of a micro-batch, of groups of 8 to 16 with long prefixes."""
 
@@ -74,7 +76,8 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
                      2 b n (6 h + 2 k + 4 f) / (t c)  one layer at work, values and gradients; without checkpointing
                                                    the values of all L layers, with selective checkpointing half
         prefix keys  2 b n k r L / t               with shared prefixes: keys and values laid out for each row that
-                                                   follows a prefix, r for each token; of one layer with checkpointing
+                                                   follows a prefix, r for each token; of one layer with checkpointing;
+                     + 4 n k (r + 1) / t           and, of one layer's keys or values, both in float32
         logits       3 x 4 x logprob_chunk x vocabulary   scores, probabilities and gradients in float32
         runtime      4 GiB
     """
@@ -85,7 +88,7 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     kept = {"full": shape.hidden, "selective": inside // 2, "none": inside}[config.model.gradient_checkpointing]
     at_work = inside if config.model.gradient_checkpointing == "none" else 2 * inside
     activations = width * tokens * (kept * shape.layers + at_work) // split
-    laid_out = 2 * width * tokens * shape.kv_heads * shape.head_dim // layout.tensor
+    keys = tokens * shape.kv_heads * shape.head_dim // layout.tensor
     keys_of = shape.layers if config.model.gradient_checkpointing == "none" else 1
     chunk = min(config.train.logprob_chunk, tokens)
     return Usage(
@@ -94,7 +97,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
             "reference": width * shape.parameters // ranks if config.algorithm.kl_coef else 0,
             "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
             "activations": activations,
-            "prefix keys": laid_out * KEYS_PER_TOKEN * keys_of if _shares_prefixes(config) else 0,
+            "prefix keys": keys * (2 * width * KEYS_PER_TOKEN * keys_of + FLOAT32 * (KEYS_PER_TOKEN + 1))
+            if _shares_prefixes(config)
+            else 0,
             "logits": 3 * 4 * chunk * shape.vocabulary,
             "runtime": RUNTIME,
         }
