@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ import yaml
 
 from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.data.datasets.passages import text_blocks, text_lines, titled_passages
-from clusterkit.evaluate.process import failure_of, run_node
+from clusterkit.evaluate.process import OutputParser, failure_of, run_node
 from clusterkit.evaluate.request import choose_checkpoint, make_request, run_settings
 from evaluation.config import AskConfig
 from trainer.config import RunConfig
@@ -29,7 +28,8 @@ from trainer.files import refuse_pointer
 from trainer.tasks.hotpotqa_data import render_one
 
 STDIN = "-"
-EVENT = '{"event": '
+CONSOLE = "console.log"
+"""The log of the reading process; without one there is nothing to keep."""
 Show = Callable[[dict[str, Any]], None]
 
 
@@ -80,10 +80,10 @@ def ask(question: Question, say: Say, show: Show) -> None:
         config = _request(question, checkpoint, trained, folder)
         with file_failures(folder, "set TMPDIR to another folder"):
             write_document(question.files, folder / "document.txt", titled=titled)
-            console, request = folder / "console.log", folder / "request.yaml"
-            console.touch()
+            console, request = folder / CONSOLE, folder / "request.yaml"
             text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
             request.write_text(text, encoding="utf-8")
+            console.touch()
         told = ReadingParser(say, show)
         code = run_node(["evaluation.reading", str(request)], console, told.feed, lambda: say("stopping"))
         if code or not told.answered:
@@ -162,7 +162,7 @@ def _folder() -> Iterator[Path]:
     try:
         yield folder
     except RunError as error:
-        keep = str(folder) in str(error)
+        keep = str(folder) in str(error) and (folder / CONSOLE).exists()  # a full disk is not kept full
         raise
     finally:
         if not keep:
@@ -183,8 +183,8 @@ def _request(question: Question, checkpoint: str, trained: RunConfig | None, fol
     )
 
 
-class ReadingParser:
-    """What the reading process prints: its events and its other lines are handed on, its error is kept.
+class ReadingParser(OutputParser):
+    """What the reading process prints.
 
     Args:
         say: gets a line that is no event.
@@ -192,29 +192,16 @@ class ReadingParser:
 
     Attributes:
         answered: whether the answer has come.
-        error: the message that the process ended with.
     """
 
+    RESULT = '{"event": '
+
     def __init__(self, say: Say, show: Show) -> None:
-        self._say, self._show = say, show
+        super().__init__(say)
+        self._show = show
         self.answered = False
-        self.error = ""
-        self._rest = b""
 
-    def feed(self, data: bytes) -> None:
-        """Take what was printed since."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(line.decode("utf-8", "replace"))
-
-    def _take(self, line: str) -> None:
-        if line.startswith(EVENT):
-            event = json.loads(line)
-            self.answered = self.answered or event["event"] == "answer"
-            self._show(event)
-        elif line.startswith("error: "):
-            self.error = line.removeprefix("error: ")
-        elif self.error:
-            self.error += f"\n{line}"
-        else:
-            self._say(line)
+    def take_result(self, result: dict[str, Any]) -> None:
+        """See OutputParser."""
+        self.answered = self.answered or result["event"] == "answer"
+        self._show(result)

@@ -6,11 +6,12 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -107,31 +108,58 @@ def failure_of(exit_code: int, error: str, interrupted: str, without_words: str)
     return RunError(error or without_words)
 
 
-class EvalOutputParser:
-    """What an evaluation prints: hands its lines on as they come, and keeps its last word and its error."""
+class OutputParser(ABC):
+    """What a process of the node's code prints: its results are taken, its error is kept, other lines are handed on.
+
+    Args:
+        say: gets a line that is neither.
+
+    Attributes:
+        error: the message that the process ended with.
+    """
+
+    RESULT: ClassVar[str]
+    """How a line of JSON with a result begins."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
-        self.answer: dict[str, Any] | None = None
         self.error = ""
-        self._rest = ""
+        self._rest = b""
 
     def feed(self, data: bytes) -> None:
         """Take what was printed since."""
-        *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self.take(line)
+            self.take(line.decode("utf-8", "replace"))
 
     def take(self, line: str) -> None:
         """Take a line."""
-        if line.startswith('{"results": '):
-            self.answer = json.loads(line)
+        if line.startswith(self.RESULT):
+            self.take_result(json.loads(line))
         elif line.startswith("error: "):
             self.error = line.removeprefix("error: ")
         elif self.error:
             self.error += f"\n{line}"
         else:
             self.say(line)
+
+    @abstractmethod
+    def take_result(self, result: dict[str, Any]) -> None:
+        """Take a result."""
+
+
+class EvalOutputParser(OutputParser):
+    """What an evaluation prints; keeps its last word."""
+
+    RESULT = '{"results": '
+
+    def __init__(self, say: Say) -> None:
+        super().__init__(say)
+        self.answer: dict[str, Any] | None = None
+
+    def take_result(self, result: dict[str, Any]) -> None:
+        """See OutputParser."""
+        self.answer = result
 
     def finished(self, exit_code: int, folder: Path | None, without_words: str) -> Finished:
         """The evaluation's end, from its exit code and its own words.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -240,3 +241,28 @@ def test_a_disk_that_is_read_only(forks: Forks, small_disk: SmallDisk, warm_cach
         f"error: cannot write the run directory: {trial.file.parent / 'logs'}: Read-only file system. "
         "Choose another fileroot=DIR\n"
     )
+
+
+def test_a_question_about_a_text_that_the_disk_cannot_hold_leaves_nothing_on_it(
+    small_disk: SmallDisk, tmp_path: Path
+) -> None:
+    book, checkpoint = tmp_path / "book.txt", tmp_path / "checkpoint"
+    book.write_text("a line of text\n" * 100_000)
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")  # the text is copied before a model is loaded
+    small_disk.leave(1 << 16)
+    words = ["ask", "--model-path", str(checkpoint), "--preset", "tiny", "--question", "who", str(book)]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "clusterkit.cli.main", *words],
+        env={**os.environ, "TMPDIR": str(small_disk.folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "no space left on its disk" in done.stderr
+    assert "set TMPDIR to another folder" in done.stderr
+    assert [path.name for path in small_disk.folder.iterdir()] == ["ballast"]
