@@ -110,7 +110,7 @@ from trainer.launch.ray_servers import RayServers, namespace
 
 config = read_config(Path(sys.argv[1]), RunConfig)
 ray.init(address="auto", namespace=namespace(config.experiment_name, config.trial_name), log_to_driver=False)
-ranks = [ray.remote(RankHost).options(num_gpus=1).remote(rank) for rank in range(2)]
+ranks = [ray.remote(RankHost).options(num_gpus=1).remote() for _ in range(2)]
 gpus = ray.get([rank.gpus.remote() for rank in ranks])
 with RayServers(config, Path(sys.argv[2]), lambda: False, gpus):
     print(json.dumps([one.ids for one in gpus]), flush=True)

@@ -21,13 +21,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.errors import InterruptedRunError, RunError
+from trainer.errors import RunError
 from trainer.launch.rank import RankJob, start_rank
 from trainer.launch.ranks import GRACE_SECONDS, RankedRun, conclude, last_step
-from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace, supply
+from trainer.launch.ray_placement import rank_order, reserve
+from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace
 from trainer.paths import RunPaths
 from trainer.signals import StopFlag
 
@@ -36,15 +36,12 @@ log = logging.getLogger("trainer")
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
 """A node whose actor does not answer for so long is given up; Ray takes about half a minute to notice a dead one."""
-WAITING_SECONDS = 60.0
-"""How often a run that waits for resources says so."""
 
 
 class RayRun(RankedRun):
     """A RankedRun whose ranks are spread over the cluster's nodes.
 
-    With GPUs every rank has one of its own. Without GPUs rank 0 stays on the driver's node, which writes the same log,
-    and ranks are spread over as many nodes as there are.
+    With GPUs every rank has one of its own. `trainer.launch.ray_placement` says on which nodes they are.
     """
 
     def run(self) -> None:
@@ -72,39 +69,28 @@ class RayRun(RankedRun):
         return RayServers(self.config, self.folder, self.stop, gpus)
 
     def _reserved_actors(self) -> list[Any]:
-        """One actor for every rank, each in a bundle of one placement group."""
-        gpus = self.config.n_gpus_per_node > 0
-        bundles: list[dict[str, float]] = [{"CPU": 1, **({"GPU": 1} if gpus else {})} for _ in range(self.config.ranks)]
-        if not gpus:
-            bundles[0][f"node:{ray.util.get_node_ip_address()}"] = 0.001
-        group = placement_group(bundles, strategy="PACK" if gpus else "SPREAD")
-        self._await(group, bundles)
+        """One actor for every rank, by rank."""
+        group, bundles = reserve(self.config, self.stop)
+        has_gpus = self.config.n_gpus_per_node > 0
         actor = ray.remote(max_restarts=0)(RankHost)
-        return [
+        actors = [
             actor.options(
                 num_cpus=1,
-                num_gpus=1 if gpus else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-            ).remote(rank)
-            for rank in range(self.config.ranks)
+                num_gpus=1 if has_gpus else 0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            ).remote()
+            for bundle in bundles
         ]
-
-    def _await(self, group: Any, bundles: Sequence[dict[str, float]]) -> None:
-        """Wait until Ray has resources for all ranks, and log what is missing: a node may still come back."""
-        told = time.monotonic()
-        while not group.wait(timeout_seconds=POLL_SECONDS):
-            if self.stop():
-                raise InterruptedRunError(f"interrupted by {self.stop.signal_name} while waiting for places in Ray")
-            if time.monotonic() - told > WAITING_SECONDS:
-                told = time.monotonic()
-                kind = "GPU" if "GPU" in bundles[0] else "CPU"
-                log.warning(f"waiting for places: {len(bundles)} ranks want a {kind} each; {supply(kind)}")
+        places = ray.get([actor.gpus.remote() for actor in actors], timeout=ANSWER_SECONDS)
+        here = "" if has_gpus else ray.get_runtime_context().get_node_id()
+        return [actors[number] for number in rank_order(places, here)]
 
     def _start(self, ranks: _Ranks) -> None:
         address, port = ranks.ask(lambda actor: actor.meeting_place.remote(), [0])[0]
         gpu, meet = 0 if self.config.n_gpus_per_node else None, f"tcp://{address}:{port}"
         job = RankJob(self.config, self.folder, self.attempt, self.start, Path(), meet, gpu)
-        ranks.ask(lambda actor: actor.start.remote(pickle.dumps(job)), range(len(ranks.actors)))
+        data = pickle.dumps(job)
+        ray.get([actor.start.remote(rank, data) for rank, actor in enumerate(ranks.actors)], timeout=ANSWER_SECONDS)
         ranks.nodes = ranks.ask(lambda actor: actor.node.remote(), range(len(ranks.actors)))
         log.info("ranks run on %s", ", ".join(ranks.nodes))
 
@@ -197,8 +183,7 @@ class _Ranks:
 class RankHost:
     """Actor on the node of one rank: keeps the rank's process, which ends when the actor does."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clusterkit-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -216,12 +201,12 @@ class RankHost:
             probe.bind(("", 0))
             return self.node(), int(probe.getsockname()[1])
 
-    def start(self, job: bytes) -> None:
-        """Start the rank. job: a pickled RankJob; its meeting folder is set here."""
+    def start(self, rank: int, job: bytes) -> None:
+        """Start the rank of that number. job: a pickled RankJob; its meeting folder is set here."""
         rank_job: RankJob = replace(pickle.loads(job), meeting=Path(self._folder.name))
-        console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{self._rank}.log"
+        console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{rank}.log"
         with console.open("ab") as file:
-            self._process = start_rank(self._rank, rank_job, file)
+            self._process = start_rank(rank, rank_job, file)
 
     def poll(self) -> int | None:
         """Exit code of the rank; None while it runs."""

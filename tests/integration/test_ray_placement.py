@@ -1,0 +1,83 @@
+"""Ranks on a real Ray of three nodes, with GPUs that it only believes in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from raycluster import FOLDER, RAY, end_processes_of, own_ports
+from runs import ENVIRONMENT, REPOSITORY
+
+from tests.realparts import require
+from trainer.engines.process import free_port
+
+NODES = {"127.0.0.1": 4, "127.0.0.2": 2, "127.0.0.3": 3}
+"""GPUs of each node, the head first."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
+    folder, port = Path(tempfile.mkdtemp(prefix="ck-ray-")), free_port()  # Ray's sockets want a short path
+    found = {**ENVIRONMENT, "RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_USAGE_STATS_ENABLED": "0", FOLDER: str(folder)}
+    found["PYTHONPATH"] = str(REPOSITORY)
+    head = ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false"]
+    try:
+        for address, gpus in NODES.items():
+            where = head if address == "127.0.0.1" else [f"--address={found['RAY_ADDRESS']}"]
+            start = [*RAY, "start", *where, *own_ports(), f"--node-ip-address={address}", "--num-cpus=4"]
+            start.append(f"--num-gpus={gpus}")
+            subprocess.run(start, check=True, env=found, capture_output=True, timeout=300)
+        yield found
+    finally:
+        end_processes_of(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+PLACED = """
+import json, sys
+from pathlib import Path
+import ray
+from trainer.config import RunConfig
+from trainer.launch.ray import RayRun
+from trainer.checkpoint.start import Start
+from trainer.signals import StopFlag
+
+ray.init(address="auto", log_to_driver=False)
+names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+config = RunConfig.model_validate_json(sys.argv[1])
+run = RayRun.__new__(RayRun)
+run.config, run.stop = config, StopFlag()
+places = ray.get([actor.gpus.remote() for actor in run._reserved_actors()])
+print(json.dumps([[names[place.node], *place.ids] for place in places]))
+"""
+
+
+def placed(environment: dict[str, str], ranks: int, allocation: str) -> list[list[str]]:
+    """Address and GPU of every rank."""
+    settings = {"allocation_mode": allocation, "n_nodes": 1, "n_gpus_per_node": ranks * 2, "train": {"ranks": ranks}}
+    words = [sys.executable, "-c", PLACED, json.dumps(settings)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[list[str]] = json.loads(done.stdout)
+    return found
+
+
+def test_tensor_parallel_ranks_share_a_host_and_the_head_is_spared(environment: dict[str, str]) -> None:
+    assert placed(environment, 4, "sglang:d4+fsdp:d2t2") == [
+        ["127.0.0.3", "0"], ["127.0.0.3", "1"], ["127.0.0.2", "0"], ["127.0.0.2", "1"],
+    ]  # fmt: skip
+
+
+def test_the_head_is_taken_where_the_others_have_no_room(environment: dict[str, str]) -> None:
+    addresses = [address for address, _ in placed(environment, 6, "sglang:d6+fsdp:d6")]
+
+    assert addresses[:5] == ["127.0.0.3"] * 3 + ["127.0.0.2"] * 2
+    assert addresses[5] not in addresses[:5]  # Ray has its own name for the head

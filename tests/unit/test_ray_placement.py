@@ -1,0 +1,77 @@
+"""Which nodes, in which order, the ranks of a run get."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.realparts import require
+from trainer.config import RunConfig
+
+require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
+
+from trainer.launch.ray_placement import (  # noqa: E402 (needs Ray)
+    FreeNode,
+    bundle_size,
+    choose_nodes,
+    over_network,
+    rank_order,
+)
+from trainer.launch.ray_servers import GpusOfNode  # noqa: E402 (needs Ray)
+
+
+def test_full_hosts_come_first_and_the_head_only_where_it_is_needed() -> None:
+    nodes = [FreeNode("head", 8, 64, spared=True), FreeNode("b", 8, 64), FreeNode("a", 4, 64), FreeNode("c", 8, 64)]
+
+    assert choose_nodes(nodes, 16, 1) == ["b"] * 8 + ["c"] * 8
+    assert choose_nodes(nodes, 20, 1) == ["b"] * 8 + ["c"] * 8 + ["a"] * 4
+    assert choose_nodes(nodes, 24, 1) == ["b"] * 8 + ["c"] * 8 + ["a"] * 4 + ["head"] * 4
+    assert choose_nodes(nodes, 29, 1) == []  # Ray waits for what comes back
+
+
+def test_a_bundle_is_on_one_host_and_wants_its_cpus_there() -> None:
+    nodes = [FreeNode("a", 3, 64), FreeNode("b", 8, 5), FreeNode("c", 2, 64)]
+
+    assert choose_nodes(nodes, 4, 2) == ["b", "b", "a", "c"]
+    assert choose_nodes(nodes, 5, 2) == []
+
+
+def test_ranks_are_ordered_by_host_and_gpu() -> None:
+    places = [
+        GpusOfNode("x", ("10",)), GpusOfNode("y", ("1",)), GpusOfNode("x", ("9",)), GpusOfNode("y", ("0",)),
+    ]  # fmt: skip
+
+    assert rank_order(places) == [2, 0, 3, 1]
+    assert rank_order(places, first_node="y") == [3, 1, 2, 0]
+
+
+def test_ranks_without_gpus_keep_their_order_within_a_host() -> None:
+    places = [GpusOfNode(node, ()) for node in ("a", "b", "a", "b")]
+
+    assert rank_order(places, first_node="a") == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("allocation", "size"),
+    [("sglang:d16|fsdp:d16", 1), ("sglang:d8t2|fsdp:d16", 2), ("sglang:d2t4+fsdp:d4t2", 2), ("sglang:d8+fsdp:d8", 1)],
+)
+def test_what_shares_a_layer_or_a_server_shares_a_host(allocation: str, size: int) -> None:
+    config = RunConfig(allocation_mode=allocation, n_nodes=2, n_gpus_per_node=8)
+
+    assert bundle_size(config) == size
+
+
+def test_a_folder_on_the_network_is_known_by_the_longest_mount(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "overlay / overlay rw 0 0\n"
+        "disk:/export /storage nfs4 rw 0 0\n"
+        "/dev/sda1 /storage/local ext4 rw 0 0\n"
+        "/dev/sdb1 /with\\040space ext4 rw 0 0\n"
+    )
+
+    assert over_network("/storage/ray/experiments", mounts)
+    assert not over_network("/storage/local/runs", mounts)
+    assert not over_network("/storage2", mounts)
