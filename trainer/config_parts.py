@@ -402,9 +402,9 @@ class WeightsConfig(Section):
     """Size of a bucket of weights, in MiB. Trainer and servers need memory for about two beside the weights."""
     deadline_s: Annotated[float, Field(gt=0, le=300)] = 60.0
     """Seconds for a server to join a transfer, and for each bucket to arrive."""
-    servers_per_group: Annotated[int, Field(ge=0)] = 1
-    """Servers per broadcast; 0: all. More is faster with many servers, but one that dies during a broadcast costs the
-    others of its group, too."""
+    servers_per_group: Annotated[int, Field(ge=0)] = 16
+    """Most servers of one broadcast; 0: all. Rank 0 sends the weights once a group, so few groups are faster. Where a
+    server dies during a broadcast the others of its group load that version from a folder, or are started again."""
     folder: str = ""
     """Folder for weight versions; empty: /dev/shm where all servers are on this host and it has room, else the run's
     folder."""

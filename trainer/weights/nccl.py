@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -117,8 +118,10 @@ class NcclPublisher:
             linked = {server for link in keep for server in link.servers}
             new = [server for server in usable if server not in linked]
             try:
-                for start in range(0, len(new), count):
-                    self._links.append(self._meet_group(outlet, tuple(new[start : start + count])))
+                groups = math.ceil(len(new) / count)
+                for number in range(groups):  # of equal size, give or take one
+                    servers = tuple(new[number * len(new) // groups : (number + 1) * len(new) // groups])
+                    self._links.append(self._meet_group(outlet, servers))
                 return
             except MissingPeerError as error:
                 if self._config.transport == "auto" and error.refused:

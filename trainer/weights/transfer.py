@@ -171,7 +171,8 @@ class Transfer:
     async def _judge(self, link: Link, sending: asyncio.Future[None], asked: dict[asyncio.Task[None], Server]) -> None:
         """Raise what went wrong with a bucket; servers that do not answer any more are used no more.
 
-        A server that waits within a broadcast for one that is gone hears nothing else, so all of the link go with it.
+        One that waits within a broadcast for another that is gone may hear of nothing else until its own deadline, and
+        then it goes with it. Those that answer are only torn.
         """
         done = [task for task in (sending, *asked) if task.done()]
         errors = [error for task in done if (error := task.exception()) is not None]
@@ -180,7 +181,7 @@ class Transfer:
         link.abandon()
         await asyncio.wait({sending, *asked}, timeout=min(GRACE_SECONDS, self._seconds))
         lost = [
-            server.name
+            server
             for task, server in asked.items()
             if not task.done() or isinstance(task.exception(), ServerLostError | ServerFailedError)
         ]
@@ -188,8 +189,10 @@ class Transfer:
             task.cancel()
         sending.cancel()
         if lost:
-            for server in link.servers:
-                server.discard(f"{', '.join(lost)} stopped answering in the middle of a weight update: {errors[0]}")
+            names = ", ".join(server.name for server in lost)
+            for server in lost:
+                server.discard(f"{names} stopped answering in the middle of a weight update: {errors[0]}")
+            raise PeerGoneError(f"{names} of the same weight transfer group stopped answering")
         raise errors[0]
 
     async def _ask(self, server: Server, body: dict[str, Any]) -> None:
