@@ -29,7 +29,7 @@ from torch.distributed import distributed_c10d as c10d
 @dataclass(frozen=True)
 class Faults:
     """What goes wrong. die_at, refuse_at, hang_at: number of the bucket, from 0. hang_join: it never joins a group.
-    memory_saver: whether it was started so that it can give its memory away.
+    memory_saver: whether it was started so that it can give its memory away. tensor_parallel: GPUs that it has.
     """
 
     die_at: int = -1
@@ -37,6 +37,7 @@ class Faults:
     hang_at: int = -1
     hang_join: bool = False
     memory_saver: bool = True
+    tensor_parallel: int = 1
 
 
 class Weights:
@@ -111,7 +112,11 @@ class Weights:
         if path == "/model_info":
             return 200, {"weight_version": self.version}
         if path == "/server_info":
-            return 200, {"version": "0.5.17", "tp_size": 1, "enable_memory_saver": self.given.memory_saver}
+            return 200, {
+                "version": "0.5.17",
+                "tp_size": self.given.tensor_parallel,
+                "enable_memory_saver": self.given.memory_saver,
+            }
         if path == "/state":  # of this stand-in only
             return 200, {"digest": self.digest(), "groups": len(self.groups), "calls": self.seen}
         self.seen.append(path)
@@ -140,11 +145,17 @@ class Weights:
     def from_tensor(self, body: dict[str, Any]) -> tuple[int, Any]:
         assert body["load_format"] == "flattened_bucket"
         assert "weights" not in self.released
-        (payload,) = body["serialized_named_tensors"]
-        found = pickle.loads(base64.b64decode(payload, validate=True))
-        for meta in found["metadata"]:
+        number, self.buckets = self.buckets, self.buckets + 1
+        if number == self.given.die_at:
+            os._exit(9)
+        payloads = body["serialized_named_tensors"]
+        assert len(payloads) == self.given.tensor_parallel
+        found = [pickle.loads(base64.b64decode(payload, validate=True)) for payload in payloads]
+        for one in found:  # each of the server's GPUs has its own rank to read from
+            assert torch.equal(one["flattened_tensor"], found[0]["flattened_tensor"])
+        for meta in found[0]["metadata"]:
             assert meta.end_idx - meta.start_idx == meta.numel
-            part = found["flattened_tensor"][meta.start_idx : meta.end_idx]
+            part = found[0]["flattened_tensor"][meta.start_idx : meta.end_idx]
             self.take(part, [(meta.name, meta.dtype, meta.shape)])
         return 200, {"success": True}
 

@@ -38,8 +38,8 @@ def first_training_gpu(config: RunConfig) -> int:
 
 
 def gives_memory_away(config: RunConfig) -> bool:
-    """Whether the server frees its GPU memory while the trainer, on the same GPU, learns (`train.offload`)."""
+    """Whether servers free their GPU memory while the trainer, on the same GPUs, learns (`train.offload`)."""
     wanted = config.allocation
-    alone = config.ranks == 1 and config.num_servers == 1 and gpus_per_server(config) == 1
     shared = wanted is not None and wanted.colocated and config.engine == "sglang"
-    return shared and alone and config.train.offload and not config.rollout.max_staleness
+    every_gpu = config.ranks == config.num_servers * gpus_per_server(config)
+    return shared and every_gpu and config.train.offload and not config.rollout.max_staleness

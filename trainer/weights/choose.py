@@ -43,8 +43,9 @@ def make_publisher(
         tokenizer: saved beside weights in folders.
         config: transport, buckets and deadlines.
         run: the run's folder.
-        shares_gpus: trainer and servers are on the same GPUs, where NCCL cannot have two processes.
-        trades_memory: the server frees its GPU memory while the trainer learns (`placement.gives_memory_away`).
+        shares_gpus: trainer and servers are on the same GPUs, where NCCL cannot have two processes: SGLang's read the
+            weights from the ranks' memory, unless the transport is disk.
+        trades_memory: servers free their GPU memory while the trainer learns (`placement.gives_memory_away`).
 
     Raises:
         UserError: the servers cannot take the policy, or not in the way that `weights.transport` demands.
@@ -61,17 +62,20 @@ def make_publisher(
     agree(world, UserError(wrong) if problem and transport == "nccl" else None)
     if world.broadcast(transport != "disk" and not problem):
         return NcclPublisher(folders, outlet, config)
+    if trades_memory or world.broadcast(shares_gpus and config.transport != "disk" and _is_sglang(outlet)):
+        return ColocatedPublisher(folders, outlet, min(config.bucket_mb, SHARED_BUCKET_MB), trades=trades_memory)
     if outlet is not None:
         log.info("weights go through %s%s", root, f": {problem}" if problem else "")
-        if trades_memory:
-            return ColocatedPublisher(folders, outlet, min(config.bucket_mb, SHARED_BUCKET_MB))
     return folders
 
 
+def _is_sglang(outlet: Outlet | None) -> bool:
+    return outlet is not None and outlet.engine.dialect.title == "SGLang"
+
+
 def _transport_problem(learner: Learner, outlet: Outlet) -> str:
-    title = outlet.engine.dialect.title
-    if title != "SGLang":
-        return f"{title} servers take weights through a folder only"
+    if not _is_sglang(outlet):
+        return f"{outlet.engine.dialect.title} servers take weights through a folder only"
     if learner.world.device.type != "cuda":
         return "the trainer has no GPU to send weights from"
     return nccl_problem()

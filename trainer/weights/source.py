@@ -22,13 +22,17 @@ class WeightSource:
 
     Args:
         learner: whose policy, sharded over `learner.world` or not.
-        bucket_bytes: of one buffer. dtype: that the servers keep floating-point weights in.
+        bucket_bytes: of one buffer.
+        dtype: that the servers keep floating-point weights in.
+        everywhere: every rank gets the weights, not rank 0 alone.
     """
 
-    def __init__(self, learner: Learner, bucket_bytes: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, learner: Learner, bucket_bytes: int, dtype: torch.dtype = torch.bfloat16, *, everywhere: bool = False
+    ) -> None:
         self.learner = learner
         self.world: World = learner.world
-        self.dtype = dtype
+        self.dtype, self.everywhere = dtype, everywhere
         self.buckets = plan_buckets(
             (
                 Piece(name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape))
@@ -63,9 +67,13 @@ class WeightSource:
 
     @torch.no_grad()
     def fill(self, bucket: Bucket, flat: Tensor | None) -> None:
-        """Put a bucket's weights into rank 0's buffer; the others give None. Collective, the same buckets in order.
+        """Put a bucket's weights into rank 0's buffer, or into every rank's. Collective, the same buckets in order.
 
         On a GPU this only queues work on the current stream.
+
+        Args:
+            bucket: which weights.
+            flat: this rank's buffer, at least bucket.nbytes of uint8; None on ranks that get nothing.
         """
         names = [piece.name for piece in bucket.pieces]
         views = dict(zip(names, bucket.views(flat), strict=True)) if flat is not None else {}
@@ -78,7 +86,7 @@ class WeightSource:
             _copy([views[piece.name] for piece in rest], whole)
 
     def _gather(self, pieces: list[Piece], views: dict[str, Tensor]) -> None:
-        """Bring the row shards of several tensors to rank 0 in one message a rank; each casts its own first."""
+        """Bring the row shards of several tensors together in one message a rank; each casts its own first."""
         size, device = self.world.size, self.world.device
         # FSDP2 splits rows as torch.chunk does: all ranks but the last ones have the same number.
         rows = [-(-piece.shape[0] // size) for piece in pieces]
@@ -96,7 +104,11 @@ class WeightSource:
         locals_ = [local_part(self._state[piece.name]) for piece in pieces]
         _copy([part(sent, i, self.world.rank) for i in everyone], locals_)
         received = [torch.empty_like(sent) for _ in range(size)] if views else None
-        dist.gather(sent, received, dst=0)
+        if self.everywhere:
+            assert received is not None
+            dist.all_gather(received, sent)
+        else:
+            dist.gather(sent, received, dst=0)
         for rank, message in enumerate(received or []):
             parts = [part(message, i, rank) for i in everyone]
             first = [rank * count for count in rows]
