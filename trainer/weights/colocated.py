@@ -265,7 +265,8 @@ class _Delivery:
 
     def give_up(self) -> None:
         """Let no server wait for this thread any longer, whatever happened to it."""
-        for future in (*self._handles, self._free):
+        waited_for: list[Future[Any]] = [*self._handles, self._free]
+        for future in waited_for:
             if not future.done():
                 future.set_exception(EngineError("the trainer gave the update up"))
 
