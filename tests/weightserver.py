@@ -182,10 +182,8 @@ ROUTES = {
 }
 
 
-def serve(model: Path, faults: Faults, port: Connection) -> None:
-    """Entry point of a server's process; sends its port once it answers."""
-    torch.set_num_threads(1)
-    weights = Weights(model, faults)
+def listen(weights: Weights, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
+    """A server of these weights, not serving yet. port: 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -211,6 +209,12 @@ def serve(model: Path, faults: Faults, port: Connection) -> None:
     class Many(ThreadingHTTPServer):
         request_queue_size = 256  # all requests of a step connect at once
 
-    server = Many(("127.0.0.1", 0), Handler)
+    return Many((host, port), Handler)
+
+
+def serve(model: Path, faults: Faults, port: Connection) -> None:
+    """Entry point of a server's process; sends its port once it answers."""
+    torch.set_num_threads(1)
+    server = listen(Weights(model, faults))
     port.send(server.server_address[1])
     server.serve_forever()
