@@ -396,8 +396,9 @@ class WeightsConfig(Section):
     """Publishing new weights to inference servers."""
 
     transport: Literal["auto", "nccl", "disk"] = "auto"
-    """auto: NCCL to SGLang servers on GPUs; a folder for others, and after a failed transfer. nccl: NCCL only; a server
-    that it cannot reach is used no more. disk: a folder only."""
+    """auto: NCCL to SGLang servers on GPUs, CUDA IPC to those on the trainer's own; a folder for others, and after a
+    failed transfer. nccl: NCCL only; a server that it cannot reach is used no more. disk: a folder, but for servers
+    that give their memory away."""
     bucket_mb: Annotated[int, Field(ge=1, le=16384)] = 1024
     """Size of a bucket of weights, in MiB. Trainer and servers need memory for about two beside the weights."""
     deadline_s: Annotated[float, Field(gt=0, le=300)] = 60.0

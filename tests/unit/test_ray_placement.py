@@ -9,6 +9,7 @@ import pytest
 
 from tests.realparts import require
 from trainer.config import RunConfig
+from trainer.errors import UserError
 
 require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
 
@@ -19,7 +20,7 @@ from trainer.launch.ray_placement import (  # noqa: E402 (needs Ray)
     over_network,
     rank_order,
 )
-from trainer.launch.ray_servers import GpusOfNode  # noqa: E402 (needs Ray)
+from trainer.launch.ray_servers import GpusOfNode, add  # noqa: E402 (needs Ray)
 
 
 def test_full_hosts_come_first_and_the_head_only_where_it_is_needed() -> None:
@@ -75,3 +76,13 @@ def test_a_folder_on_the_network_is_known_by_the_longest_mount(tmp_path: Path) -
     assert over_network("/storage/ray/experiments", mounts)
     assert not over_network("/storage/local/runs", mounts)
     assert not over_network("/storage2", mounts)
+
+
+def test_no_server_is_added_beside_those_that_share_the_ranks_gpus(tmp_path: Path) -> None:
+    config = RunConfig(
+        allocation_mode="sglang:d2|fsdp:d2", n_nodes=1, n_gpus_per_node=2, servers={"engine": "sglang"},
+        train={"ranks": 2},
+    )  # fmt: skip
+
+    with pytest.raises(UserError, match=r"one on other GPUs cannot; give servers GPUs of their own"):
+        add(config, tmp_path / "config.yaml", tmp_path)

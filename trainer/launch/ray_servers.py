@@ -242,8 +242,14 @@ def add(config: RunConfig, file: Path, model: Path) -> str:
     """Add one server to a run; returns its name. It stays until it is stopped.
 
     Raises:
+        UserError: the run's servers share the GPUs of its ranks.
         RunError: no node has the GPUs for it.
     """
+    if config.allocation is not None and config.allocation.colocated and config.engine == "sglang":
+        raise UserError(
+            f"allocation_mode={config.allocation_mode}: the run's servers read weights from the ranks on their GPUs, "
+            "and one on other GPUs cannot; give servers GPUs of their own (+ in place of |) to add some"
+        )
     folder = registry.folder_of(RunPaths.of(config).logs)
     taken = {one.name for one in registry.read(folder)}
     name = next(name for name in (f"server-{n}" for n in range(1 << 16)) if name not in taken and not find_actor(name))

@@ -130,8 +130,9 @@ class ServedSampler(Sampler):
         }
 
     def free_for_training(self) -> None:
-        """See Sampler; only a server that was started for it has memory to give."""
-        if isinstance(self._publisher, ColocatedPublisher):
+        """See Sampler; only servers that were started for it have memory to give."""
+        if isinstance(self._publisher, ColocatedPublisher) and self._publisher.trades:
+            self._together(_all_back)  # one that died in the rollouts may be starting in the memory that is wanted
             self._publisher.release()
 
     def stats(self) -> dict[str, float]:
@@ -310,6 +311,12 @@ class ServedSampler(Sampler):
         self.world.broadcast(_Said("wait", wanting))
         if wanting and self._publisher is not None:
             self._publisher.offer()
+
+
+async def _all_back(served: Served) -> None:
+    """Wait for servers that were lost and are started again."""
+    if served.fleet.usable() < served.fleet.config.num_servers:
+        await served.fleet.ready()
 
 
 async def _explained(served: Served, make: Callable[[Served], Coroutine[Any, Any, T]]) -> T:

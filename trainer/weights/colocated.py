@@ -64,7 +64,7 @@ class ColocatedPublisher:
     ) -> None:
         self.world = folders.world
         self.source = WeightSource(folders.source.learner, bucket_mb << 20, folders.source.dtype, everywhere=True)
-        self._folders, self._outlet, self._trades, self._seconds = folders, outlet, trades, seconds
+        self._folders, self._outlet, self.trades, self._seconds = folders, outlet, trades, seconds
         self._released = False
         self._gpus_each, self._servers = 1, 0
         agree(self.world, caught(lambda: self._look(outlet)) if outlet is not None else None)
@@ -77,7 +77,7 @@ class ColocatedPublisher:
             for server in usable
         ]
         for server, info in zip(usable, found, strict=True):
-            if self._trades and not info.get("enable_memory_saver"):
+            if self.trades and not info.get("enable_memory_saver"):
                 raise UserError(f"{server.name} cannot share its GPU: start it with servers.flags={[MEMORY_SAVER]}")
         sizes = {int(info.get("tp_size") or 1) for info in found}
         self._gpus_each, self._servers = max(sizes, default=1), len(usable)
@@ -96,10 +96,11 @@ class ColocatedPublisher:
             Seconds that it took.
 
         Raises:
-            EngineError: one is not idle in time, refused, or was lost; those that answer have their memory then.
+            EngineError: one is not idle in time, or refused; those that answer have their memory then.
+            CrashError: one was lost.
         """
         began = time.perf_counter()
-        if self._trades and not self._released:
+        if self.trades and not self._released:
             outlet = self._outlet
             agree(self.world, caught(outlet.submit(self._release()).result) if outlet is not None else None)
             self._released = True
@@ -183,7 +184,7 @@ class ColocatedPublisher:
             engine.pool.choose("")  # raises where all were lost: says what became of them
             servers = engine.pool.usable()
             if len(servers) < self._servers:
-                raise EngineError(
+                raise CrashError(
                     f"{len(servers)} of the {self._servers} servers on the trainer's GPUs answer: the others may take "
                     "the memory that is wanted for training"
                 )
