@@ -139,7 +139,7 @@ class MemAgent:
     def sections_read(self, task: Task, trajectory: Trajectory) -> list[SectionRead]:
         """Return the text of every section, and the memory that a trajectory had after it."""
         updates = iter([turn for turn in trajectory.turns if turn.kind == "update"])
-        memory: list[int] = []
+        memory = self.prompts.no_memory
         found = []
         for chunk in self.prepare(task).chunks:
             text, turn = self._text(chunk), next(updates, None)

@@ -47,7 +47,7 @@
         : name === "after" ? "Written when the run ends." : "Not recorded: the run began at another one's checkpoint."));
       return column;
     }
-    const text = make("p", { class: "text" });
+    const text = make("p", { class: "text", tabindex: "0" });
     for (const [kind, words] of compare(at ? task.sections[at - 1][name]?.text ?? "" : "", now.text)) {
       if (kind < 0) text.append(/(^|\s)$/.test(text.textContent) ? "" : " ", make("del", {}, words.trim()), " ");
       else text.append(kind ? make("ins", {}, words) : words);

@@ -40,7 +40,8 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
         if any(not one.places for one in task.gold):
             lines.append("  (one without a section is in none that was read)")
     lines += [_MISSING[name] for name, reading in ((BEFORE, task.before), (AFTER, task.after)) if reading is None]
-    lines.append("{+…+} is new since the section before; [1] and the answer are in the memory where it says so")
+    legend = "{+…+} is new since the section before; has: what the memory has of the answer and the gold sentences"
+    lines += _wrapped("", legend, width)
     for place in range(len(task.sections)):
         lines += ["", *_section(task, place, width, full)]
     lines += ["", "answers"]
