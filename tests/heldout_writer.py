@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,5 +63,6 @@ def write_heldout(logs: Path, data: Path, name: str, model: Model, count: int = 
     controller = RolloutController(agent, FakeEngine(tokenizer, model), 1)
     roll = HeldoutTrajectories(logs, count, agent, tokenizer).kept(controller.run, name)
     logs.mkdir(parents=True, exist_ok=True)
-    evaluate(roll, source, EvalSpec("test", 2))
+    with ThreadPoolExecutor(1) as thread:  # a test with a browser has an event loop in its own
+        thread.submit(evaluate, roll, source, EvalSpec("test", 2)).result()
     return [source.heldout("test", index) for index in range(source.num_heldout("test"))]

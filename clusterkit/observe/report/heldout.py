@@ -18,10 +18,10 @@ from trainer.errors import UserError
 MOST_TASKS = 16
 MOST_SECTIONS = 40
 """Of a task; those with gold sentences are among them."""
-MOST_CHARACTERS = 1_500_000
-"""Of all texts of a run, about: sections are cut the more, the more there are."""
+MOST_CHARACTERS = 3_000_000
+"""Of all texts of a run, about, two thirds of them for memories: the more there are, the more each is cut."""
 LONGEST, SHORTEST = 6000, 600
-"""Characters of a section that are shown; a memory has up to LONGEST."""
+"""Characters of a section or a memory that are shown."""
 AROUND = 200
 """Characters before and after a gold sentence that stay when a section is cut."""
 LEFT_OUT = -1
@@ -72,18 +72,24 @@ def page_data(tasks: Sequence[HeldoutTask]) -> dict[str, Any]:
     """Return what the script shows, with texts cut to what a page can hold."""
     shown = [(task, _chosen(task)) for task in tasks[:MOST_TASKS]]
     count = sum(len(places) for _, places in shown)
+    longest = _within(MOST_CHARACTERS // 3, count)
     memories = sum(
-        min(len(memory.text), LONGEST)
+        min(len(memory.text), longest)
         for task, places in shown
         for _, reading in task.readings()
         for place, memory in enumerate(reading.memories)
         if memory and place in places
     )
-    limit = min(max((MOST_CHARACTERS - memories) // max(count, 1), SHORTEST), LONGEST)
+    limit = _within(MOST_CHARACTERS - memories, count)
     return {
-        "tasks": [_task(task, places, limit) for task, places in shown],
+        "tasks": [_task(task, places, limit, longest) for task, places in shown],
         "more": max(len(tasks) - MOST_TASKS, 0),
     }
+
+
+def _within(characters: int, count: int) -> int:
+    """Return how long each of `count` texts may be."""
+    return min(max(characters // max(count, 1), SHORTEST), LONGEST)
 
 
 def parts_of(text: str, marks: Sequence[tuple[int, int, int]], limit: int) -> list[Part]:
@@ -146,7 +152,7 @@ def _chosen(task: HeldoutTask) -> list[int]:
     return sorted(list(wanted)[:MOST_SECTIONS])
 
 
-def _task(task: HeldoutTask, places: Sequence[int], limit: int) -> dict[str, Any]:
+def _task(task: HeldoutTask, places: Sequence[int], limit: int, longest: int) -> dict[str, Any]:
     return {
         "id": task.task,
         "question": task.question,
@@ -155,14 +161,14 @@ def _task(task: HeldoutTask, places: Sequence[int], limit: int) -> dict[str, Any
             {"title": one.title, "text": one.sentence, "sections": [place.section for place in one.places]}
             for one in task.gold
         ],
-        "sections": [_section(task, place, limit) for place in places],
+        "sections": [_section(task, place, limit, longest) for place in places],
         "count": len(task.sections),
         "before": _reading(task.before),
         "after": _reading(task.after),
     }
 
 
-def _section(task: HeldoutTask, place: int, limit: int) -> dict[str, Any]:
+def _section(task: HeldoutTask, place: int, limit: int, longest: int) -> dict[str, Any]:
     marks = [
         (at.start, at.end, number)
         for number, one in enumerate(task.gold, start=1)
@@ -173,15 +179,15 @@ def _section(task: HeldoutTask, place: int, limit: int) -> dict[str, Any]:
         "number": place + 1,
         "parts": parts_of(task.sections[place], marks, limit),
         "gold": [number for _, _, number in marks],
-        **{name: _memory(reading, place) for name, reading in task.readings()},
+        **{name: _memory(reading, place, longest) for name, reading in task.readings()},
     }
 
 
-def _memory(reading: Reading, place: int) -> dict[str, Any] | None:
+def _memory(reading: Reading, place: int, longest: int) -> dict[str, Any] | None:
     memory = reading.memories[place] if place < len(reading.memories) else None
     if memory is None:
         return None
-    text, left = memory.text[:LONGEST], len(memory.text) - LONGEST
+    text, left = memory.text[:longest], len(memory.text) - longest
     return {"text": text, "cut": _left_out(left) if left > 0 else "", **_has(memory.held)}
 
 
