@@ -6,6 +6,7 @@ after it, and `scores` of the answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,8 @@ from trainer.rewards.qa import qa_metrics
 from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.record import trajectory_record, write_records
 from trainer.types import Group, Task, Trajectory
+
+log = logging.getLogger(__name__)
 
 BEFORE, AFTER = "before", "after"
 
@@ -53,9 +56,16 @@ class HeldoutTrajectories:
         return self.folder / f"eval_{name}.jsonl.zst"
 
     def _record(self, task: Task, trajectory: Trajectory) -> dict[str, Any]:
-        read = getattr(self.agent, "sections_read", None)
-        sections = [asdict(section) for section in read(task, trajectory)] if read else None
         counted = trajectory.reward if trajectory.accuracy is None else trajectory.accuracy
         scores = {} if task.questions else qa_metrics(trajectory.answer_text, task.answers)
         record = trajectory_record(task, 0, trajectory, self.tokenizer)
-        return record | {"sections": sections, "scores": {"accuracy": counted, **scores}}
+        return record | {"sections": self._sections(task, trajectory), "scores": {"accuracy": counted, **scores}}
+
+    def _sections(self, task: Task, trajectory: Trajectory) -> list[dict[str, Any]] | None:
+        """Return what was read; None where the agent does not tell."""
+        read = getattr(self.agent, "sections_read", None)
+        try:
+            return [asdict(section) for section in read(task, trajectory)] if read else None
+        except Exception as error:  # a class of the user's own on top of ours: no run ends for want of a record
+            log.warning("task %s: sections_read of %s failed: %r", task.id, type(self.agent).__name__, error)
+            return None

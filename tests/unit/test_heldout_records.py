@@ -78,6 +78,16 @@ def test_a_memory_that_was_not_written_is_the_one_that_the_agent_went_on_with(em
     assert [one.memory for one in failed] == ["kept", None, None]
 
 
+def test_an_agent_that_cannot_tell_what_it_read_ends_no_run(
+    tmp_path: Path, mini_hotpotqa: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(MemAgent, "sections_read", lambda *_: 1 / 0)
+    write_heldout(tmp_path, mini_hotpotqa, "before", careful)
+
+    assert [one["sections"] for one in records(tmp_path, "before")] == [None, None]
+    assert "sections_read of MemAgent failed: ZeroDivisionError" in caplog.text
+
+
 def test_a_structured_memory_is_known_after_every_section() -> None:
     def insert(content: str) -> str:
         call = {"name": "new_memory_insert", "arguments": {"memory_type": "semantic", "content": content}}
