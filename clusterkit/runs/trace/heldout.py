@@ -119,7 +119,7 @@ def _task(before: Record | None, after: Record | None) -> HeldoutTask:
 def _sections(record: Record) -> tuple[str, ...]:
     if record.get("sections") is not None:
         return tuple(str(one["text"]) for one in record["sections"])
-    return ("",) * sum(turn["kind"] == "update" for turn in record["turns"])
+    return tuple("" for turn in record["turns"] if turn["kind"] == "update")
 
 
 def _reading(record: Record | None, gold: Sequence[GoldSentence]) -> Reading | None:
