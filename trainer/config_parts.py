@@ -370,6 +370,9 @@ class EvalConfig(Section):
     """recall: document lengths, in chunks, of the closing table."""
     blank_memory: bool = True
     """Closing table: also measure with the memory blanked and the policy forced to answer."""
+    save_trajectories: Annotated[int, Field(ge=0)] = 8
+    """Held-out tasks, the first ones, whose memories after every section are kept before the first step and after the
+    last one, for `clusterkit trace --heldout`; 0: none."""
 
 
 class CheckpointConfig(Section):

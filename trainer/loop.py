@@ -15,6 +15,7 @@ from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.evaluate import EvalResult, EvalSpec, closing_table, evaluate, store_before, table_specs, trained_chunks
+from trainer.heldout import HeldoutTrajectories
 from trainer.metrics import Monitor
 from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
@@ -57,6 +58,8 @@ class TrainingRun(SteppedRun):
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
         self.evaluates = self._holds_out()
+        kept = config.eval.save_trajectories if world.is_main else 0
+        self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
         window = context_window(origin.lm, config.model)
         check_window(agent, window, config.train.max_tokens_per_mb)
         room = min(window, config.train.max_tokens_per_mb)
@@ -229,7 +232,7 @@ class TrainingRun(SteppedRun):
         refusal_ids = tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
         results = {}
         for spec in table_specs(self.config, refusal_ids):
-            result = self._evaluate(spec)
+            result = self._evaluate(spec, name if spec.is_mixture else "")
             if spec.is_mixture:
                 sampled = self._evaluate(replace(spec, temperature=self.config.rollout.temperature))
                 result = replace(result, sampled_accuracy=sampled.accuracy, seconds=result.seconds + sampled.seconds)
@@ -237,8 +240,9 @@ class TrainingRun(SteppedRun):
             results[spec] = result
         return results
 
-    def _evaluate(self, spec: EvalSpec) -> EvalResult:
-        return evaluate(self.sampler.groups, self.source, spec)
+    def _evaluate(self, spec: EvalSpec, kept_as: str = "") -> EvalResult:
+        roll = self.sampler.groups
+        return evaluate(self.heldout.kept(roll, kept_as) if kept_as else roll, self.source, spec)
 
     def _report_eval(self, name: str, number: int, line: EvalSpec, result: EvalResult) -> None:
         self.monitor.record(

@@ -22,6 +22,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """A sentence of the document that helps to prove the answer. `title`: what stands above it; "" without one."""
+
+    title: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One question about one document, or several.
 
@@ -32,6 +40,7 @@ class Task:
     chunks: the document as chunks of at most `chunk_tokens` tokens, in place of cutting `context`.
     meta: small facts for reports (source, number of documents, position of the evidence).
     questions: all questions, where they are asked after reading; `question` and `answers` are then the first one's.
+    evidence: for records that people read, where it is known; no agent and no reward sees it.
     """
 
     id: str
@@ -41,6 +50,7 @@ class Task:
     chunks: tuple[str, ...] = ()
     meta: dict[str, str | int | float] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,11 @@ class Completion:
     finish_reason: FinishReason
     version: int
     spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids without the end token."""
+        return self.token_ids if self.finish_reason == "length" else self.token_ids[:-1]
 
     @property
     def token_versions(self) -> list[int]:

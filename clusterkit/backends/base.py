@@ -287,6 +287,9 @@ class Runs:
     def fetch_step(self, file: Path) -> None:
         """Bring the trajectories of a recorded step."""
 
+    def fetch_heldout(self, run: RunDirectory) -> None:
+        """Bring the held-out trajectories of a run that is up to date; those that are here already stay."""
+
     def put(self, run: RunDirectory, name: str, text: str) -> None:
         """Have a file beside the run itself that was written beside it here."""
 

@@ -7,6 +7,7 @@ import typer
 from clusterkit.cli import actions
 from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, JSON_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions
+from trainer.errors import UserError
 
 app = new_app()
 
@@ -16,9 +17,14 @@ def trace(
     run: str | None = typer.Argument(
         None, metavar="TRIAL or EXPERIMENT/TRIAL", help="The run; the newest one when left out."
     ),
-    task: str = typer.Option("0", "--task", metavar="K", help="Number of a task within its step, or a task's id."),
+    task: str = typer.Option(
+        "0", "--task", metavar="K", help="Number of a task within its step or among the held-out ones, or a task's id."
+    ),
+    heldout: bool = typer.Option(
+        False, "--heldout", help="A held-out task, before training beside after training, section by section."
+    ),
     step: int | None = typer.Option(None, "--step", help="Training step; the newest recorded one when left out."),
-    sample: int = typer.Option(0, "--sample", min=0, help="Which trajectory of the task's group."),
+    sample: int | None = typer.Option(None, "--sample", min=0, help="Which trajectory of the task's group; else 0."),
     full: bool = typer.Option(False, "--full", help="Do not cut texts."),
     fileroot: str | None = FILEROOT_OPTION,
     cluster: str | None = CLUSTER_OPTION,
@@ -28,9 +34,16 @@ def trace(
     """Show what every turn of a recorded trajectory did to the memory, and what that was worth.
 
     For structured memories (agent.name=memalpha): every tool call with its answer, the judge's verdict and how many
-    questions it helps to answer. For memagent: the memory as every turn rewrote it. Without a name it goes to the run
-    that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
+    questions it helps to answer. For memagent: the memory as every turn rewrote it, and which of the sentences that
+    prove the answer it has. --heldout shows a question that is never trained on, as it was read before the first step
+    and after the last one. Without a name it goes to the run that was started last, on this machine or on the current
+    cluster; --here and --cluster NAME say which.
     """
     experiment, _, trial = (run or "").rpartition("/")
     typed = RunOptions(experiment or None, trial or None, fileroot, cluster, here)
-    actions.trace.trace(typed, task, step, sample, full=full, as_json=as_json)
+    if not heldout:
+        actions.trace.trace(typed, task, step, sample or 0, full=full, as_json=as_json)
+        return
+    if step is not None or sample is not None:
+        raise UserError("--heldout has one trajectory before training and one after it: leave out --step and --sample")
+    actions.trace.trace_heldout(typed, task, full=full, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from html import escape
 
@@ -33,6 +34,12 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
     if name in ("meta", "link", "input"):
         return Html(f"<{name}{written}>")
     return Html(f"<{name}{written}>{join(*children)}</{name}>")
+
+
+def json_data(value: object, **attributes: object) -> Html:
+    """Return JSON for a script of the page; `<` is escaped, so no text can end the element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return tag("script", Html(text), type="application/json", **attributes)
 
 
 def table(header: Sequence[object], rows: Sequence[Sequence[object]], cls: str = "") -> Html:

@@ -185,6 +185,43 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
     assert not (tmp_path / "copy").exists()
 
 
+def test_held_out_questions_of_a_run_of_a_cluster(world: World, tmp_path: Path) -> None:
+    writer = RunWriter(world.root).config().attempt().steps(1, 2)
+    folder = writer.run.logs / "rollouts"
+    assert "no record of held-out tasks" in world("trace", "--heldout", "--cluster", "c", code=2).stderr
+    folder.mkdir()
+
+    def write(name: str, memory: str) -> None:
+        record = {"task_id": "t1", "turns": [], "question": "Where?", "answers": ["Arnby"], "answer": memory}
+        record["sections"] = [{"text": "Ada lives in Arnby", "memory": memory}]
+        data = zstandard.compress(json.dumps(record).encode() + b"\n")
+        (folder / f"eval_{name}.jsonl.zst").write_bytes(data)
+
+    write("before", "nothing")
+    found = world.json("trace", "--heldout", "--cluster", "c")
+    assert (found["run"], found["task"], found["after"]) == ("tiny-recall/run1", "t1", None)
+    assert "Ada lives in Arnby" in world("report", "--cluster", "c", "--out", "-").stdout
+
+    mirror = Mirror(select(HostOptions(cluster="c")), tmp_path / "copy", str(world.root))
+    try:
+        run = mirror.find(None, None)
+        assert not (run.logs / "rollouts").exists(), "only those who show it have it brought"
+        mirror.fetch_heldout(run)
+        (brought,) = (run.logs / "rollouts").iterdir()
+        changed = brought.stat().st_mtime_ns
+        write("after", "Arnby")
+        mirror.fetch(run)
+        mirror.fetch_heldout(run)
+        assert brought.stat().st_mtime_ns == changed, "what has not changed is not fetched again"
+        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").stat().st_size
+        (folder / "eval_after.jsonl.zst").unlink()
+        mirror.fetch(run)
+        mirror.fetch_heldout(run)
+        assert list((run.logs / "rollouts").iterdir()) == [brought]
+    finally:
+        mirror.close()
+
+
 def test_a_trajectory_of_a_run_of_a_cluster(world: World) -> None:
     writer = RunWriter(world.root).config().attempt().steps(1, 2)
     folder = writer.run.logs / "rollouts"

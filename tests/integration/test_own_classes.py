@@ -66,6 +66,12 @@ def test_the_example_of_the_docs_runs_as_it_stands(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("runs/logs/*/shopping/run1/rollouts")
     lines = [line for n in (1, 2) for line in zstandard.open(folder / f"step_{n}.jsonl.zst", "rt").readlines()]
     assert {json.loads(line)["reward"] for line in lines} <= {0.0, 0.2, 1.0}
+    # An agent of one's own does not tell what it read: what it wrote is shown.
+    shown = clusterkit(tmp_path, "trace", "--heldout", "--here", "--json")
+    assert shown.returncode == 0, shown.stderr
+    task = json.loads(shown.stdout)
+    assert task["sections"] == ["", "", ""]
+    assert [len(task[name]["memories"]) for name in ("before", "after")] == [3, 3]
 
 
 def own(folder: Path, text: str) -> str:

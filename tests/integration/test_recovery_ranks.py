@@ -10,6 +10,9 @@ import pytest
 from runs import TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run, wait_for
 from safetensors.torch import load
 
+from clusterkit.runs.trace.heldout import heldout_tasks
+from clusterkit.runs.trials import choose_trial
+
 TOLERANCE = 1e-5
 FIRST, LAST = "epoch1epochstep4globalstep4", f"epoch2epochstep6globalstep{TOTAL_STEPS}"
 
@@ -58,6 +61,9 @@ def test_two_ranks_make_the_run_of_one(two_ranks: Trial, reference: Trial) -> No
     assert rewards[0] == rewards[1]
     assert {r["ranks"] for r in two_ranks.records("attempt")} == {2}
     assert two_ranks.records("finish")[-1]["global_step"] == TOTAL_STEPS
+    one, two = (heldout_tasks(choose_trial(t.config, named_by_user=True).run) for t in (reference, two_ranks))
+    assert [(task.task, task.before) for task in two] == [(task.task, task.before) for task in one]
+    assert all(task.after is not None for task in two)
 
 
 def test_a_rank_that_crashes_leaves_where_it_was(forks: Forks, new_trial: NewTrial, two_ranks: Trial) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from browsers import DESKTOP, PHONE
+from heldout_writer import careful, forgetful, write_heldout
 from run_writer import RunWriter
 from runs import Trial
 
@@ -122,6 +123,88 @@ def test_values_can_be_read_by_touch_and_by_keyboard(screen: Any, address: str) 
     box = shown.page.locator(".tip").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= PHONE["width"]
+
+
+@pytest.fixture
+def questions(tmp_path: Path, mini_hotpotqa: Path) -> str:
+    """A report of a run with held-out questions, before and after training."""
+    writer = RunWriter(tmp_path).attempt().steps(1, 3)
+    write_heldout(writer.run.logs, mini_hotpotqa, "before", forgetful, chunk_tokens=90)
+    write_heldout(writer.run.logs, mini_hotpotqa, "after", careful, chunk_tokens=90)
+    return _report(tmp_path, writer.run)
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_held_out_questions_are_clicked_through(screen: Any, questions: str, viewport: dict[str, int]) -> None:
+    shown = screen(questions, viewport)
+    part = shown.page.locator(".heldout")
+    memories = part.locator(".memories section")
+
+    assert "Section 1 of 3, with gold sentence [1]" in part.inner_text()
+    assert part.locator("mark").first.inner_text().startswith("Kit Lark is a painter who was born in")
+    assert memories.first.locator("ins").inner_text() == "Nothing useful so far."
+    part.get_by_role("button", name="Next").click()
+    part.get_by_role("button", name="Section 3, with a gold sentence").click()
+    assert part.locator(".where").inner_text() == "Section 3 of 3, with gold sentence [2]"
+    assert part.locator("[aria-current]").inner_text() == "3 ★"
+    assert part.locator("mark").inner_text() == "Kelmar is a town on the river Yarrow.[2]"
+    assert memories.first.locator("ins, del").count() == 0
+    assert memories.first.locator(".held").count() == 0
+    assert memories.last.locator("ins").inner_text().strip().endswith("Kelmar is a town on the river Yarrow.")
+    assert "✓ the answer" in memories.last.inner_text()
+    assert "F1 1.00: \\boxed{Yarrow}" in part.inner_text()
+
+    part.get_by_label("Question").select_option("1")
+    assert "where Bo Marsh was born" in part.locator(".question").inner_text()
+    assert part.locator(".where").inner_text().startswith("Section 1 of")
+    side_by_side = memories.first.bounding_box()["y"] == memories.last.bounding_box()["y"]
+    assert side_by_side is (viewport is DESKTOP)
+    assert shown.page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+    assert shown.said == []
+    assert shown.asked == [questions]
+
+
+def test_held_out_questions_are_stepped_through_by_keyboard(screen: Any, questions: str) -> None:
+    shown = screen(questions)
+    where = shown.page.locator(".heldout .where")
+    shown.page.get_by_role("button", name="Next").focus()
+
+    for key, section in (("ArrowRight", 2), ("End", 3), ("ArrowRight", 3), ("ArrowLeft", 2), ("Home", 1), ("Enter", 2)):
+        shown.page.keyboard.press(key)
+        assert where.inner_text().startswith(f"Section {section} of 3"), key
+    assert where.get_attribute("role") == "status"  # read out
+    shown.page.get_by_label("Question").focus()
+    shown.page.keyboard.press("ArrowRight")
+    assert "Bo Marsh" in shown.page.locator(".heldout .question").inner_text()  # its own arrow keys
+    for element in (".heldout .where", ".heldout dt", ".heldout li", ".heldout ins"):
+        assert shown.page.evaluate(CONTRAST, [element, "color", ".heldout"]) >= 4.5, element
+
+
+def test_a_dashboard_leaves_the_section_that_is_read_and_takes_up_the_end_of_the_run(
+    screen: Any, tmp_path: Path, mini_hotpotqa: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterkit.observe.report.dashboard.LIVE_SECONDS", 0.2)
+    writer = RunWriter(tmp_path).attempt().steps(1, 2)
+    write_heldout(writer.run.logs, mini_hotpotqa, "before", forgetful, chunk_tokens=90)
+    with Dashboard(0, Views(tmp_path, None, None, None)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        shown = screen(server.url)
+        part = shown.page.locator(".heldout")
+        part.get_by_label("Question").select_option("1")
+        part.get_by_role("button", name="Next").click()
+        assert "Written when the run ends." in part.inner_text()
+
+        writer.steps(3, 5)
+        shown.page.get_by_text("5 of 30").wait_for()
+        assert part.locator(".where").inner_text().startswith("Section 2 of")
+        assert shown.page.evaluate("document.activeElement.textContent").startswith("Next")
+
+        write_heldout(writer.run.logs, mini_hotpotqa, "after", careful, chunk_tokens=90)
+        part.get_by_text("F1 1.00: ").wait_for()
+        assert part.locator(".where").inner_text().startswith("Section 2 of")
+        assert "Bo Marsh" in part.locator(".question").inner_text()
+        assert shown.said == []
+        server.shutdown()
 
 
 def test_a_report_is_drawn_where_scripts_are_off(browser: Any, address: str) -> None:

@@ -41,6 +41,15 @@ def train(folder: Path, model: Path, data: Path, *settings: str) -> tuple[Path, 
     return logs, [json.loads(line) for line in (logs / "metrics.jsonl").read_text().splitlines()]
 
 
+def held_out(logs: Path) -> dict[str, Any]:
+    """What `clusterkit trace` tells of the run's first held-out task."""
+    command = [sys.executable, "-m", "clusterkit.cli.main", "trace", "--heldout", "--here", "--json"]
+    fileroot = str(logs.parents[3])
+    done = subprocess.run([*command, "--fileroot", fileroot], capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def saved(records: list[dict[str, Any]]) -> str:
     """The folder of the checkpoint."""
     return str(next(record for record in records if record["kind"] == "save")["path"])
@@ -61,6 +70,13 @@ def test_every_turn_of_a_step_is_learned_from(tmp_path: Path, shared_data: Path,
     assert set(evals[0]["metrics"]) >= {"sub_em", "em", "f1", "boxed_em"}
     assert "RPC name actor_train returns {" in (logs / "main.log").read_text()
     assert saved(records).endswith("epoch1epochstep1globalstep1")
+    task = held_out(logs)
+    assert len(task["sections"]) == len(task["before"]["memories"]) == len(task["after"]["memories"]) >= 1
+    assert task["gold"]
+    for gold in task["gold"]:  # a sentence of the document, found where the sections are cut
+        text = "".join(task["sections"][at["section"] - 1][at["start"] : at["end"]] for at in gold["places"])
+        assert text.split() == gold["sentence"].split()
+    assert task["before"]["scores"]["f1"] == next(r for r in evals if r["name"] == "before")["metrics"]["f1"]
 
 
 def test_questions_made_from_documents_are_learned_with_a_bonus_for_memories(

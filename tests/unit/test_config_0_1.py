@@ -35,6 +35,7 @@ YOUNGER = {
     "rollout.share_prefixes": True,
     "rollout.prefetch_sections": False,
     "train.share_prefixes": True,
+    "eval.save_trajectories": 8,
 }
 """Settings that it did not have, with their defaults."""
 OTHER_DEFAULTS = ("weights.servers_per_group=1",)

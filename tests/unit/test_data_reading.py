@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from clusterkit.cli.main import app
 from clusterkit.data.datasets.build import build
-from clusterkit.data.datasets.cloze import BLANK, Maker, best_sentence, sentences
+from clusterkit.data.datasets.cloze import BLANK, Maker
 from clusterkit.data.datasets.passages import read_passages
 from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.reading import ReadingShape, parse_mix, parse_sizes
@@ -19,6 +19,7 @@ from clusterkit.data.datasets.texts import Shape
 from evaluation.suites.hqa import build_items
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
+from trainer.tasks.evidence import best_sentence, sentences
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, document_key
 

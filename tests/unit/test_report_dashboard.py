@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from heldout_writer import careful, forgetful, write_heldout
 from run_writer import RunWriter
 
 from clusterkit.observe.report.dashboard import Dashboard, Views
@@ -165,6 +167,22 @@ def test_plots_that_the_page_has_already_are_not_sent_again(server: Dashboard, t
 
     writer.steps(4, 4)
     assert "<svg" in _ask(server, f"/page?drawn={version}")[1]
+
+
+def test_held_out_questions_are_shown_and_not_sent_again(
+    server: Dashboard, tmp_path: Path, mini_hotpotqa: Path
+) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3)
+    write_heldout(writer.run.logs, mini_hotpotqa, "before", forgetful)
+    first = _ask(server, "/page")[1]
+    versions = "+".join(re.findall(r'data-version="(\w+)"', first))
+    assert "where Kit Lark was born" in first
+    assert "Yarrow" not in _ask(server, f"/page?drawn={versions}")[1]
+
+    write_heldout(writer.run.logs, mini_hotpotqa, "after", careful)
+    again = _ask(server, f"/page?drawn={versions}")[1]
+    assert "\\\\boxed{Yarrow}" in again
+    assert "<svg" not in again
 
 
 def test_two_runs_can_be_chosen(server: Dashboard, tmp_path: Path) -> None:

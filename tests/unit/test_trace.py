@@ -22,7 +22,7 @@ from trainer.errors import UserError
 from trainer.judge.reader import RuleReader
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.record import write_rollouts
-from trainer.types import Completion, Group, Question, Task, Trajectory, Turn
+from trainer.types import Completion, Evidence, Group, Question, Task, Trajectory, Turn
 
 CHUNKS = ("bako lamp . dilu chair .", "kigo \x1b[31mhoney .")
 TASK = Task(
@@ -112,11 +112,14 @@ def test_a_memagent_run_shows_the_memory_as_it_was_rewritten(tmp_path: Path) -> 
     one = Trajectory(
         "t", [turn("update", "Ada lives in Arnby"), turn("final", r"\boxed{Arnby}")], 1.0, r"\boxed{Arnby}"
     )
-    group = Group(Task("t", "Where?", ("Arnby",)), [one])
+    told = Evidence("Ada", "Ada lives in Arnby.")
+    group = Group(Task("t", "Where?", ("Arnby",), evidence=(told, Evidence("", "Arnby is a town."))), [one])
     write_rollouts(directory.logs / "rollouts" / "step_1.jsonl.zst", [group], [0.0], tokenizer)
 
     text = trace(directory)
-    assert "wrote  Ada lives in Arnby" in text
+    assert "wrote  Ada lives in Arnby\n  has    the answer, [1]\n" in text
+    assert "[1] Ada: Ada lives in Arnby.\n  [2] Arnby is a town.\n" in text
+    assert text.count("  has  ") == 1  # the final answer is no memory
     assert "Where?" in text
 
 

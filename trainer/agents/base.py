@@ -33,6 +33,14 @@ class RolloutOptions:
     turn_read: Callable[[dict[str, Any]], None] = lambda _turn: None
 
 
+@dataclass(frozen=True, slots=True)
+class SectionRead:
+    """A section of a document, and the memory after it was read; `memory` is None where a trajectory ended before."""
+
+    text: str
+    memory: str | None
+
+
 class TurnSampler:
     """Samples the turns of one trajectory and keeps them.
 
@@ -65,8 +73,7 @@ class TurnSampler:
         self.turns.append(Turn(kind, prompt, completion))
         if completion.finish_reason == "length":
             self.counters["truncated_final" if final else "truncated_memory"] += 1
-            return completion.token_ids
-        return completion.token_ids[:-1]
+        return completion.text_ids
 
     def trajectory(self, answer_text: str = "", details: dict[str, Any] | None = None) -> Trajectory:
         """The trajectory of all turns. Its reward is left at 0: rewards are not the agent's business."""
@@ -77,8 +84,9 @@ class TurnSampler:
 class AnyAgent(Protocol):
     """What the rollout controller needs of an agent, which is made from (its section, tokenizer).
 
-    An agent may also have `check_window` (see the function of that name) and `fits(task)`, whether a training task is
-    within its limits. Ours have `builtin = True`: when all trajectories fail, the user's class is not to blame.
+    An agent may also have `check_window` (see the function of that name), `fits(task)`, whether a training task is
+    within its limits, and `sections_read(task, trajectory)`, a `SectionRead` for each section of the document.
+    Ours have `builtin = True`: when all trajectories fail, the user's class is not to blame.
     """
 
     def longest_conversation(self) -> int:

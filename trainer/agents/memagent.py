@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.agents.base import RolloutOptions, TurnSampler, limit_chunks, split_chunks
+from trainer.agents.base import RolloutOptions, SectionRead, TurnSampler, limit_chunks, split_chunks
 from trainer.agents.template import Prompts, encode, make_prompts
 from trainer.config_agents import OverwritingAgentConfig
 from trainer.engines.base import Engine
@@ -135,6 +135,22 @@ class MemAgent:
     async def answer(self, sampler: TurnSampler, question: list[int], memory: list[int]) -> list[int]:
         """Answer from the memory; returns the response's token ids without the end token."""
         return await sampler.sample("final", self.prompts.final.fill({"problem": question, "memory": memory}))
+
+    def sections_read(self, task: Task, trajectory: Trajectory) -> list[SectionRead]:
+        """Return the text of every section, and the memory that a trajectory had after it."""
+        updates = iter([turn for turn in trajectory.turns if turn.kind == "update"])
+        memory = self.prompts.no_memory
+        found = []
+        for chunk in self.prepare(task).chunks:
+            text, turn = self._text(chunk), next(updates, None)
+            if turn is not None:
+                written = turn.completion.text_ids
+                memory = written if written or self.config.empty_memory != "keep" else memory
+            found.append(SectionRead(text, None if turn is None else self._text(memory)))
+        return found
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _announce(self, prepared: PreparedTask, number: int, engine: Engine) -> None:
         """Tell the engine how the prompts about a chunk begin, where the memory comes behind the chunk."""

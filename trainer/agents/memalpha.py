@@ -14,7 +14,7 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.agents.base import RolloutOptions, TurnSampler, limit_chunks, split_chunks
+from trainer.agents.base import RolloutOptions, SectionRead, TurnSampler, limit_chunks, split_chunks
 from trainer.agents.memalpha_prompt import MemoryPrompts, encode_plain
 from trainer.agents.memory import Memory
 from trainer.agents.tool_calls import parse_calls
@@ -113,6 +113,19 @@ class MemAlpha:
             )
             options.turn_read(told[-1])
         return sampler.trajectory(details={"memory": memory.as_dict(), "turns": told})
+
+    def sections_read(self, task: Task, trajectory: Trajectory) -> list[SectionRead]:
+        """Return the text of every section, and what a trajectory's memory held after it, an entry a line."""
+        turns, memory = iter(trajectory.turns), Memory(self._cut_core)
+        found = []
+        for chunk in self.prepare(task).chunks:
+            text, turn = str(self.tokenizer.decode(chunk)), next(turns, None)
+            if turn is not None:
+                response = self.tokenizer.decode(turn.completion.text_ids, skip_special_tokens=True)
+                for call in parse_calls(response):
+                    memory.apply(call)
+            found.append(SectionRead(text, None if turn is None else "\n".join(memory.texts())))
+        return found
 
     def count(self, text: str) -> int:
         """Tokens of a text."""

@@ -1,50 +1,67 @@
-"""rollouts/step_N.jsonl.zst: every trajectory of a step, as it was sampled and scored."""
+"""rollouts/*.jsonl.zst: every trajectory of a step, or of a held-out evaluation, as it was sampled and scored."""
 
 from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from trainer.types import Group
+from trainer.types import Group, Task, Trajectory
 
 
 def write_rollouts(path: Path, groups: list[Group], advantages: list[float], tokenizer: Any) -> None:
     """One JSON line per trajectory: ids, text, log-probs and weight versions of every turn, reward, advantage."""
+    remaining = iter(advantages)
+    write_records(
+        path,
+        (
+            trajectory_record(group.task, sample, trajectory, tokenizer) | {"advantage": next(remaining)}
+            for group in groups
+            for sample, trajectory in enumerate(group.trajectories)
+        ),
+    )
+
+
+def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Replace a compressed file by one with these records, one a line."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    remaining = iter(advantages)
     with zstandard.open(temporary, "wb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
-        for group in groups:
-            for sample, trajectory in enumerate(group.trajectories):
-                record = {
-                    "task_id": trajectory.task_id,
-                    "sample": sample,
-                    "question": group.task.question,
-                    "answers": group.task.answers,
-                    "answer": trajectory.answer_text,
-                    "reward": trajectory.reward,
-                    "advantage": next(remaining),
-                    "counters": trajectory.counters,
-                    "error": trajectory.error,
-                    "metrics": trajectory.metrics,
-                    "turn_rewards": trajectory.turn_rewards.totals if trajectory.turn_rewards else None,
-                    "details": trajectory.details,
-                    "turns": [
-                        {
-                            "kind": turn.kind,
-                            "prompt_ids": turn.prompt_ids,
-                            "response_ids": turn.completion.token_ids,
-                            "response": tokenizer.decode(turn.completion.token_ids, skip_special_tokens=True),
-                            "logprobs": [round(value, 7) for value in turn.completion.logprobs],
-                            "finish_reason": turn.completion.finish_reason,
-                            "version": turn.completion.version,
-                        }
-                        for turn in trajectory.turns
-                    ],
-                }
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     temporary.replace(path)
+
+
+def trajectory_record(task: Task, sample: int, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
+    """Return what a file holds of a trajectory, as JSON types. sample: its number within the task's group."""
+    return {
+        "task_id": trajectory.task_id,
+        "sample": sample,
+        "question": task.question,
+        "answers": task.answers,
+        "evidence": [asdict(one) for one in task.evidence],
+        "answer": trajectory.answer_text,
+        "reward": trajectory.reward,
+        "counters": trajectory.counters,
+        "error": trajectory.error,
+        "metrics": trajectory.metrics,
+        "turn_rewards": trajectory.turn_rewards.totals if trajectory.turn_rewards else None,
+        "details": trajectory.details,
+        "turns": [
+            {
+                "kind": turn.kind,
+                "prompt_ids": turn.prompt_ids,
+                "response_ids": turn.completion.token_ids,
+                "response": tokenizer.decode(turn.completion.token_ids, skip_special_tokens=True),
+                "logprobs": [round(value, 7) for value in turn.completion.logprobs],
+                "finish_reason": turn.completion.finish_reason,
+                "version": turn.completion.version,
+            }
+            for turn in trajectory.turns
+        ],
+    }

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 
 from trainer.config_tasks import QuestionsConfig
-from trainer.tasks.recall import Fact, Recall
-from trainer.types import Question, Task
+from trainer.tasks.recall import Fact, Recall, sentence_of
+from trainer.types import Evidence, Question, Task
 
 SOURCE = "facts"
 
@@ -51,4 +51,5 @@ class Facts(Recall[QuestionsConfig]):
             chunks=tuple(sections),
             meta={"source": SOURCE, "chunks": count},
             questions=asked_for,
+            evidence=tuple(Evidence("", sentence_of(fact)) for fact in questions),
         )

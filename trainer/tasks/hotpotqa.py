@@ -13,6 +13,7 @@ from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
 from trainer.tasks.base import RowSource, TaskSource
+from trainer.tasks.evidence import evidence_of
 from trainer.tasks.hotpotqa_data import Question, find_folder, render
 from trainer.tasks.hotpotqa_published import UPSTREAM_SHUFFLE_SEED, PublishedHotpotQA, published_file
 from trainer.tasks.hotpotqa_split import Side, draw_documents, load_sides
@@ -115,4 +116,5 @@ class HotpotQA(RowSource[Question]):
                 # As in the labels, from 1.
                 "gold_documents": " ".join(map(str, positions)),
             },
+            evidence=evidence_of(question),
         )

@@ -1,12 +1,13 @@
 """HotpotQA questions and their documents as files on disk: found, read, checked.
 
-A folder holds `questions.jsonl` (id, question, answers, supporting, own_documents; source is optional) and
-`documents.jsonl` (id, title, text), each plain or gzipped. `supporting` and `own_documents` list document ids.
+A folder holds `questions.jsonl` (id, question, answers, supporting, own_documents; source and evidence may be missing)
+and `documents.jsonl` (id, title, text), each plain or gzipped. `supporting` and `own_documents` list document ids,
+`evidence` the sentence of each supporting document that proves the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,13 @@ def render_one(number: int, title: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `own` are its own paragraphs (no two that read the same), `gold` those of them that answer it."""
+    """One question.
+
+    Args:
+        gold: the paragraphs that answer it.
+        own: its own paragraphs, these among them; no two read the same.
+        evidence: a sentence of each of `gold` that proves the answer; empty where the data name none.
+    """
 
     id: str
     question: str
@@ -57,6 +64,7 @@ class Question:
     gold: tuple[Document, ...]
     own: tuple[Document, ...]
     source: str
+    evidence: tuple[str, ...] = ()
 
     @property
     def form(self) -> str:
@@ -172,9 +180,20 @@ def _read_questions(path: Path, documents: dict[str, Document]) -> Iterator[Ques
             gold=gold,
             own=distinct((documents[i] for i in own_ids), preferred=gold),
             source=row.text("source", default=""),
+            evidence=_evidence(row, [documents[i] for i in gold_ids], gold),
         )
         seen[question.id] = question
         yield question
+
+
+def _evidence(row: Row, supporting: Sequence[Document], gold: Sequence[Document]) -> tuple[str, ...]:
+    """Return the named sentence of each gold document; empty where the column is missing, or is something else."""
+    named = row.fields.get("evidence")
+    if not isinstance(named, list) or len(named) != len(supporting) or not all(isinstance(one, str) for one in named):
+        return ()
+    by_key = dict(zip((document.key for document in supporting), named, strict=True))
+    found = tuple(by_key[document.key] for document in gold)
+    return found if all(found) else ()
 
 
 def _new_id(row: Row, known: dict[str, Document] | dict[str, Question]) -> str:

@@ -12,7 +12,7 @@ import random
 from trainer.config_tasks import SectionsConfig
 from trainer.tasks.base import GeneratedSource
 from trainer.tasks.recall import make_keys
-from trainer.types import Task
+from trainer.types import Evidence, Task
 
 NOISE = (
     "The grass is green.",
@@ -73,4 +73,5 @@ class Needles(GeneratedSource[SectionsConfig]):
             answers=(answer,),
             chunks=tuple(sections),
             meta={"chunks": count, "gold_chunk": gold},
+            evidence=(Evidence("", NEEDLE.format(key=asked, value=answer)),),
         )

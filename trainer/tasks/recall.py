@@ -17,7 +17,7 @@ from typing import TypeVar
 from trainer.config_tasks import WordsConfig
 from trainer.seeding import unit_interval
 from trainer.tasks.base import GeneratedSource
-from trainer.types import Task
+from trainer.types import Evidence, Task
 
 Fact = tuple[str, str]
 """Key and value."""
@@ -66,6 +66,11 @@ def pair_split(fact: Fact) -> str:
     return "dev" if share < HELD_OUT_SHARE / 2 else "test"
 
 
+def sentence_of(fact: Fact) -> str:
+    """Return the words that tell a fact."""
+    return "{} {} .".format(*fact)
+
+
 class Recall(GeneratedSource[W]):
     """TaskSource of generated recall documents."""
 
@@ -95,7 +100,7 @@ class Recall(GeneratedSource[W]):
 
     def section(self, rng: random.Random, facts: list[Fact]) -> str:
         """One chunk: the facts and the filler words in random order."""
-        parts = [f"{k} {v} ." for k, v in facts]
+        parts = [sentence_of(fact) for fact in facts]
         parts += rng.choices(FILLERS, k=self.config.filler_per_chunk)
         rng.shuffle(parts)
         return " ".join(parts)
@@ -123,6 +128,7 @@ class Recall(GeneratedSource[W]):
             answers=(gold[1],),
             chunks=tuple(sections),
             meta={"chunks": count, "gold_chunk": gold_chunk},
+            evidence=(Evidence("", sentence_of(gold)),),
         )
 
     def _draw_keys(self, rng: random.Random, count: int) -> list[str]:

@@ -13,6 +13,8 @@ from clusterkit.ssh.api import ErrorKind, HostError
 from evaluation.steps import SCORES
 
 LOOK_SECONDS = 60.0
+HELDOUT = "rollouts/eval_"
+"""What the names of a run's held-out trajectories begin with."""
 LOG_BYTES = 8 << 20
 """Of a longer log only the end is fetched."""
 
@@ -24,6 +26,8 @@ Facts = dict[str, tuple[int, float]]
 async def listing(head: Head, run: RunDirectory) -> Facts:
     """The files that tell about a run, its attempts (`attempt_1/`), and its recover checkpoint if any (`LATEST`).
 
+    Among them are its held-out trajectories (`rollouts/eval_…`), not those of steps.
+
     Raises:
         HostError: the host was lost, or cannot look.
     """
@@ -32,7 +36,8 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
     script = (
         f"cd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
         "find . -ignore_readdir_race -maxdepth 2 -type f "
-        f"\\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' \\) "
+        f"\\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' "
+        f"-o -path './{HELDOUT}*.jsonl.zst' \\) "
         "-printf '%s %T@ %P\\n'\n"
         "find . -ignore_readdir_race -maxdepth 1 -type d -name 'attempt_*' -printf '0 0 %P/\\n'\n"
         f"[ ! -d {recover} ] || find {recover} -ignore_readdir_race -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n'\n"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
+from clusterkit.backends.ray.files import HELDOUT, LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import TRAINS, RayJob
@@ -49,11 +49,19 @@ T = TypeVar("T")
 
 @dataclass
 class _Known:
-    """What there is here of a run. records, logs: as the files were there when they were fetched."""
+    """What there is here of a run.
+
+    Args:
+        copy: of its metrics.
+        records, logs, heldout: files that were fetched, as they were there then.
+        listed: all that tell about it, as they were at the last look.
+    """
 
     copy: Copy
     records: Facts = field(default_factory=dict)
     logs: Facts = field(default_factory=dict)
+    heldout: Facts = field(default_factory=dict)
+    listed: Facts = field(default_factory=dict)
 
 
 class Copies:
@@ -119,6 +127,22 @@ class Copies:
         there = Path(self.fileroot) / file.relative_to(self.folder)
         file.write_bytes(await self._through(lambda head: read_whole(head.session, there)))
 
+    async def fetch_heldout(self, run: RunDirectory) -> None:
+        """Bring the held-out trajectories of a run that was brought, where they have changed since.
+
+        Raises:
+            RunError: no host shows them.
+        """
+        known = self._known[run]
+        now = {name: fact for name, fact in known.listed.items() if name.startswith(HELDOUT)}
+        for name in known.heldout.keys() - now.keys():
+            (run.logs / name).unlink(missing_ok=True)
+        for name, fact in now.items():
+            if known.heldout.get(name) != fact:
+                (run.logs / name).parent.mkdir(exist_ok=True)
+                await self.fetch_step(run.logs / name)
+        known.heldout = now
+
     async def put(self, run: RunDirectory, name: str, text: str) -> None:
         """Write a file beside the run on the cluster.
 
@@ -170,8 +194,8 @@ class Copies:
         if known is None or facts.get(METRICS, (0, 0.0))[0] < known.copy.size:  # another run has the name now
             shutil.rmtree(run.logs, ignore_errors=True)
             known = self._known[run] = _Known(Copy(there, self.folder))
-        is_record = {name: name != METRICS and (not name.endswith(".log") or "/console" in name) for name in facts}
-        records = {name: fact for name, fact in facts.items() if is_record[name]}
+        known.listed = facts
+        records = {name: fact for name, fact in facts.items() if _is_record(name)}
         if records != known.records:
             for name in known.records.keys() - records.keys():
                 (run.logs / name).unlink(missing_ok=True)
@@ -241,6 +265,11 @@ class Copies:
         if session is not None:
             with contextlib.suppress(Exception):
                 await session.close()
+
+
+def _is_record(name: str) -> bool:
+    """Whether a file is brought with the others that tell about a run."""
+    return name != METRICS and not name.startswith(HELDOUT) and (not name.endswith(".log") or "/console" in name)
 
 
 def _date(run: RunDirectory, moment: float) -> None:

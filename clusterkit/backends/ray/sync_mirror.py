@@ -50,6 +50,10 @@ class Mirror(Runs):
         """See `Runs.fetch_step`."""
         self._do(self._copies.fetch_step(file))
 
+    def fetch_heldout(self, run: RunDirectory) -> None:
+        """See `Runs.fetch_heldout`."""
+        self._do(self._copies.fetch_heldout(run))
+
     def checkpoint_folder(self, typed: str) -> str:
         """See `Runs.checkpoint_folder`."""
         if not typed.startswith(f"{self.cluster.storage}/"):

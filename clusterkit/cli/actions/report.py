@@ -19,6 +19,8 @@ def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bo
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
         directories = runs.choose(run.experiment, run.trial, compare)
+        for directory in directories:
+            runs.fetch_heldout(directory)
         read = [RunReader(directory).read() for directory in directories]
         names = [one.name for one in read]
         page = runs.told(document(" against ".join(names), content(read, time.time())))

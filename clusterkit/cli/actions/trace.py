@@ -1,13 +1,16 @@
-"""`clusterkit trace`: print a recorded trajectory turn by turn."""
+"""`clusterkit trace`: print a recorded trajectory turn by turn, or a held-out task before and after training."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict
 
 from clusterkit.backends.base import told_errors
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
+from clusterkit.runs.trace.heldout import choose_task, heldout_tasks
+from clusterkit.runs.trace.heldout_view import heldout_lines
 from clusterkit.runs.trace.model import trace_of
 from clusterkit.runs.trace.source import find_group
 from clusterkit.runs.trace.view import lines_of
@@ -40,3 +43,27 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
         return
     output.result(f"{chosen.experiment}/{chosen.trial}")
     output.result("\n".join(lines_of(found, full)))
+
+
+def trace_heldout(run: RunOptions, task: str, *, full: bool, as_json: bool) -> None:
+    """Print how a held-out task was read before and after training.
+
+    Args:
+        run: what the command says about the run.
+        task: its number among those that are recorded, or its id.
+        full: do not cut texts.
+        as_json: print JSON.
+    """
+    with open_backend(place_of_run(run), output.note) as backend:
+        runs = backend.runs()
+        (chosen,) = runs.choose(run.experiment, run.trial, None)
+        runs.fetch_heldout(chosen)
+        with told_errors(runs):
+            tasks = heldout_tasks(chosen)
+    number = choose_task(tasks, task)
+    name = f"{chosen.experiment}/{chosen.trial}"
+    if as_json:
+        output.result_json({"run": name, "tasks": [one.task for one in tasks], **asdict(tasks[number])})
+        return
+    output.result(name)
+    output.result("\n".join(heldout_lines(tasks, number, shutil.get_terminal_size((100, 24)).columns, full)))

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.seeding import derive_seed
+from trainer.tasks.evidence import WORD, has_words, name_of, sentences
 from trainer.tasks.hotpotqa_data import GENERATED, Document
 
 CLOZE, CHAIN = GENERATED
@@ -25,13 +26,6 @@ MOST_WORDS = 36
 MOST_ANSWER_WORDS = 6
 MOST_CHARACTERS = 400
 """Of a question: about a hundred tokens, which agents of small models take."""
-_BOUNDARY = re.compile(r"[.!?][\"”\u2019')\]]*\s+(?=[\"“\u2018'(\[]?[A-Z0-9])")
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(\"“])(?:[A-Z]|(?:[A-Za-z]\.)+[A-Za-z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|No|vs|Prof|Gen|Col|Lt|Sgt|Capt|Rev|Gov|Sen|"
-    r"Rep|Inc|Ltd|Co|Corp|Mt|Ft|approx|ca|c)\.$"
-)
-_WORD = re.compile(r"\w+(?:[\u2019'.&-]\w+)*")
-_IN_BRACKETS = re.compile(r"\s*\([^)]*\)$")
 _NAME = re.compile(r"[A-Z][\w\u2019'-]+(?: (?:of |the |de |von |van )?[A-Z][\w\u2019'-]+)+")
 _NUMBER = re.compile(r"(?<![\w.,])\d[\d,.]+\d(?![\w%])")
 _CALENDAR = frozenset(
@@ -86,23 +80,6 @@ class Span:
     target: int = -1
 
 
-def sentences(text: str) -> list[str]:
-    """Cut a text into sentences; abbreviations and initials end none."""
-    found, start = [], 0
-    for match in _BOUNDARY.finditer(text):
-        if _ABBREVIATION.search(text[start : match.start() + 1]):
-            continue
-        found.append(text[start : match.end()].strip())
-        start = match.end()
-    found.append(text[start:].strip())
-    return [sentence for sentence in found if sentence]
-
-
-def name_of(title: str) -> str:
-    """Return a title as texts mention it: without what tells it apart in brackets, and without HTML entities."""
-    return _IN_BRACKETS.sub("", html.unescape(title)).strip()
-
-
 def is_name(name: str) -> bool:
     """Whether a title can be told from common words: it has a capital, and two words or five letters."""
     return name[:1].isupper() and (len(name.split()) > 1 or (len(name) >= 5 and name not in _CALENDAR))
@@ -127,7 +104,7 @@ class Maker:
                 numbers.setdefault(name, []).append(number)
         self._by_word: dict[str, list[tuple[tuple[str, ...], str, int]]] = {}
         for name, owners in numbers.items():
-            words = tuple(_WORD.findall(name))
+            words = tuple(WORD.findall(name))
             if len(owners) == 1 and words:  # two documents of one title could not be told apart
                 self._by_word.setdefault(words[0], []).append((words, name, owners[0]))
         for entries in self._by_word.values():
@@ -157,7 +134,12 @@ class Maker:
         others: list[tuple[str, Span]] = []
         asked_title = False
         for place, sentence in places:
-            if not asked_title and is_name(name) and len(name.split()) <= MOST_ANSWER_WORDS and _has(sentence, name):
+            if (
+                not asked_title
+                and is_name(name)
+                and len(name.split()) <= MOST_ANSWER_WORDS
+                and has_words(sentence, name)
+            ):
                 asked_title = True
                 text = clip(sentence.replace(name, BLANK))
                 question = rng.choice(_TITLE_ASKED).format(text)
@@ -168,7 +150,7 @@ class Maker:
         for sentence, span in others:
             answer = sentence[span.start : span.end]
             text = clip(sentence[: span.start] + BLANK + sentence[span.end :])
-            if _has(text, answer) or _has(document.title, answer):
+            if has_words(text, answer) or has_words(document.title, answer):
                 continue
             question = rng.choice(_IN_TITLE).format(title=document.title, text=text)
             yield Made(CLOZE, question, answer, (document,), (sentence,))
@@ -186,8 +168,8 @@ class Maker:
             second = self.documents[link.target]
             name = self.names[link.target]
             masked = clip(sentence.replace(name, BLANK))
-            facts = [fact for fact in self._facts(link.target) if not _has(first.text, fact[2])]
-            if not facts or _has(masked, name):
+            facts = [fact for fact in self._facts(link.target) if not has_words(first.text, fact[2])]
+            if not facts or has_words(masked, name):
                 continue
             fact, cue, answer = rng.choice(facts)
             question = rng.choice(_CHAINED).format(first=masked, cue=cue)
@@ -207,7 +189,7 @@ class Maker:
             for span in spans:
                 words = sentence[: span.start].split()[-4:]
                 cue, answer = " ".join(words), sentence[span.start : span.end]
-                if len(words) < 2 or _has(cue, name) or _has(name, answer):
+                if len(words) < 2 or has_words(cue, name) or has_words(name, answer):
                     continue
                 if f"{cue} " in sentence and document.text.count(cue) == 1:
                     yield sentence, cue, answer
@@ -228,13 +210,13 @@ class Maker:
             text = sentence[start:end]
             if start >= end or (text[0].isupper() and " " not in text) or len(text.split()) > MOST_ANSWER_WORDS:
                 continue
-            if _overlaps(start, end, found) or _has(own, text) or _has(text, own):
+            if _overlaps(start, end, found) or has_words(own, text) or has_words(text, own):
                 continue
             found.append(Span(start, end))
         return sorted(found, key=lambda span: span.start)
 
     def _mentions(self, sentence: str, number: int) -> Iterator[Span]:
-        words = list(_WORD.finditer(sentence))
+        words = list(WORD.finditer(sentence))
         texts = tuple(match[0] for match in words)
         place = 0
         while place < len(words):
@@ -262,38 +244,8 @@ def clip(masked: str) -> str:
     return ("… " if start else "") + " ".join(words[start:end]) + (" …" if end < len(words) else "")
 
 
-def best_sentence(document: Document, question: str, answers: Iterable[str], other_titles: Iterable[str]) -> str:
-    """Return the sentence of a document that helps most with a question, by rule.
-
-    One that holds an answer comes first, then one that mentions the title of another document that is needed, then the
-    one that shares most words with the question; the earlier of equals.
-    """
-    wanted = [answer for answer in answers if answer.lower() not in ("yes", "no")]
-    names = [name_of(title) for title in other_titles]
-    asked = {word.lower() for word in _WORD.findall(question) if len(word) > 3}
-
-    def worth(sentence: str) -> tuple[bool, bool, int]:
-        low = sentence.lower()
-        shared = len(asked & {word.lower() for word in _WORD.findall(sentence)})
-        return any(_has(low, one.lower()) for one in wanted), any(_has(sentence, name) for name in names), shared
-
-    found = sentences(document.text) or [document.title]
-    return max(found, key=worth)  # the first of equals
-
-
 def _usable(sentence: str) -> bool:
     return 6 <= len(sentence.split()) <= 60 and "\n" not in sentence
-
-
-def _has(text: str, part: str) -> bool:
-    """Whether a text has the part as whole words."""
-    place = text.find(part) if part else -1
-    while place >= 0:
-        end = place + len(part)
-        if not (text[place - 1 : place].isalnum() if place else False) and not text[end : end + 1].isalnum():
-            return True
-        place = text.find(part, place + 1)
-    return False
 
 
 def _overlaps(start: int, end: int, spans: Iterable[Span]) -> bool:

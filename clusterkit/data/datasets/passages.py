@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterkit.data.datasets.cloze import sentences
 from trainer.errors import UserError
 from trainer.files import refuse_pointer
+from trainer.tasks.evidence import sentences
 from trainer.tasks.hotpotqa_data import Document, document_key
 
 MOST_CHARACTERS = 900

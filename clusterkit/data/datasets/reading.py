@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterkit.data.datasets.build import BuildPlan, Output
-from clusterkit.data.datasets.cloze import Made, Maker, best_sentence
+from clusterkit.data.datasets.cloze import Made, Maker
 from clusterkit.data.datasets.corpora import corpus_of
 from clusterkit.data.datasets.inputs import TEXT, Input
 from clusterkit.data.datasets.passages import Passage
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
+from trainer.tasks.evidence import evidence_of
 from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Corpus, Document, Question, render
 from trainer.tasks.hotpotqa_split import Side, Sides, draw_documents, split_three
 
@@ -166,7 +167,7 @@ def _split_passages(passages: Sequence[Passage], share: float) -> tuple[list[Doc
 
 def _items(side: Side, shape: ReadingShape, seed: int) -> list[Item]:
     """Return the real questions of a side, and those made from its documents, in an order that looks random."""
-    real = [Item(question, _evidence(question)) for question in side.questions]
+    real = [Item(question, tuple(e.sentence for e in evidence_of(question))) for question in side.questions]
     made = [_item(one) for one in Maker(side.pool, seed).questions(shape.per_document)]
     return sorted([*real, *made], key=lambda item: unit_interval("reading-order", item.question.id, seed))
 
@@ -174,14 +175,6 @@ def _items(side: Side, shape: ReadingShape, seed: int) -> list[Item]:
 def _item(made: Made) -> Item:
     question = Question(made.id, made.question, (made.answer,), made.documents, made.documents, made.kind)
     return Item(question, made.evidence)
-
-
-def _evidence(question: Question) -> tuple[str, ...]:
-    titles = [document.title for document in question.gold]
-    return tuple(
-        best_sentence(d, question.question, question.answers, [t for t in titles if t != d.title])
-        for d in question.gold
-    )
 
 
 def _without_repeats(items: dict[str, list[Item]]) -> dict[str, list[Item]]:

@@ -74,7 +74,7 @@ class Views:
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
     def content(self, run: str, compare: str, known: str = "") -> Html:
-        """Return the changing part of that page, without the plots if their version is `known`.
+        """Return the changing part of that page, without the parts whose versions are `known`.
 
         Raises:
             UserError: a name is not valid.
@@ -99,6 +99,7 @@ class Views:
         directories = self._choose(run, compare)
         for directory in directories:
             self._mirror.fetch(directory)
+            self._mirror.fetch_heldout(directory)
         return directories
 
     def _choose(self, run: str, compare: str) -> list[RunDirectory]:

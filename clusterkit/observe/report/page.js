@@ -115,30 +115,33 @@
     const template = document.createElement("template");
     template.innerHTML = text;
     const next = template.content;
-    const [old, plots] = [document.getElementById("plots"), next.getElementById("plots")];
-    // Plots of the same records stay as they are, with the values that are being read in them.
-    const same = old && plots && old.dataset.version === plots.dataset.version;
+    // Parts of the same records stay as they are, with the values that are being read in them.
+    const kept = [...main.children].filter((old) => {
+      const fresh = old.dataset.version && next.getElementById(old.id);
+      return fresh && old.dataset.version === fresh.dataset.version;
+    });
+    const same = kept.some((element) => element.id === "plots");
     // Who reads values or selects text is not disturbed.
     if ((!same && document.querySelector(".pointed")) || !document.getSelection().isCollapsed) return;
     for (const element of main.querySelectorAll("details")) {
       next.getElementById(element.id)?.toggleAttribute("open", element.open);
     }
-    if (same) {
-      for (const element of [...main.children]) if (element !== old) element.remove();
-      while (next.firstChild !== plots) old.before(next.firstChild);
-      plots.remove();
-      main.append(next);
-    } else {
-      main.replaceChildren(next);
-      shared = null;
+    for (const element of [...main.children]) if (!kept.includes(element)) element.remove();
+    for (const old of kept) {
+      const fresh = next.getElementById(old.id);
+      while (next.firstChild !== fresh) old.before(next.firstChild);
+      fresh.remove();
     }
+    main.append(next);
+    if (!same) shared = null;
+    document.dispatchEvent(new Event("renewed"));
   };
 
   const refresh = async () => {
     const note = document.getElementById("live");
     try {
       const query = new URLSearchParams(location.search);
-      query.set("drawn", document.getElementById("plots")?.dataset.version ?? "");
+      query.set("drawn", [...main.children].map((element) => element.dataset.version ?? "").join(" "));
       const answer = await fetch(`/page?${query}`, { cache: "no-store" });
       const text = await answer.text();
       if (!answer.ok) throw new Error(text);

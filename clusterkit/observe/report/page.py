@@ -12,6 +12,7 @@ from importlib import resources
 from clusterkit.evaluate.scores import scores_of
 from clusterkit.observe.report import facts
 from clusterkit.observe.report.charts import MOST_MARKS, marks, sections
+from clusterkit.observe.report.heldout import heldout_of, version_of
 from clusterkit.observe.report.memory import memory_of
 from clusterkit.observe.report.plot import Plotter
 from clusterkit.observe.report.source import Run
@@ -23,7 +24,6 @@ _MARKS = (("recover", "recover checkpoint"), ("save", "checkpoint kept"), ("rest
 
 def document(title: str, content: Html, above: Html | None = None, live_s: float | None = None) -> str:
     """Return a whole page around `content`. `live_s`: seconds between requests for new content, for the dashboard."""
-    script = _asset("page.js")
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -35,14 +35,14 @@ def document(title: str, content: Html, above: Html | None = None, live_s: float
         tag("title", title),
         tag("style", Html(_asset("page.css"))),
     )
-    body = tag("body", above, tag("main", content), tag("script", Html(script)), data_live=live_s)
+    body = tag("body", above, tag("main", content), tag("script", Html(_script())), data_live=live_s)
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
 @cache
 def content_policy() -> str:
     """Return a policy that allows only our script and no requests, so texts of a run can do no harm."""
-    digest = base64.b64encode(hashlib.sha256(_asset("page.js").encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'"
@@ -64,12 +64,13 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
         runs: one or two.
         now: Unix seconds.
         drawn: their plots, if they were drawn already.
-        known: version of the plots that the reader has, which are then left out.
+        known: versions of the parts that the reader has, apart by blanks: these are then left out.
     """
     drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]
+    heldout = heldout_of(runs)
+    first = [("closing", "Before and after", facts.final_evaluation(runs), True)]
     tables = [
-        ("closing", "Before and after", facts.final_evaluation(runs), True),
         ("memory", "How the memory grew", memory_of(runs), True),
         ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
@@ -80,14 +81,29 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
     return join(
         _header(runs, statuses, now),
         facts.key_numbers(runs, statuses),
-        tag("div", None if drawn.version == known else drawn.markup, id="plots", data_version=drawn.version),
+        tag("div", None if drawn.version in known.split() else drawn.markup, id="plots", data_version=drawn.version),
+        _foldable(first),
+        None if heldout is None else _heldout(heldout, known),
+        _foldable(tables),
+        _footer(runs),
+    )
+
+
+def _foldable(tables: Sequence[tuple[str, str, Html | None, bool]]) -> Html:
+    """Return those of the tables that have something, as (id, title, content, whether it is open)."""
+    return join(
         *(
             tag("details", tag("summary", title), inside, id=name, open=is_open)
             for name, title, inside, is_open in tables
             if inside
-        ),
-        _footer(runs),
+        )
     )
+
+
+def _heldout(markup: Html, known: str) -> Html:
+    version = version_of(markup)
+    inside = None if version in known.split() else join(tag("summary", "How held-out questions are read"), markup)
+    return tag("details", inside, id="heldout", data_version=version, open=True)
 
 
 def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html:
@@ -141,6 +157,11 @@ def _footer(runs: Sequence[Run]) -> Html:
     damaged = sum(run.damaged for run in runs)
     note = tag("div", f"{damaged} damaged lines of metrics.jsonl were passed over.") if damaged else None
     return tag("footer", *folders, note)
+
+
+@cache
+def _script() -> str:
+    return _asset("page.js") + _asset("heldout.js")
 
 
 @cache

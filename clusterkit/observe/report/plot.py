@@ -6,13 +6,12 @@ of the screen; its labels are HTML, so text keeps its size on a phone. page.js s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from clusterkit.observe.report.charts import Chart, Line, Mark
 from clusterkit.observe.report.scale import Scale, scale, short
 from clusterkit.observe.report.series import Series
-from clusterkit.ui.markup import Html, tag
+from clusterkit.ui.markup import Html, json_data, tag
 
 UNITS = 1000
 """Width and height of every drawing."""
@@ -45,7 +44,7 @@ class Plotter:
             "grids": [[first, last] if first != last else [first] for first, last in self._grids],
             "marks": [[mark.step, mark.kind, mark.run, mark.text] for mark in self.marks],
         }
-        return _data(data, id="shared")
+        return json_data(data, id="shared")
 
     def figure(self, chart: Chart) -> Html:
         """Return one plot with its title, axes, legend and data."""
@@ -81,7 +80,7 @@ class Plotter:
             ),
             tag("div", *self._legend(chart), cls="legend"),
             *(tag("p", text, cls="odd") for text in _non_finite_notes(chart.lines, self.runs)),
-            _data([self._line_data(line, chart) for line in chart.lines]),
+            json_data([self._line_data(line, chart) for line in chart.lines]),
         )
 
     def _ticks(self, runs: set[int]) -> list[Html]:
@@ -204,9 +203,3 @@ def _description(chart: Chart) -> str:
             parts.append(f"{line.label} from {short(values[0])} at step {line.series.first[0]} to {short(values[-1])} "
                          f"at step {line.series.last[-1]}")  # fmt: skip
     return f"{chart.title}: {'; '.join(parts)}"
-
-
-def _data(value: object, **attributes: object) -> Html:
-    """Return JSON for the script; `<` is escaped, so no text can end the element."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    return tag("script", Html(text), type="application/json", **attributes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from clusterkit.runs.trace.evidence import GoldSentence, Held, gold_of, held
 from clusterkit.runs.trace.source import Record
 
 
@@ -36,6 +37,7 @@ class TurnView:
         memory_tokens: size of the memory after it.
         reward: of this turn; None if turns have no rewards.
         over: `reward` less the mean over all turns of the group.
+        held: what the memory has of answer and gold sentences, where the response is the memory.
     """
 
     number: int
@@ -48,6 +50,7 @@ class TurnView:
     r2: float | None
     r4: float | None
     shrunk: bool
+    held: Held | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,12 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One trajectory of a task. `others`: rewards of all trajectories of its group, with its own."""
+    """One trajectory of a task.
+
+    Args:
+        others: rewards of all trajectories of its group, with its own.
+        gold: sentences that prove the answer, where they are known.
+    """
 
     step: int
     task: str
@@ -74,6 +82,7 @@ class Trace:
     asked: tuple[AnsweredQuestion, ...]
     memory: dict[str, Any]
     error: str
+    gold: tuple[GoldSentence, ...] = ()
 
 
 def trace_of(step: int, group: list[Record], sample: int) -> Trace:
@@ -91,6 +100,8 @@ def trace_of(step: int, group: list[Record], sample: int) -> Trace:
     mean = sum(rewards) / len(rewards) if rewards else None
     own = record.get("turn_rewards") or []
     detailed = details.get("turns") or []
+    gold = gold_of(record)
+    sentences = [one.sentence for one in gold]
     turns = []
     for number, turn in enumerate(record["turns"]):
         more = detailed[number] if number < len(detailed) else {}
@@ -107,6 +118,7 @@ def trace_of(step: int, group: list[Record], sample: int) -> Trace:
                 r2=more.get("r2"),
                 r4=more.get("r4"),
                 shrunk=bool(more.get("shrunk")),
+                held=None if more or turn["kind"] == "final" else held(turn["response"], record["answers"], sentences),
             )
         )
     return Trace(
@@ -120,6 +132,7 @@ def trace_of(step: int, group: list[Record], sample: int) -> Trace:
         asked=asked,
         memory=details.get("memory") or {},
         error=str(record.get("error") or ""),
+        gold=gold,
     )
 
 

@@ -65,21 +65,29 @@ def find_group(
     raise UserError(f"no recorded step has a task {task}: clusterkit trace --task 0 shows the newest step's first one")
 
 
-def read_groups(path: Path) -> dict[str, list[Record]]:
-    """Return the trajectories of a step by task, in the order of the file. Raises RunError."""
+def read_groups(path: Path, otherwise: str = "look at another step with --step") -> dict[str, list[Record]]:
+    """Return the trajectories of a file by task, in the order of the file.
+
+    Args:
+        path: the file.
+        otherwise: what to do where it cannot be read.
+
+    Raises:
+        RunError: it cannot be read.
+    """
     groups: dict[str, list[Record]] = {}
-    for record in _read(path):
+    for record in _read(path, otherwise):
         groups.setdefault(str(record["task_id"]), []).append(record)
     return groups
 
 
-def _read(path: Path) -> Iterator[Record]:
+def _read(path: Path, otherwise: str) -> Iterator[Record]:
     try:
         with zstandard.open(path, "rb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
             for line in file:
                 yield json.loads(line)
     except (OSError, ValueError, zstandard.ZstdError) as error:
-        raise RunError(f"{path} cannot be read ({error}): look at another step with --step") from error
+        raise RunError(f"{path} cannot be read ({error}): {otherwise}") from error
 
 
 def _ranges(steps: list[int]) -> str:

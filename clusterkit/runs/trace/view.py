@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from clusterkit.runs.trace.evidence import GoldSentence
 from clusterkit.runs.trace.model import AnsweredQuestion, Call, Trace, TurnView
 
 EXCERPT = 160
@@ -20,6 +23,8 @@ def lines_of(trace: Trace, full: bool = False) -> list[str]:
         lines.append("  ".join(parts))
     if trace.error:
         lines.append(f"failed: {trace.error}")
+    if trace.gold:
+        lines += ["", "gold sentences", *gold_lines(trace.gold, full)]
     largest = max((turn.memory_tokens for turn in trace.turns), default=1) or 1
     for turn in trace.turns:
         lines += ["", *_turn(turn, largest, full)]
@@ -49,6 +54,17 @@ def verdict(call: Call) -> str:
     return "; ".join(found)
 
 
+def gold_lines(gold: Sequence[GoldSentence], full: bool) -> list[str]:
+    """Return the gold sentences with their numbers, and with the sections where they stand if that is known."""
+    lines = []
+    for number, one in enumerate(gold, start=1):
+        where = " and ".join(f"{place.section}" for place in one.places)
+        section = f"section{'s' * (len(one.places) > 1)} {where}: " if where else ""
+        title = f"{cut(one.title, full)}: " if one.title else ""
+        lines.append(f"  [{number}] {section}{title}{cut(one.sentence, full)}")
+    return lines
+
+
 def cut(text: str, full: bool) -> str:
     """Return a text on one line, without control characters, cut unless `full`."""
     flat = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
@@ -70,6 +86,8 @@ def _turn(turn: TurnView, largest: int, full: bool) -> list[str]:
         lines.append(f"  {sign} {call.tool or 'call'}: {call.did}{text}{f'  [{judged}]' if judged else ''}")
     if not turn.calls:
         lines.append(f"  {'wrote' if not turn.chunk else 'no call:'}  {cut(turn.response, full) or '(nothing)'}")
+    if turn.held and str(turn.held):
+        lines.append(f"  has    {turn.held}")
     return lines
 
 

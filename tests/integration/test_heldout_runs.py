@@ -1,0 +1,49 @@
+"""Real runs record their held-out tasks before and after training, and `clusterkit trace` and the report show them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from runs import SHORT_WARMUP, Forks, NewTrial, Trial
+
+from clusterkit.runs.trace.heldout import heldout_tasks
+from clusterkit.runs.trials import choose_trial
+
+
+def clusterkit(trial: Trial, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "clusterkit.cli.main", *words, "--here", "--fileroot", trial.config.fileroot]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_shows_how_its_memory_changed_at_each_section_before_and_after_training(reference: Trial) -> None:
+    tasks = heldout_tasks(choose_trial(reference.config, named_by_user=True).run)
+    measured = {r["name"]: r["accuracy"] for r in reference.records("eval")}
+
+    for name in ("before", "after"):  # the greedy evaluation of the closing table, all of whose tasks are kept here
+        passes = [getattr(task, name) for task in tasks]
+        assert sum(one.scores["accuracy"] for one in passes) / len(tasks) == measured[name]
+        assert all(len(one.memories) == len(task.sections) for one, task in zip(passes, tasks, strict=True))
+    for number, task in enumerate(tasks):
+        (gold,) = task.gold
+        assert len(gold.places) == 1
+        text = clusterkit(reference, "trace", "small/run1", "--heldout", "--task", str(number)).stdout
+        assert f"question  {task.question}\ngold      {task.answers[0]}\n" in text
+        assert f"section {gold.places[0].section} of {len(task.sections)}, with [1]" in text
+    page = clusterkit(reference, "report", "--out", "-").stdout
+    assert all(f'"text":"{task.gold[0].sentence}"' in page for task in tasks)
+
+
+def test_a_run_may_keep_none_and_go_on_with_some(forks: Forks, new_trial: NewTrial) -> None:
+    trial = new_trial(**{"train.total_steps": 1, "eval.save_trajectories": 0, **SHORT_WARMUP})
+    assert forks.run(trial) == 0, trial.said()
+
+    refused = clusterkit(trial, "trace", "--heldout")
+    assert refused.returncode == 2
+    assert "small/run1 has no record of held-out tasks" in refused.stderr
+    # It goes on with other settings of the evaluation, which are no matter of what is learned.
+    trial.change(**{"train.total_steps": 2, "eval.save_trajectories": 1})
+    assert forks.run(trial) == 0, trial.said()
+    text = clusterkit(trial, "trace", "--heldout").stdout
+    assert "held-out task 0 of 1" in text
+    assert "There is no record from before the first step" in text
