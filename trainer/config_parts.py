@@ -368,8 +368,18 @@ class EvalConfig(Section):
     """Split of the tasks: dev to choose settings, test to report. train: the training tasks, with trainer.type=null."""
     final_chunks: list[Annotated[int, Field(ge=1)]] = []  # noqa: RUF012 (pydantic copies it)
     """recall: document lengths, in chunks, of the closing table."""
+    final_documents: list[Annotated[int, Field(ge=2)]] = []  # noqa: RUF012 (pydantic copies it)
+    """hotpotqa: numbers of documents in the contexts of the closing table, beside task.num_documents."""
     blank_memory: bool = True
     """Closing table: also measure with the memory blanked and the policy forced to answer."""
+
+    def check(self, task: str, has_documents: bool) -> None:
+        """Raise ValueError where a task cannot have the lengths that are asked for. task: its name."""
+        if self.final_documents and not has_documents:
+            raise ValueError(
+                f"eval.final_documents={self.final_documents} is for task.name=hotpotqa, and task.name is {task}: "
+                "leave it out"
+            )
 
 
 class CheckpointConfig(Section):

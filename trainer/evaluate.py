@@ -161,7 +161,8 @@ def time_split(folder: Path) -> dict[str, float]:
             for name, value in record["timings"].items():
                 seconds[name] += value
         elif record["kind"] == "warmup":
-            seconds["warmup"] += record.get("seconds", 0.0)
+            name = "supervised" if record.get("phase") == "supervised" else "warmup"
+            seconds[name] += record.get("seconds", 0.0)
         elif record["kind"] == "eval" and record["name"] != "heldout":
             seconds["eval"] += record["seconds"]
     return {name: round(value, 3) for name, value in seconds.items()}

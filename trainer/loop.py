@@ -26,6 +26,7 @@ from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
 from trainer.rollout.server_sampling import served_sampler
 from trainer.schedule import Schedule
+from trainer.sft.start import summary_facts
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
@@ -191,6 +192,7 @@ class TrainingRun(SteppedRun):
             trained_chunks=trained_chunks(self.config),
             chance=getattr(self.source, "chance", None),
             table=closing_table(self.paths.logs, results),
+            **summary_facts(self.paths),
         )
 
     # -- looking ----------------------------------------------------------------------------------------------------
