@@ -44,9 +44,9 @@ from trainer.config_rewards import AnyRewardConfig, BoxedConfig
 from trainer.config_supervised import SupervisedConfig
 from trainer.config_tasks import (
     AnyTaskConfig,
-    DocumentsConfig,
     FactsConfig,
     FilesConfig,
+    HotpotqaConfig,
     MathConfig,
     NeedlesConfig,
     ProblemsConfig,
@@ -475,7 +475,7 @@ def _check_memory_window(c: RunConfig, a: MemalphaAgentConfig) -> None:
 CHECKS = (
     check_type,
     lambda c: c.supervised.check(c.trainer.type, c.model.path),
-    lambda c: c.eval.check(c.task.name, isinstance(c.task, DocumentsConfig)),
+    lambda c: c.eval.check(c.task.name, isinstance(c.task, HotpotqaConfig)),
     check_servers,
     check_sampling,
     check_heldout,

@@ -373,9 +373,9 @@ class EvalConfig(Section):
     blank_memory: bool = True
     """Closing table: also measure with the memory blanked and the policy forced to answer."""
 
-    def check(self, task: str, has_documents: bool) -> None:
+    def check(self, task: str, is_hotpotqa: bool) -> None:
         """Raise ValueError where a task cannot have the lengths that are asked for. task: its name."""
-        if self.final_documents and not has_documents:
+        if self.final_documents and not is_hotpotqa:
             raise ValueError(
                 f"eval.final_documents={self.final_documents} is for task.name=hotpotqa, and task.name is {task}: "
                 "leave it out"

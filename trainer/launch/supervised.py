@@ -13,6 +13,7 @@ import torch
 
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
+from trainer.evaluate import check_lengths
 from trainer.files import write_atomic
 from trainer.paths import SUPERVISED, RunPaths
 from trainer.sft.start import MARK, SupervisedStart, find_supervised, require_batch, start_facts
@@ -49,7 +50,7 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
     if goes_on and (config.recover_from or not config.algorithm.kl_coef):
         log.info("Supervised start: none, the weights are those of the recover checkpoint.")
         return model
-    make_source(config)  # what is wrong with the data of reinforcement shows now, not after minutes
+    check_lengths(config, make_source(config))  # what is wrong with the data of reinforcement shows now
     require_batch(found.config)
     (found.paths.logs / MARK).unlink(missing_ok=True)  # of an earlier start that is made afresh
     learn(found.config, found.start)
@@ -81,6 +82,6 @@ def _free_memory() -> None:
     """Give back what a run in this process held."""
     gc.collect()
     if torch.cuda.is_available():
-        torch._dynamo.reset()  # type: ignore[no-untyped-call]  # compiled layers hold their weights
+        torch._dynamo.reset()  # compiled layers hold their weights
         gc.collect()
         torch.cuda.empty_cache()
