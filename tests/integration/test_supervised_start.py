@@ -79,7 +79,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, forks: Forks, model: P
 
 @pytest.fixture
 def new_run(tmp_path: Path, model: Path, questions: Path) -> NewRun:
-    return lambda **settings: make(tmp_path / "run", model, questions, **settings)
+    return lambda name="run", **settings: make(tmp_path / name, model, questions, **settings)
 
 
 def directory(trial: Trial) -> RunDirectory:
@@ -157,7 +157,7 @@ def test_killed_in_its_start_a_run_goes_on_to_the_same_weights(
     assert trial.summary()["parameter_sha256"] == undisturbed.summary()["parameter_sha256"]
 
 
-def test_interrupted_in_its_start_a_run_goes_on_and_later_does_not_start_again(
+def test_interrupted_in_its_start_a_run_says_so_and_refuses_other_settings_for_it(
     forks: Forks, new_run: NewRun, undisturbed: Trial
 ) -> None:
     trial = new_run(**{"supervised.total_steps": 300})
@@ -175,7 +175,8 @@ def test_interrupted_in_its_start_a_run_goes_on_and_later_does_not_start_again(
 def test_killed_in_reinforcement_a_run_goes_on_without_another_start(
     forks: Forks, new_run: NewRun, undisturbed: Trial
 ) -> None:
-    trial = new_run(**{"algorithm.kl_coef": 0.01, "train.total_steps": 3})
+    settings = {"algorithm.kl_coef": 0.01, "train.total_steps": 3}
+    trial = new_run(**settings)
 
     attempt = forks.start(trial)
     assert attempt.reach(lambda: trial.records("recover")), trial.said()
@@ -189,8 +190,7 @@ def test_killed_in_reinforcement_a_run_goes_on_without_another_start(
     assert f"Supervised start: done before ({START_STEPS} steps" in trial.log()
     assert trial.records("attempt")[-1]["resume_step"] >= 1
     # Its reference is the supervised checkpoint, as before.
-    whole = Trial(trial.file.parent.with_name("whole"), trial.file.parent, **trial.values | {"trial_name": "whole"})
-    whole.change(fileroot=str(whole.file.parent))
+    whole = new_run("whole", **settings)
     assert forks.run(whole) == 0, whole.said()
     assert trial.summary()["parameter_sha256"] == whole.summary()["parameter_sha256"]
 

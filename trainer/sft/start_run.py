@@ -84,20 +84,20 @@ class StartMonitor(Monitor):
         self._run = run
         self._lines = None if folder is None else log_file(folder / "main.log")
         self._recorded = time.monotonic()
-        self._told = self._due = 0.0
-        self._kept: int | None = None
+        self._told = 0.0
+        self._latest: dict[str, Any] = {}
         self._recent: list[float] = []
 
     def record(self, kind: str, **fields: Any) -> None:
         """See Monitor."""
         super().record(kind, **fields)
         if kind == "recover":
-            self._kept = int(fields["global_step"])
+            self._progress(recover_step=fields["global_step"])
         elif kind == "attempt":
             at = f" It goes on after step {fields['resume_step']}." if fields["resume_step"] else ""
             self._run.info(f"Supervised start: {fields['total_steps']} steps before reinforcement.{at}")
-            self._kept = fields["resume_step"] or None
-            self._progress(fields["resume_step"], fields["total_steps"])
+            kept = fields["resume_step"] or None
+            self._progress(step=fields["resume_step"], steps=fields["total_steps"], recover_step=kept)
         elif kind == "step":
             self._step(fields)
         elif kind == "eval":
@@ -131,8 +131,9 @@ class StartMonitor(Monitor):
         self._recent = [*self._recent[-19:], fields["step_time_s"]]
         remaining = (total - number) * sum(self._recent) / len(self._recent)
         loss, speed, last = fields["stats"].get("loss"), fields["tokens_per_s"], number == total
+        self._latest |= {"step": number, "loss": loss, "tokens_per_s": speed, "remaining_s": round(remaining, 1)}
         if last or now - self._recorded >= RECORD_EVERY_S:
-            self._progress(number, total, loss=loss, tokens_per_s=speed, remaining_s=round(remaining, 1))
+            self._progress()
         if last or not self._told or now - self._told >= LINE_EVERY_S:
             self._told = now
             told = "" if loss is None else f", loss {loss:.4f}"
@@ -140,10 +141,8 @@ class StartMonitor(Monitor):
                 f"Supervised start: step {number} of {total}{told}, {speed:.0f} tokens/s, about {remaining:.0f} s left."
             )
 
-    def _progress(self, step: int, steps: int, **numbers: Any) -> None:
+    def _progress(self, **news: Any) -> None:
+        self._latest |= news
         now = time.monotonic()
         seconds, self._recorded = round(now - self._recorded, 3), now
-        self._run.record(
-            "warmup", phase=PHASE, step=step, steps=steps, **numbers, recover_step=self._kept, seconds=seconds,
-            cached=False,
-        )  # fmt: skip
+        self._run.record("warmup", phase=PHASE, **self._latest, seconds=seconds, cached=False)
