@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evalparts import chat_checkpoint
+from raycluster import FOLDER, end_processes_of, own_ports
 from realparts import write_jsonl
-from runs import Attempt, Forks, Trial
+from runs import ENVIRONMENT, Attempt, Forks, Trial, command
 
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import read_summary, summary_lines
@@ -23,6 +26,8 @@ from clusterkit.runs.status import observe
 from clusterkit.runs.trials import choose_trial
 from clusterkit.ui.run_status import status_lines
 from tests.conftest import mini_hotpotqa_rows
+from tests.realparts import require
+from trainer.engines.process import free_port
 
 START_STEPS, STEPS = 4, 2
 SETTINGS: dict[str, Any] = {
@@ -245,5 +250,36 @@ def test_two_ranks_share_a_start(forks: Forks, new_run: NewRun, undisturbed: Tri
     assert forks.run(trial) == 0, trial.said()
 
     assert start_steps(trial) == list(range(1, START_STEPS + 1))
+    mine, other = (one.summary()["supervised"]["heldout_loss"]["after"] for one in (trial, undisturbed))
+    assert mine == pytest.approx(other, rel=1e-4)
+
+
+@pytest.fixture
+def ray_environment() -> Iterator[dict[str, str]]:
+    """A Ray of one node, and what finds it."""
+    require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
+    folder, port = Path(tempfile.mkdtemp(prefix="ck-ray-")), free_port()  # Ray's sockets want a short path
+    found = {**ENVIRONMENT, "RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_USAGE_STATS_ENABLED": "0", FOLDER: str(folder)}
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", f"--temp-dir={folder}"]
+    options = ["--include-dashboard=false", "--num-cpus=4", "--num-gpus=0", "--node-ip-address=127.0.0.1"]
+    subprocess.run([*start, *options, *own_ports()], check=True, env=found, capture_output=True, timeout=300)
+    yield found
+    end_processes_of(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.long
+def test_on_ray_the_start_and_reinforcement_come_one_after_the_other(
+    new_run: NewRun, undisturbed: Trial, ray_environment: dict[str, str]
+) -> None:
+    trial = new_run(**{"train.ranks": 2, "mode": "ray"})
+
+    running = command(trial, env=ray_environment)
+    said = running.communicate(timeout=600)
+
+    assert running.returncode == 0, said
+    assert start_steps(trial) == list(range(1, START_STEPS + 1))
+    assert [step["global_step"] for step in trial.records("step")] == [1, 2]
+    assert trial.log().count("ranks run on") == 2
     mine, other = (one.summary()["supervised"]["heldout_loss"]["after"] for one in (trial, undisturbed))
     assert mine == pytest.approx(other, rel=1e-4)
