@@ -23,8 +23,8 @@ def recall_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def chat_checkpoint(folder: Path, seed: int = 0) -> Path:
-    """A Llama of random weights over bytes, with a chat template and a context window of WINDOW tokens."""
+def chat_checkpoint(folder: Path, seed: int = 0, window: int = WINDOW) -> Path:
+    """A Llama of random weights over bytes, with a chat template and a context window of so many tokens."""
     tokenizer = byte_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -35,7 +35,7 @@ def chat_checkpoint(folder: Path, seed: int = 0) -> Path:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=4,
-            max_position_embeddings=WINDOW,
+            max_position_embeddings=window,
             eos_token_id=tokenizer.eos_token_id,
             tie_word_embeddings=True,
         )

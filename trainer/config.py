@@ -41,10 +41,12 @@ from trainer.config_parts import (
     WeightsConfig,
 )
 from trainer.config_rewards import AnyRewardConfig, BoxedConfig
+from trainer.config_supervised import SupervisedConfig
 from trainer.config_tasks import (
     AnyTaskConfig,
     FactsConfig,
     FilesConfig,
+    HotpotqaConfig,
     MathConfig,
     NeedlesConfig,
     ProblemsConfig,
@@ -103,6 +105,7 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     train: TrainConfig = TrainConfig()
     warmup: WarmupConfig = WarmupConfig()
+    supervised: SupervisedConfig = SupervisedConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -471,6 +474,8 @@ def _check_memory_window(c: RunConfig, a: MemalphaAgentConfig) -> None:
 
 CHECKS = (
     check_type,
+    lambda c: c.supervised.check(c.trainer.type, c.model.path),
+    lambda c: c.eval.check(c.task.name, isinstance(c.task, HotpotqaConfig)),
     check_servers,
     check_sampling,
     check_heldout,

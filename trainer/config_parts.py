@@ -368,11 +368,21 @@ class EvalConfig(Section):
     """Split of the tasks: dev to choose settings, test to report. train: the training tasks, with trainer.type=null."""
     final_chunks: list[Annotated[int, Field(ge=1)]] = []  # noqa: RUF012 (pydantic copies it)
     """recall: document lengths, in chunks, of the closing table."""
+    final_documents: list[Annotated[int, Field(ge=2)]] = []  # noqa: RUF012 (pydantic copies it)
+    """hotpotqa: numbers of documents in the contexts of the closing table, beside task.num_documents."""
     blank_memory: bool = True
     """Closing table: also measure with the memory blanked and the policy forced to answer."""
     save_trajectories: Annotated[int, Field(ge=0)] = 8
     """Held-out tasks, the first ones, whose memories after every section are kept before the first step and after the
     last one, for `clusterkit trace --heldout`; 0: none."""
+
+    def check(self, task: str, is_hotpotqa: bool) -> None:
+        """Raise ValueError where a task cannot have the lengths that are asked for. task: its name."""
+        if self.final_documents and not is_hotpotqa:
+            raise ValueError(
+                f"eval.final_documents={self.final_documents} is for task.name=hotpotqa, and task.name is {task}: "
+                "leave it out"
+            )
 
 
 class CheckpointConfig(Section):

@@ -5,6 +5,7 @@ accuracy before and after, at greater lengths, and with the memory blanked.
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
-from trainer.config_tasks import FactsConfig, RecallConfig
+from trainer.config_tasks import FactsConfig, HotpotqaConfig, RecallConfig
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.rewards.qa import qa_metrics
 from trainer.rollout.controller import SamplingPlan
+from trainer.seeding import derive_seed
 from trainer.tasks.base import Split, TaskSource
 from trainer.types import Group, Task, Trajectory
 
@@ -30,6 +32,7 @@ class EvalSpec:
 
     split, num_tasks: the first `num_tasks` tasks of `split`.
     chunks: length of their documents; 0: the training mixture of lengths.
+    documents: hotpotqa: documents in their contexts; 0: as held-out contexts have while it trains.
     temperature: 0 is greedy.
     blank_memory, banned_final_ids: see RolloutOptions.
     """
@@ -37,6 +40,7 @@ class EvalSpec:
     split: Split
     num_tasks: int
     chunks: int = 0
+    documents: int = 0
     temperature: float = 0.0
     blank_memory: bool = False
     banned_final_ids: tuple[int, ...] = ()
@@ -44,7 +48,7 @@ class EvalSpec:
     @property
     def is_mixture(self) -> bool:
         """Whether it is the training mixture, with its memory."""
-        return not self.chunks and not self.blank_memory
+        return not self.chunks and not self.documents and not self.blank_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,13 @@ class EvalResult:
     """Result of an evaluation; failed trajectories count as wrong.
 
     accuracy: mean reward, or what the reward counts in its place (r1 of a memory).
+    interval: bounds of its 95 % interval, by the bootstrap over tasks.
     metrics: means of the QA metrics, or of the reward's own.
     sampled_accuracy: accuracy at the training temperature, where it was measured beside the greedy one.
     """
 
     accuracy: float
+    interval: tuple[float, float]
     metrics: dict[str, float]
     num_tasks: int
     num_failed: int
@@ -70,6 +76,7 @@ class EvalResult:
             **sampled,
             "num_tasks": self.num_tasks,
             "num_failed": self.num_failed,
+            "interval": [round(bound, 6) for bound in self.interval],
             "metrics": self.metrics,
             "seconds": round(self.seconds, 3),
         }
@@ -92,7 +99,7 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
         raise UserError(
             f"no question is held out for eval.split={spec.split}: choose the other split, or hold out more"
         )
-    tasks = [source.heldout(spec.split, index, spec.chunks) for index in range(count)]
+    tasks = [source.heldout(spec.split, index, spec.chunks or spec.documents) for index in range(count)]
     plan = SamplingPlan(
         purpose=f"eval-{spec.split}",
         temperature=spec.temperature,
@@ -102,11 +109,19 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
     scores = [_score(task, group.trajectories[0]) for task, group in zip(tasks, roll(tasks, plan), strict=True)]
     return EvalResult(
         accuracy=sum(s.accuracy for s in scores) / count,
+        interval=bootstrap_interval([s.accuracy for s in scores]),
         metrics=_means(scores),
         num_tasks=count,
         num_failed=sum(s.failed for s in scores),
         seconds=time.perf_counter() - began,
     )
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds of the 95 % interval of the mean: percentiles of the means of BOOTSTRAP_SAMPLES samples of the values."""
+    rng, count = random.Random(derive_seed("bootstrap", len(values))), len(values)
+    means = sorted(sum(rng.choices(values, k=count)) / count for _ in range(BOOTSTRAP_SAMPLES))
+    return means[round(0.025 * (BOOTSTRAP_SAMPLES - 1))], means[round(0.975 * (BOOTSTRAP_SAMPLES - 1))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,9 @@ def _score(task: Task, trajectory: Trajectory) -> _Score:
     failed = trajectory.error is not None
     accuracy = trajectory.reward if trajectory.accuracy is None else trajectory.accuracy
     if not task.questions:
-        return _Score(accuracy, qa_metrics(trajectory.answer_text, list(task.answers)), failed)
+        metrics = qa_metrics(trajectory.answer_text, list(task.answers))
+        form = task.meta.get("form", "")  # half of the answers yes and no are right by chance
+        return _Score(accuracy, metrics | ({f"{form}/f1": metrics["f1"]} if form else {}), failed)
     # Questions that are asked of the memory: the reward has measured, by data source too.
     source = task.meta.get("source", "")
     by_source = {f"{source}/perf": accuracy, f"{source}/mem": trajectory.metrics.get("memory_tokens", 0.0)}
@@ -138,12 +155,20 @@ def _means(scores: list[_Score]) -> dict[str, float]:
 
 
 BEFORE = "before.json"
+BOOTSTRAP_SAMPLES = 1000
 
 
 def trained_chunks(config: RunConfig) -> list[int]:
     """Fewest and most chunks of a training document; empty where the task does not choose its lengths."""
     task = config.task
     return [task.min_chunks, task.max_chunks] if isinstance(task, RecallConfig | FactsConfig) else []
+
+
+def check_lengths(config: RunConfig, source: TaskSource) -> None:
+    """Raise UserError where the source cannot have the contexts of the closing table."""
+    assert config.eval.split != "train"
+    for number in config.eval.final_documents if source.num_heldout(config.eval.split) else ():
+        source.heldout(config.eval.split, 0, number)
 
 
 def time_split(folder: Path) -> dict[str, float]:
@@ -161,14 +186,15 @@ def time_split(folder: Path) -> dict[str, float]:
             for name, value in record["timings"].items():
                 seconds[name] += value
         elif record["kind"] == "warmup":
-            seconds["warmup"] += record.get("seconds", 0.0)
+            name = "supervised" if record.get("phase") == "supervised" else "warmup"
+            seconds[name] += record.get("seconds", 0.0)
         elif record["kind"] == "eval" and record["name"] != "heldout":
             seconds["eval"] += record["seconds"]
     return {name: round(value, 3) for name, value in seconds.items()}
 
 
 def table_specs(config: RunConfig, refusal_ids: tuple[int, ...] = ()) -> list[EvalSpec]:
-    """Lines of the table: the training mixture, then longer documents, then the mixture with the memory blanked.
+    """Lines of the table: the training mixture, then other lengths, then the mixture with the memory blanked.
 
     refusal_ids: tokens that the policy may not answer with where the memory is blanked, so that it must guess.
     """
@@ -177,6 +203,8 @@ def table_specs(config: RunConfig, refusal_ids: tuple[int, ...] = ()) -> list[Ev
     # A task of the user's own need not know lengths, nor an agent of theirs a memory.
     lengths = [] if "task.name" in config.custom else config.eval.final_chunks
     table = [EvalSpec(split, count, chunks) for chunks in (0, *lengths)]
+    own = config.task.num_documents if isinstance(config.task, HotpotqaConfig) else 0
+    table += [EvalSpec(split, count, documents=n) for n in dict.fromkeys(config.eval.final_documents) if n != own]
     if config.eval.blank_memory and "agent.name" not in config.custom:
         table.append(EvalSpec(split, count, blank_memory=True, banned_final_ids=refusal_ids))
     return table
@@ -187,8 +215,10 @@ def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
     rows = [
         {
             "chunks": spec.chunks,
+            "documents": spec.documents,
             "blank_memory": spec.blank_memory,
             "accuracy": r.accuracy,
+            "interval": r.interval,
             "sampled_accuracy": r.sampled_accuracy,
             "metrics": r.metrics,
         }
@@ -203,16 +233,19 @@ def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[
         stored = json.loads((folder / BEFORE).read_text())
     except (OSError, ValueError):
         stored = []
-    before = {(row["chunks"], row["blank_memory"]): row for row in stored}
+    before = {(row["chunks"], row.get("documents", 0), row["blank_memory"]): row for row in stored}
     rows = []
     for spec, result in after.items():
-        old = before.get((spec.chunks, spec.blank_memory), {})
+        old = before.get((spec.chunks, spec.documents, spec.blank_memory), {})
         rows.append(
             {
                 "chunks": spec.chunks,
+                "documents": spec.documents,
                 "blank_memory": spec.blank_memory,
                 "before": old.get("accuracy"),
                 "after": result.accuracy,
+                "interval_before": old.get("interval"),
+                "interval_after": result.interval,
                 "sampled_before": old.get("sampled_accuracy"),
                 "sampled_after": result.sampled_accuracy,
                 "metrics_before": old.get("metrics"),

@@ -14,7 +14,16 @@ from trainer.base_run import Clock, SteppedRun, named
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.evaluate import EvalResult, EvalSpec, closing_table, evaluate, store_before, table_specs, trained_chunks
+from trainer.evaluate import (
+    EvalResult,
+    EvalSpec,
+    check_lengths,
+    closing_table,
+    evaluate,
+    store_before,
+    table_specs,
+    trained_chunks,
+)
 from trainer.heldout import HeldoutTrajectories
 from trainer.metrics import Monitor
 from trainer.placement import gives_memory_away
@@ -27,6 +36,7 @@ from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler
 from trainer.rollout.server_sampling import served_sampler
 from trainer.schedule import Schedule
+from trainer.sft.start import summary_facts
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.distributed import World
@@ -192,8 +202,10 @@ class TrainingRun(SteppedRun):
         self._close(
             num_tasks=max((result.num_tasks for result in results.values()), default=0),
             trained_chunks=trained_chunks(self.config),
+            trained_documents=getattr(self.source, "trained_documents", None),
             chance=getattr(self.source, "chance", None),
             table=closing_table(self.paths.logs, results),
+            **summary_facts(self.paths),
         )
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -202,6 +214,7 @@ class TrainingRun(SteppedRun):
         """Whether there is anything to evaluate on. Raises UserError where that is asked for and there is nothing."""
         split, every = self.config.eval.split, self.config.eval.every_steps
         assert split != "train"  # RunConfig allows it only where nothing is learned
+        check_lengths(self.config, self.source)
         if self.source.num_heldout(split):
             return True
         if every:
@@ -250,11 +263,13 @@ class TrainingRun(SteppedRun):
             global_step=number,
             name=name,
             chunks=line.chunks,
+            documents=line.documents,
             blank_memory=line.blank_memory,
             accuracy=result.accuracy,
             **result.record(),
         )
-        what = f"{line.chunks} chunks" if line.chunks else "training lengths"
+        lengths = {"chunks": line.chunks, "documents": line.documents}
+        what = ", ".join(f"{number} {unit}" for unit, number in lengths.items() if number) or "training lengths"
         blank = ", memory blanked" if line.blank_memory else ""
         self.monitor.info(
             f"Evaluation {name} ({what}{blank}): accuracy {result.accuracy:.4f} on {result.num_tasks} tasks."

@@ -21,12 +21,18 @@ log = logging.getLogger("trainer")
 
 def open_log(path: Path) -> None:
     """Send the trainer's log to `path` (appended), with AReaL's time stamp and no colour."""
-    handler = _LogFile(path)
-    handler.setFormatter(_AReaLFormatter())
+    handler = log_file(path)
     root = logging.getLogger("trainer")
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     root.propagate = False
+
+
+def log_file(path: Path) -> logging.Handler:
+    """A handler that appends to `path` in the form of `open_log`."""
+    handler = _LogFile(path)
+    handler.setFormatter(_AReaLFormatter())
+    return handler
 
 
 class _LogFile(logging.Handler):
@@ -39,6 +45,10 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             self._file.write((self.format(record) + "\n").encode())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _AReaLFormatter(logging.Formatter):

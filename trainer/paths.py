@@ -10,6 +10,9 @@ from pathlib import Path
 from trainer.assets import cache_root
 from trainer.config import RunConfig
 
+SUPERVISED = "supervised"
+"""Folder of a run's supervised start, in each of the run's own."""
+
 
 def user_name() -> str:
     """Login name, or the user's number where it has none."""
@@ -38,6 +41,11 @@ class RunPaths:
         root = Path(config.fileroot).expanduser().absolute()
         tail = Path(user_name(), config.experiment_name, config.trial_name)
         return cls(root / "logs" / tail, root / "checkpoints" / tail / "actor", root / "recover" / tail)
+
+    @property
+    def supervised(self) -> RunPaths:
+        """Those of its supervised start; `checkpoints` is the folder of its one checkpoint."""
+        return RunPaths(self.logs / SUPERVISED, self.checkpoints.with_name(SUPERVISED), self.recover / SUPERVISED)
 
 
 def new_attempt(logs: Path) -> int:

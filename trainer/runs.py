@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer import custom
+from trainer.checkpoint.slots import Slots
 from trainer.checkpoint.start import Start, completed_step, find_start
 from trainer.config import RunConfig
 from trainer.loop import TrainingRun
@@ -14,6 +15,8 @@ from trainer.paths import RunPaths
 from trainer.rollout.generate_only import RolloutRun, find_rollouts, number_of_tasks
 from trainer.schedule import Schedule
 from trainer.sft.loop import SftRun
+from trainer.sft.start import find_supervised, is_start
+from trainer.sft.start_run import StartRun
 from trainer.tasks import make_source
 from trainer.tasks.examples import load_examples
 from trainer.train.distributed import World
@@ -26,7 +29,8 @@ def make_run(
     config: RunConfig, model_folder: Path, world: World, monitor: Monitor, stop: Callable[[], bool], start: Start
 ) -> AnyRun:
     """One rank's attempt at the run. Raises UserError for settings, classes or data that cannot be used."""
-    return _TYPES[config.trainer.type](config, model_folder, world, monitor, stop, start)
+    kind = StartRun if is_start(config) else _TYPES[config.trainer.type]
+    return kind(config, model_folder, world, monitor, stop, start)
 
 
 def begin(config: RunConfig, paths: RunPaths) -> Start:
@@ -36,7 +40,15 @@ def begin(config: RunConfig, paths: RunPaths) -> Start:
         UserError: a class of the user's cannot be used, or what is there does not fit the settings.
     """
     custom.check(config)
-    return find_rollouts(config, paths) if config.trainer.type == "null" else find_start(config, paths.recover)
+    if config.trainer.type == "null":
+        return find_rollouts(config, paths)
+    if not config.supervised.dataset:
+        return find_start(config, paths.recover)
+    # What recover_mode=resume asks for may be a recover checkpoint of the supervised start.
+    early = config.recover_mode == "resume" and not Slots(paths.recover).occupied()
+    start = Start(None) if early else find_start(config, paths.recover)
+    find_supervised(config, goes_on=start.slot is not None)
+    return start
 
 
 def is_complete(config: RunConfig, paths: RunPaths, start: Start) -> bool:

@@ -20,6 +20,7 @@ from trainer.config_agents import (
 )
 from trainer.config_tasks import DocumentsConfig, FactsConfig, MemalphaConfig, RecallConfig, SectionsConfig
 from trainer.judge.servers import judge_urls, judges_folder
+from trainer.sft.start import examples_path
 from trainer.tasks.size import evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
@@ -183,6 +184,7 @@ class RunPlan:
             ("steps", f"{bound}{self.steps}{self._whole_time()}"),
             ("one step", self._one_step()),
             ("warm-up", self._warmup()),
+            *self._supervised(),
             ("evaluation", self._evaluation()),
             *self._judge(),
             (
@@ -233,10 +235,16 @@ class RunPlan:
         if self.trial.state is TrialState.NEW and self.config.recover_from:
             return f"starts from {self.config.recover_from}"
         if self.trial.state is TrialState.NEW:
-            return "starts from the beginning"
+            return "goes on with its supervised start" if self._keeps_supervised else "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"
-        return "goes on; there is no recover checkpoint, so from the beginning"
+        told = "with its supervised checkpoint" if self._keeps_supervised else "so from the beginning"
+        return f"goes on; there is no recover checkpoint, {told}"
+
+    @property
+    def _keeps_supervised(self) -> bool:
+        config = self.config
+        return bool(config.supervised.dataset) and config.recover_mode != "disabled" and self.trial.run.keeps_supervised
 
     def _one_step(self) -> str:
         rollout = self.config.rollout
@@ -274,12 +282,23 @@ class RunPlan:
             f"{warmup.batch_size} sequences each; read from the cache when these settings have been warmed up before"
         )
 
+    def _supervised(self) -> list[tuple[str, str]]:
+        """Return the supervised start, if there is one."""
+        s = self.config.supervised
+        if not s.dataset:
+            return []
+        many = f"{s.total_steps} steps" if s.total_steps else f"{s.total_epochs} epochs"
+        path = examples_path(self.config)
+        return [("start", f"supervised, {many} of {path} in batches of {s.batch_size}; done once a run")]
+
     def _evaluation(self) -> str:
         settings, lengths = self.config.eval, self.config.task.name == "recall"
         if not evaluates(self.config):
             return "none: every row is trained on (task.eval_fraction=0); clusterkit eval scores the checkpoints"
         often = f", every {settings.every_steps} steps" if settings.every_steps else ""
         table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
+        if settings.final_documents:
+            table = f"; closing table at {settings.final_documents} documents"
         return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
 
     def _judge(self) -> list[tuple[str, str]]:

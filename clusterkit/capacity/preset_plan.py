@@ -22,6 +22,7 @@ from clusterkit.hosts import inventory
 from trainer.allocation import Allocation, Dialect
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.sft.start import require_examples
 
 DEFAULT_GPU_MEMORY_GIB = 80.0
 _WIDTH, _INDENT = 116, 20
@@ -79,8 +80,11 @@ class PresetPlan:
         size, task = self.resolved.size, self.resolved.task
         chosen = ["--task", task] if task != size.task else []
         place = [] if self.here else ["--cluster", self.cluster]
-        examples = ["task.path=FILE.jsonl"] if self.config.task.name == "sft" and not self.config.data_path else []
-        changed = [*self.resolved.overrides, *examples, *(change.override for change in self.changes)]
+        data = []
+        if not self.config.data_path:
+            data = ["task.path=FILE.jsonl"] if self.config.task.name == "sft" else []
+            data += ["task.path=FOLDER"] if self.config.supervised.dataset else []
+        changed = [*self.resolved.overrides, *data, *(change.override for change in self.changes)]
         return shlex.join(["clusterkit", "train", "--preset", size.name, *chosen, *place, *changed])
 
     @property
@@ -96,6 +100,7 @@ class PresetPlan:
             return f"clusterkit setup --hostnames {hosts} --preset {name} --no-train"
         try:
             require_inputs(self.config)
+            require_examples(self.config)
         except UserError as error:
             return str(error)
         return ""

@@ -11,6 +11,7 @@ from trainer.assets import resolve_model
 from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, SftConfig
 from trainer.errors import UserError
+from trainer.sft.start import require_examples
 from trainer.tasks.examples import examples_file
 from trainer.tasks.hotpotqa_data import find_folder
 from trainer.tasks.hotpotqa_published import published_file
@@ -82,6 +83,8 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
         require_free(trial.run)
         if trial.state is not TrialState.COMPLETE:
             require_inputs(config)
+            if not trial.run.has_supervised_checkpoint:
+                require_examples(config)
             require_trainer()
     except UserError as error:
         return error

@@ -58,11 +58,11 @@ def first_save_seconds(config: RunConfig, step_seconds: float) -> float:
 
 
 def saves(config: RunConfig, step_seconds: float | None) -> int:
-    """Return the number of persistent checkpoints of the run."""
+    """Return the number of persistent checkpoints of the run, that of its supervised start included."""
     steps, every = total_steps(config), save_interval(config)
     if config.checkpoint.save_freq_secs and step_seconds:
         every = min(every, max(1, math.ceil(config.checkpoint.save_freq_secs / step_seconds)))
-    return -(-steps // every)
+    return -(-steps // every) + bool(config.supervised.dataset)
 
 
 def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | None = None) -> StepTime | None:

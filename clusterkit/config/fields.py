@@ -73,6 +73,8 @@ def has_effect(key: str, config: RunConfig) -> bool:
         return config.reward.name == "memalpha"
     if section == "weights":
         return config.num_servers > 0
+    if section == "supervised":
+        return bool(config.supervised.dataset)
     if section == "warmup":
         return config.model.path is None and config.trainer.type != "sft"
     return not f"{key}.".startswith("model.tiny.") or config.model.path is None

@@ -71,7 +71,7 @@ class SizePreset:
         task_notes: reasons of the values of per_task.
         measured: by task.
         gpu_memory_gib: of the GPUs that the values are for; 0 if none are needed.
-        suggested: whether `setup` may name it as what comes next; false where it goes on from another run's checkpoint.
+        suggested: whether `setup` may name it as what comes next; false where it needs data that are made first.
     """
 
     name: str

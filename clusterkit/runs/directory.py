@@ -18,6 +18,7 @@ import yaml
 
 from trainer.disk import file_failures
 from trainer.locks import HeldError, hold
+from trainer.paths import SUPERVISED
 
 TRIAL_NAME = re.compile(r"^run(\d+)$")
 FILEROOT = "choose another folder with --fileroot DIR"
@@ -34,10 +35,12 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def resume_hint(has_recover_checkpoint: bool) -> str:
+def resume_hint(has_recover_checkpoint: bool, keeps_supervised: bool = False) -> str:
     """Return what the same train command does after a stop, as the end of a sentence."""
     if has_recover_checkpoint:
         return "the same train command goes on from its recover checkpoint"
+    if keeps_supervised:
+        return "the same train command goes on with its supervised start"
     return "it has written no recover checkpoint to go on from"
 
 
@@ -88,7 +91,23 @@ class RunDirectory:
     @property
     def has_recover_checkpoint(self) -> bool:
         """Whether there is a recover checkpoint to go on from."""
-        return (self.recover / "LATEST").exists()
+        return self.what_is_kept[0].exists()
+
+    @property
+    def what_is_kept(self) -> tuple[Path, Path, Path]:
+        """Files that say: it has a recover checkpoint, its supervised start has one, its supervised start is done."""
+        latest = "LATEST"
+        return self.recover / latest, self.recover / SUPERVISED / latest, self.logs / SUPERVISED / "start.json"
+
+    @property
+    def has_supervised_checkpoint(self) -> bool:
+        """Whether its supervised start is done."""
+        return self.what_is_kept[2].exists()
+
+    @property
+    def keeps_supervised(self) -> bool:
+        """Whether its supervised start is done, or has a recover checkpoint to go on from."""
+        return any(path.exists() for path in self.what_is_kept[1:])
 
     def attempt_numbers(self) -> list[int]:
         """Return the numbers of the attempts that were started, in order."""

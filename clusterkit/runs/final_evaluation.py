@@ -21,10 +21,13 @@ def read_summary(run: RunDirectory) -> dict[str, Any] | None:
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """Return the final evaluation as text."""
-    (title, *heads), *rows = summary_rows(summary)
-    width = max(len(label) for label, *_ in [(title, *heads), *rows])
-    lines = [f"{label:<{width}}  {before:>7}  {after:>7}" for label, before, after in [(title, *heads), *rows]]
+    rows = summary_rows(summary)
+    width = max(len(label) for label, *_ in rows)
+    cells = max(7, *(len(value) for _, *values in rows for value in values))
+    lines = [f"{label:<{width}}  {before:>{cells}}  {after:>{cells}}" for label, before, after in rows]
     lines.append("")
+    if told := supervised_text(summary):
+        lines.append(f"start       {told}")
     if summary.get("seconds") is not None:
         split = {str(name): float(s) for name, s in (summary.get("time_split") or {}).items() if _is_number(s)}
         spent = shares(split)
@@ -38,6 +41,16 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def supervised_text(summary: dict[str, Any]) -> str:
+    """Return what a supervised start has done, in one line; empty if the run had none."""
+    facts = summary.get("supervised")
+    if not isinstance(facts, dict):
+        return ""
+    losses = facts.get("heldout_loss")
+    before, after = (losses.get("before"), losses.get("after")) if isinstance(losses, dict) else (None, None)
+    return f"{facts.get('global_step', '?')} supervised steps, held-out loss {_plain(before)} → {_plain(after)}"
+
+
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return label, value before and value after of every row of the table, its heading first."""
     if isinstance(totals := summary.get("rollouts"), dict):
@@ -46,14 +59,18 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
         return _loss_rows(losses, summary.get("num_tasks"))
     rows = [row for row in summary.get("table") or [] if isinstance(row, dict)]
     trained = [number for number in summary.get("trained_chunks") or [] if isinstance(number, int)]
+    documents = summary.get("trained_documents") or 0
     tasks = summary.get("num_tasks")
     if not rows and tasks == 0:
         return [("nothing was held out to evaluate on; clusterkit eval scores the checkpoint", "", "")]
     lengths = any(row.get("chunks") for row in rows)
+    intervals = any(row.get("documents") for row in rows)
     found = [("held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)"), "before", "after")]
     for row in rows:
-        found.append((_label(row, trained), _percent(row.get("before")), _percent(row.get("after"))))
-        if not lengths and not row.get("blank_memory"):  # few rows: there is room for the task's other metrics
+        values = [_percent(row.get(name)) + (_interval(row, name) if intervals else "") for name in ("before", "after")]
+        found.append((_label(row, trained, documents), values[0], values[1]))
+        # Where rows are few there is room for the task's other metrics.
+        if not lengths and not row.get("documents") and not row.get("blank_memory"):
             found += _metrics(row)
     if summary.get("chance") is not None:
         found.append(("a blind guess", _percent(summary["chance"]), _percent(summary["chance"])))
@@ -90,9 +107,21 @@ def _plain(value: Any, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if _is_number(value) else "-"
 
 
-def _label(row: dict[str, Any], trained: list[int]) -> str:
-    chunks = row.get("chunks") or 0
-    if not chunks:
+def _interval(row: dict[str, Any], name: str) -> str:
+    """Return the 95 % interval of a value, as " (21.0 … 27.5)"; empty if it is not known."""
+    bounds = row.get(f"interval_{name}")
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
+        return ""
+    return f" ({100 * bounds[0]:.1f} … {100 * bounds[1]:.1f})"
+
+
+def _label(row: dict[str, Any], trained: list[int], documents: int) -> str:
+    chunks, others = row.get("chunks") or 0, row.get("documents") or 0
+    if others:
+        label = f"{others} documents"
+    elif not chunks and documents:
+        label = f"as trained, {documents} documents"
+    elif not chunks:
         label = f"as trained, {trained[0]} to {trained[-1]} chunks" if trained else "as trained"
     else:
         label = f"{chunks} chunks"

@@ -184,7 +184,8 @@ def _target(config: RunConfig, history: History) -> int:
 
 def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
     only_rollouts = trial.state is TrialState.RESUME and not trial.history.learns
-    if config.recover_mode == "resume" and not only_rollouts and not trial.run.has_recover_checkpoint:
+    kept = trial.run.has_recover_checkpoint or trial.run.keeps_supervised
+    if config.recover_mode == "resume" and not only_rollouts and not kept:
         raise UserError(
             f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "
             f"{trial.run.recover}: leave recover_mode out to start, or name the trial with trial_name="

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
 from clusterkit.runs.log.metrics import History, Record, number
-from clusterkit.ui.run_status import measured_text, warmup_text
+from clusterkit.ui.run_status import is_supervised, measured_text, warmup_label, warmup_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +66,7 @@ class PlainLines(Silent):
         if phase == self._warmup_phase and when - self._warmup_time < WARMUP_LINE_SECONDS:
             return None
         self._warmup_phase, self._warmup_time = phase, when
-        return f"warm-up: {warmup_text(record)}"
+        return warmup_text(record) if is_supervised(record) else f"warm-up: {warmup_text(record)}"
 
 
 def event_line(record: Record, history: History) -> str | None:
@@ -106,7 +106,7 @@ def live_lines(history: History, now: float) -> list[str]:
     """Return the lines of the live display at `now` (Unix seconds)."""
     if not history.steps:
         if history.warmup:
-            return [f"warm-up      {warmup_text(history.warmup)}"]
+            return [f"{warmup_label(history.warmup):<11}  {warmup_text(history.warmup)}"]
         doing = "measuring held-out accuracy before the first step" if history.attempts else "loading the trainer"
         return [f"starting     {doing}"]
     last = history.steps[-1]
@@ -167,7 +167,7 @@ class LiveDisplay:
         total = (number(warming, "steps") if warming else history.total_steps) or 0
         eta = "" if warming or history.eta() is None else f"ETA {duration(history.eta())}"
         bar = ProgressBar(total=total or 1, completed=done or 0, width=30)
-        what = "warm-up" if warming else "step"
+        what = warmup_label(warming) if warming else "step"
         position = f"{what} {done or 0:.0f}/{total:.0f}" if total else ""
         head.add_row(Text(self._name, style="bold"), bar, Text(position), Text(eta))
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in live_lines(history, time.time())]
@@ -192,5 +192,6 @@ def showing(name: str, enabled: bool = True) -> Iterator[Progress]:
 def _measured(record: Record) -> str:
     if "loss" in record:
         return f" ({record.get('num_tasks', '?')} tasks)"
-    where = f" at {record['chunks']} chunks" if record.get("chunks") else " as trained"
+    lengths = [f"{record[unit]} {unit}" for unit in ("chunks", "documents") if record.get(unit)]
+    where = f" at {lengths[0]}" if lengths else " as trained"
     return f"{where}, memory blanked" if record.get("blank_memory") else where

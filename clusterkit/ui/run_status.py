@@ -17,7 +17,7 @@ def status_lines(status: Status) -> list[str]:
     history, run = status.history, status.run
     rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
-        rows.append(("warm-up", warmup_text(history.warmup)))
+        rows.append((warmup_label(history.warmup), warmup_text(history.warmup)))
     for name in ("task_reward", "loss"):
         if values := history.stat(name):
             rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
@@ -69,8 +69,20 @@ def engine_text(stats: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def is_supervised(record: Record) -> bool:
+    """Whether a record of the time before the first step is one of a supervised start."""
+    return record.get("phase") == "supervised"
+
+
+def warmup_label(record: Record) -> str:
+    """Return what comes before the first step: a warm-up or a supervised start."""
+    return "start" if is_supervised(record) else "warm-up"
+
+
 def warmup_text(record: Record) -> str:
-    """Return the state of the warm-up in one line."""
+    """Return the state of the warm-up, or of the supervised start, in one line."""
+    if is_supervised(record):
+        return _supervised_text(record)
     if record.get("cached"):
         return "read from the cache"
     step = f" step {record['step']}/{record.get('steps', '?')}" if record.get("step") is not None else ""
@@ -83,6 +95,20 @@ def warmup_text(record: Record) -> str:
     speed = number(record, "tokens_per_s")
     if speed:
         parts.append(f"{count(speed)} tokens/s")
+    return ", ".join(parts)
+
+
+def _supervised_text(record: Record) -> str:
+    parts = [f"supervised start: step {record.get('step', '?')} of {record.get('steps', '?')}"]
+    loss, speed, remaining = number(record, "loss"), number(record, "tokens_per_s"), number(record, "remaining_s")
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    if speed:
+        parts.append(f"{count(speed)} tokens/s")
+    if remaining is not None:
+        parts.append(f"about {duration(remaining)} left of it")
+    kept = record.get("recover_step")
+    parts.append(f"recover checkpoint after step {kept}" if kept else "no recover checkpoint yet")
     return ", ".join(parts)
 
 

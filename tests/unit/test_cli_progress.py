@@ -53,6 +53,12 @@ def test_plain_warmup_lines_come_every_ten_seconds_and_with_every_phase(
     assert steps == ["0", "10", "12", "22"]
 
 
+def test_a_supervised_start_is_told_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RunWriter(tmp_path).record("warmup", phase="supervised", step=3, steps=6, loss=0.5, recover_step=None)
+
+    assert _plain(writer, capsys) == ["supervised start: step 3 of 6, loss 0.500, no recover checkpoint yet"]
+
+
 def test_the_live_display_shows_reward_speed_time_and_checkpoint(tmp_path: Path) -> None:
     history = History()
     assert "loading" in live_lines(history, 0.0)[0]
@@ -98,6 +104,27 @@ def test_a_task_without_lengths_shows_its_other_metrics(tmp_path: Path) -> None:
 
     assert lines[1:3] == ["as trained 10.0% 20.0%", "f1 15.0% 25.0%"]
     assert not any("blind" in line for line in lines)
+
+
+def test_rows_at_numbers_of_documents_have_their_intervals(tmp_path: Path) -> None:
+    rows = [
+        {"chunks": 0, "documents": documents, "blank_memory": blank, "before": 0.1, "after": 0.2}
+        | {"interval_before": None, "interval_after": [0.155, 0.25]}
+        for documents, blank in ((0, False), (16, False), (0, True))
+    ]
+    told = {"global_step": 600, "heldout_loss": {"before": 2.0, "after": 0.5}}
+    facts = {"table": rows, "chance": None, "trained_chunks": [], "trained_documents": 8, "supervised": told}
+    summary = read_summary(RunWriter(tmp_path).summary(**facts).run)
+    assert summary is not None
+
+    lines = [" ".join(line.split()) for line in summary_lines(summary)]
+
+    assert lines[1:4] == [
+        "as trained, 8 documents 10.0% 20.0% (15.5 … 25.0)",
+        "16 documents 10.0% 20.0% (15.5 … 25.0)",
+        "as trained, 8 documents, memory blanked 10.0% 20.0% (15.5 … 25.0)",
+    ]
+    assert "start 600 supervised steps, held-out loss 2.000 → 0.500" in lines
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{"])

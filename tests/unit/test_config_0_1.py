@@ -18,6 +18,7 @@ from evaluation.config import EvalConfig
 from trainer.checkpoint.fingerprint import changes, fingerprint, shared_changes
 from trainer.config import RunConfig, flatten
 from trainer.config_0_1 import FIELDS
+from trainer.config_supervised import SupervisedConfig
 from trainer.configfile import read_config
 
 KEPT = Path(__file__).parents[1] / "cases" / "config"
@@ -30,6 +31,8 @@ RUNS = {
 }
 YOUNGER = {
     "agent.repeat_problem": False,
+    "eval.final_documents": [],
+    **flatten(SupervisedConfig(), "supervised."),
     "task.curriculum": [],
     "task.curriculum_tasks": 640,
     "rollout.share_prefixes": True,

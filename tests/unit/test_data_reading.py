@@ -281,7 +281,8 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path: Path, own_t
 
     assert done.exit_code == 0, done.output
     assert "train/questions.jsonl" in done.output
-    assert f"--task hotpotqa task.path={tmp_path / 'out'}" in done.output
+    assert f"clusterkit train --preset 135M_read task.path={tmp_path / 'out'}" in done.output
+    assert f"clusterkit train --preset 135M_read_cpu task.path={tmp_path / 'out'}" in done.output
 
 
 def test_tens_of_thousands_of_questions_come_of_the_real_documents(tmp_path: Path, shared_data: Path) -> None:

@@ -273,3 +273,16 @@ def test_a_held_out_task_that_does_not_exist(mini_hotpotqa: Path) -> None:
 def test_a_split_that_leaves_a_side_empty(mini_hotpotqa: Path, fraction: float, advice: str) -> None:
     with pytest.raises(UserError, match=advice):
         source(mini_hotpotqa, eval_fraction=fraction)
+
+
+def test_held_out_contexts_have_other_numbers_of_documents_where_these_are_asked_for(mini_hotpotqa: Path) -> None:
+    tasks = source(mini_hotpotqa, num_documents=3)
+
+    longer, own = tasks.heldout("test", 0, 5), tasks.heldout("test", 0, 3)
+
+    assert own == tasks.heldout("test", 0)
+    assert (longer.id, longer.question) == (own.id, own.question)
+    assert len(documents_of(longer)) == 5 == len(set(documents_of(longer)))
+    assert longer.context == source(mini_hotpotqa, num_documents=5).heldout("test", 0).context
+    with pytest.raises(UserError, match=r"contexts of 99 documents .*eval.final_documents.* has \d+ documents: lower"):
+        tasks.heldout("test", 0, 99)

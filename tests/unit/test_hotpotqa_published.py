@@ -101,6 +101,14 @@ def test_lengths_that_cannot_be_made_are_refused(train_file: Path, size: int) ->
         source(train_file, num_documents=size)
 
 
+def test_held_out_contexts_may_be_shorter_or_longer_than_trained_ones(train_file: Path) -> None:
+    tasks = source(train_file, num_documents=15)
+
+    assert [len(documents(tasks.heldout("test", 0, size))) for size in (0, 10, 50)] == [15, 10, 50]
+    with pytest.raises(UserError, match=r"final_documents has 51: .*choose 10 to 50"):
+        tasks.heldout("test", 0, 51)
+
+
 def test_the_dev_file_beside_it_is_what_is_held_out(train_file: Path) -> None:
     write(train_file.with_name("hotpotqa_dev.parquet"), [row(n) for n in range(35, 60)])
     tasks = source(train_file.parent)

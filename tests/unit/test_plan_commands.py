@@ -48,7 +48,8 @@ def fetch(place: Path) -> None:
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (model / name).write_text("{}")
-    for folder, name in (("data/hotpotqa", "questions"), ("data/hotpotqa", "documents"), ("", "FILE")):
+    made = [("FOLDER", name) for name in ("questions", "documents", "traces")]
+    for folder, name in (("data/hotpotqa", "questions"), ("data/hotpotqa", "documents"), ("", "FILE"), *made):
         (place / folder).mkdir(parents=True, exist_ok=True)
         write_jsonl(place / folder / f"{name}.jsonl", [{"prompt": f"{n}?", "answer": "a"} for n in range(99)])
     problems = place / "inclusionAI/AReaL-RL-Data/data/boba_106k_0319.jsonl"
@@ -90,7 +91,7 @@ def test_the_command_of_a_plan_is_taken(place: Path, preset: str, task: str, siz
     answer = typed(*shlex.split(ready.command)[1:], "--dry-run", "--json")
 
     assert answer.exit_code == 0, answer.exception
-    assert task == "sft" or ready.before == ""
+    assert task == "sft" or ready.config.supervised.dataset or ready.before == ""
     said = json.loads(answer.stdout)
     assert said["plan"]["ranks"] == ready.config.ranks
     assert said["config"]["allocation_mode"] == ready.config.allocation_mode

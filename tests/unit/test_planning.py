@@ -285,7 +285,15 @@ def test_hosts_and_space_of_a_preset_come_from_its_values() -> None:
     needs = {name: needs_of_preset(name) for name in presets.size_names()}
 
     assert {name: (need.hosts, need.gpus_per_host) for name, need in needs.items()} == {
-        **{"tiny": (1, 0), "135M_cpu": (1, 0), "135M": (1, 1), "135M_read": (1, 1), "0.5B": (1, 4), "4B": (1, 8)},
+        **{
+            "tiny": (1, 0),
+            "135M_cpu": (1, 0),
+            "135M_read_cpu": (1, 0),
+            "135M": (1, 1),
+            "135M_read": (1, 1),
+            "0.5B": (1, 4),
+            "4B": (1, 8),
+        },
         **{"1.5B_n1": (1, 8), "1.5B_n4": (4, 8), "1.5B_n16": (16, 8)},
         **{"7B_n4": (4, 8), "7B_n16": (16, 8), "7B-zero_n16": (16, 8), "32B_n16": (16, 8)},
         **{"memalpha-tiny": (1, 0), "memalpha-4B": (1, 2), "memalpha-4B_n4": (4, 8)},

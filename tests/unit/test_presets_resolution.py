@@ -92,7 +92,7 @@ def test_override_values_are_read_as_their_field_wants_them(override: str, key: 
         ("rollout.batchsize", "rollout.batch_size"),
         ("groupsize", "rollout.group_size"),
         ("trian.total_steps", "train.total_steps"),
-        ("eval.total_steps", "train.total_steps"),
+        ("eval.total_steps", "supervised.total_steps or train.total_steps"),
         ("ckpt_freq_sec", "checkpoint.ckpt_freq_secs"),
         ("Seed", "seed"),
     ],

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from pathlib import Path
+
 import pytest
 
+from trainer.launch.job import ended
 from trainer.launch.retries import Ended, judge
 
 
@@ -68,3 +73,21 @@ def test_what_a_run_of_this_machine_is_started_again_after(end: Ended, crash: bo
 
 def test_no_restart_where_none_is_allowed() -> None:
     assert judge([failed(5)], 0, 1.0).wait is None
+
+
+def test_a_supervised_start_that_gets_further_is_started_again(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    ends = []
+    for attempt, (began, kept) in enumerate([(None, 100), (100, 300), (300, 300), (300, 300)], start=1):
+        records = [
+            {"kind": "warmup", "phase": "supervised", "attempt": attempt, "step": 0, "recover_step": one}
+            for one in (began, kept)
+        ]
+        with metrics.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        ends.append(ended(metrics, attempt, -signal.SIGKILL, 0))
+
+    assert judge(ends[:2], 10, 10.0).wait == 10
+    verdict = judge(ends, 10, 10.0)
+    assert verdict.wait is None
+    assert "in the same way in its supervised start, after step 300" in verdict.reason

@@ -126,6 +126,20 @@ def test_warmup_is_shown_before_the_first_step_and_gone_after(tmp_path: Path) ->
     assert "sft" not in _text(observe(writer.run, writer.clock))
 
 
+def test_a_supervised_start_is_shown_with_what_is_left_of_it_and_is_no_step(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config("train.total_steps=12")
+    record = {"phase": "supervised", "step": 30, "steps": 600, "loss": 0.412, "tokens_per_s": 40000, "remaining_s": 190}
+    writer.record("warmup", **record, recover_step=20)
+
+    text = _text(observe(writer.run, writer.clock))
+
+    assert "0/12" in text
+    assert (
+        "start        supervised start: step 30 of 600, loss 0.412, 40 k tokens/s, about 3 min 10 s left of it, "
+        "recover checkpoint after step 20"
+    ) in text
+
+
 @pytest.mark.parametrize("content", ["", '{"kind": "st', "\x00\x00\n", "[]\n"])
 def test_a_torn_or_empty_record_file_is_no_obstacle(tmp_path: Path, content: str) -> None:
     writer = RunWriter(tmp_path)

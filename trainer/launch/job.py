@@ -109,12 +109,15 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     begun = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
     started_at = begun[-1] if begun else before
     step = steps[-1] if steps else started_at
+    starts = [record.get("recover_step") or 0 for record in records if record.get("phase") == "supervised"]
+    kept, kept_at = (0, 0) if begun or not starts else (int(starts[-1]), int(starts[0]))
     if finish:
         last = finish[-1]
         reached = int(last.get("global_step") or step)
-        return Ended(code, str(last.get("message", "")), reached, started_at, last.get("crashed") is True)
+        crashed = last.get("crashed") is True
+        return Ended(code, str(last.get("message", "")), reached, started_at, crashed, kept, kept_at)
     message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code} before it began"
-    return Ended(code, message, step, started_at)
+    return Ended(code, message, step, started_at, kept=kept, kept_at=kept_at)
 
 
 def last_step(metrics: Path) -> int:

@@ -23,6 +23,7 @@ from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
 from trainer.launch.rank import set_threads
 from trainer.launch.ranks import RankedRun
+from trainer.launch.supervised import supervised_model
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
@@ -86,18 +87,13 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         folder = model_folder(config, monitor, stop)
         if not config.model.path:
             check_run(config, folder)
-        run: AnyRun | RankedRun | RayRun
-        with servers(config, folder):
-            if on_ray(config):
-                from trainer.launch.ray import RayRun  # noqa: PLC0415 (Ray is not installed where nothing needs it)
 
-                run = RayRun(config, folder, number, stop, start)
-            elif config.ranks == 1:
-                prepare_nccl(config)
-                world = single_world(first_training_gpu(config), compute_dtype(config.model))
-                run = make_run(config, folder, world, monitor, stop, start)
-            else:
-                run = RankedRun(config, folder, number, stop, start)
+        def learn(settings: RunConfig, at: Start) -> None:
+            _ranks(settings, folder, monitor, number, stop, at).run()
+
+        trained = supervised_model(config, folder, start, learn)
+        with servers(config, trained):
+            run = _ranks(config, trained, monitor, number, stop, start)
             try:
                 run.run()
             finally:
@@ -115,6 +111,21 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         with suppress(OSError):  # on a full disk there is an error to be told already
             monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed)
         monitor.close()
+
+
+def _ranks(
+    config: RunConfig, folder: Path, monitor: Monitor, number: int, stop: StopFlag, start: Start
+) -> AnyRun | RankedRun | RayRun:
+    """What trains: this process, processes of this machine, or ones of a Ray cluster. number: of the attempt."""
+    if on_ray(config):
+        from trainer.launch.ray import RayRun  # noqa: PLC0415 (Ray is not installed where nothing needs it)
+
+        return RayRun(config, folder, number, stop, start)
+    if config.ranks > 1:
+        return RankedRun(config, folder, number, stop, start)
+    prepare_nccl(config)
+    world = single_world(first_training_gpu(config), compute_dtype(config.model))
+    return make_run(config, folder, world, monitor, stop, start)
 
 
 def require_gpus(config: RunConfig) -> None:

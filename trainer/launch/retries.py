@@ -19,6 +19,7 @@ class Ended:
     """How an attempt ended. code: exit code, negative for a signal. step: last finished step. message: its last words.
 
     started_at: step that it went on after. crashed: it says that a new start may help, without a change of settings.
+    kept, kept_at: steps of a supervised start that its recover checkpoints hold at the end, and at the beginning.
     """
 
     code: int
@@ -26,6 +27,8 @@ class Ended:
     step: int
     started_at: int = 0
     crashed: bool = False
+    kept: int = 0
+    kept_at: int = 0
 
     @property
     def crash(self) -> bool:
@@ -65,7 +68,8 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
     same = _same_at_the_end(ends)
     limit = SAME_OUT_OF_MEMORY if _OUT_OF_MEMORY.search(last.message) else SAME_FAILURES
     if same >= limit:
-        return Verdict(None, f"it has failed {same} times in the same way after step {last.step}")
+        where = f"in its supervised start, after step {last.kept}" if last.kept else f"after step {last.step}"
+        return Verdict(None, f"it has failed {same} times in the same way {where}")
     stuck = _without_progress(ends)
     if stuck > retries:
         return Verdict(None, f"{retries} restarts (recover_retries) have brought no new step")
@@ -76,7 +80,7 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
 def _same_at_the_end(ends: Sequence[Ended]) -> int:
     count = 0
     for end in reversed(ends):
-        if (end.kind, end.step) != (ends[-1].kind, ends[-1].step):
+        if (end.kind, end.step, end.kept) != (ends[-1].kind, ends[-1].step, ends[-1].kept):
             break
         count += 1
     return count
@@ -84,8 +88,9 @@ def _same_at_the_end(ends: Sequence[Ended]) -> int:
 
 def _without_progress(ends: Sequence[Ended]) -> int:
     """Attempts at the end, the last one included, since one of them went further than all before it."""
-    count, reached = 0, -1
+    count, reached = 0, (-1, 0)
     for end in ends:
-        count = 1 if end.step > max(reached, end.started_at) else count + 1
-        reached = max(reached, end.step)
+        come = (end.step, end.kept)
+        count = 1 if come > max(reached, (end.started_at, end.kept_at)) else count + 1
+        reached = max(reached, come)
     return count

@@ -33,7 +33,7 @@ class TaskSource(Protocol):
     def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:
         """Held-out task number `index` of a split; the same for every run.
 
-        chunks: length of the document in chunks, where the source can choose it; 0: as in training.
+        chunks: length where the source can choose it, in chunks, of hotpotqa in documents; 0: as in training.
         """
         ...
 
@@ -95,13 +95,18 @@ class RowSource(ABC, Generic[R]):
 
     def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:  # noqa: ARG002 (rows have their own length)
         """See TaskSource. Raises UserError when the split has no such task."""
+        row = self.heldout_row(split, index)
+        return self.make(f"{split}-{row.id}", row, split, 0)
+
+    def heldout_row(self, split: Split, index: int) -> R:
+        """Row of a held-out task. Raises UserError when the split has no such task."""
         rows = self.heldout_rows[split]
         if not 0 <= index < len(rows):
             raise UserError(
                 f"the {split} split of {self.place} has {len(rows)} {self.rows_are}; there is no number {index} "
                 "(counted from 0): lower eval.num_tasks or raise task.eval_fraction"
             )
-        return self.make(f"{split}-{rows[index].id}", rows[index], split, 0)
+        return rows[index]
 
     def num_heldout(self, split: Split) -> int:
         """See TaskSource."""

@@ -12,7 +12,7 @@ import random
 from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.tasks.base import RowSource, TaskSource
+from trainer.tasks.base import RowSource, Split, TaskSource
 from trainer.tasks.evidence import evidence_of
 from trainer.tasks.hotpotqa_data import Question, find_folder, render
 from trainer.tasks.hotpotqa_published import UPSTREAM_SHUFFLE_SEED, PublishedHotpotQA, published_file
@@ -52,7 +52,7 @@ class HotpotQA(RowSource[Question]):
     rows_are = "questions"
 
     def __init__(self, config: DocumentsConfig, seed: int, cache_dir: str = "") -> None:
-        self.config = config
+        self.config, self.trained_documents = config, config.num_documents
         self.folder = find_folder(config.path, cache_dir)
         self.sides = load_sides(self.folder, config.eval_fraction)
         self._check()
@@ -64,6 +64,23 @@ class HotpotQA(RowSource[Question]):
         """See TaskSource; the first contexts are as long as the curriculum says."""
         row, epoch = self.train_row(index)
         return self._made(f"train-{row.id}-{epoch}", row, "train", epoch, documents_of_task(self.config, index))
+
+    def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:
+        """See TaskSource; chunks is the number of documents.
+
+        Raises:
+            UserError: the split has no such task, or not so many documents.
+        """
+        if not chunks or chunks == self.config.num_documents:
+            return super().heldout(split, index)
+        side = {"dev": self.sides.dev, "test": self.sides.test}[split]
+        if chunks > len(side.pool):
+            raise UserError(
+                f"contexts of {chunks} documents are asked for (eval.final_documents), and the {split} split of "
+                f"{self.folder} has {len(side.pool)} documents: lower it"
+            )
+        row = self.heldout_row(split, index)
+        return self._made(f"{split}-{row.id}", row, split, 0, chunks)
 
     def make(self, task_id: str, row: Question, split: str, epoch: int) -> Task:
         """See RowSource."""

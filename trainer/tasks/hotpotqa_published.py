@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
-from trainer.tasks.base import RowSource
+from trainer.tasks.base import RowSource, Split
 from trainer.tasks.hotpotqa_data import is_yes_no
 from trainer.tasks.hotpotqa_split import split_of
 from trainer.tasks.jsonl import Row, kind, read_table
@@ -69,7 +69,7 @@ class PublishedHotpotQA(RowSource[Item]):
     rows_are = "questions"
 
     def __init__(self, config: DocumentsConfig, seed: int, path: Path) -> None:
-        self.config = config
+        self.config, self.trained_documents = config, config.num_documents
         self._texts: list[str] = []
         self._numbers: dict[str, int] = {}
         beside = path.with_name(HELDOUT)
@@ -91,12 +91,21 @@ class PublishedHotpotQA(RowSource[Item]):
         if not train:
             raise UserError(f"{path}: no question is left for training: lower task.eval_fraction={fraction}")
         self._numbers.clear()
-        self._check(path, [*train, *heldout["dev"], *heldout["test"]])
+        self._fewest = min(len(item.documents) for item in [*train, *heldout["dev"], *heldout["test"]])
+        self._check(path, f"task.num_documents={config.num_documents}", config.num_documents)
         super().__init__("hotpotqa", seed, path, train, heldout)
+
+    def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:
+        """See TaskSource; chunks is the number of documents. Raises UserError where contexts have fewer, too."""
+        size, row = chunks or self.config.num_documents, self.heldout_row(split, index)
+        self._check(self.place, f"eval.final_documents has {size}", size)
+        return self._made(f"{split}-{row.id}", row, split, 0, size)
 
     def make(self, task_id: str, row: Item, split: str, epoch: int) -> Task:
         """See RowSource."""
-        size = self.config.num_documents
+        return self._made(task_id, row, split, epoch, self.config.num_documents)
+
+    def _made(self, task_id: str, row: Item, split: str, epoch: int, size: int) -> Task:
         name = f"hotpotqa-{'train' if split == 'train' else 'heldout'}"
         rng = random.Random(derive_seed(name, row.id, size, *((self.seed, epoch) if split == "train" else ())))
         own, others = row.documents[:OWN_DOCUMENTS], row.documents[OWN_DOCUMENTS:]
@@ -107,12 +116,12 @@ class PublishedHotpotQA(RowSource[Item]):
         meta: dict[str, str | int | float] = {"source": "hotpotqa", "form": form, "num_documents": size}
         return Task(task_id, row.question, row.answers, "\n\n".join(texts), meta=meta)
 
-    def _check(self, path: Path, items: list[Item]) -> None:
-        size, fewest = self.config.num_documents, min(len(item.documents) for item in items)
-        if not OWN_DOCUMENTS <= size <= fewest:
+    def _check(self, path: Path, asked: str, size: int) -> None:
+        """Raise UserError where contexts have not so many documents. asked: the setting and its value."""
+        if not OWN_DOCUMENTS <= size <= self._fewest:
             raise UserError(
-                f"task.num_documents={size}: the contexts of {path} have {fewest} documents, {OWN_DOCUMENTS} of them "
-                f"the question's own, and which of these answer it is not said: choose {OWN_DOCUMENTS} to {fewest}"
+                f"{asked}: the contexts of {path} have {self._fewest} documents, {OWN_DOCUMENTS} of them the "
+                f"question's own, and which of these answer it is not said: choose {OWN_DOCUMENTS} to {self._fewest}"
             )
 
     def _items(self, path: Path) -> Iterator[Item]:

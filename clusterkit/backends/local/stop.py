@@ -33,7 +33,7 @@ def process_run(run: RunDirectory) -> LiveRun:
         interrupt,
         kill,
         alive=lambda: holder_of(run) is not None,
-        resume_hint=lambda: resume_hint(run.has_recover_checkpoint),
+        resume_hint=lambda: resume_hint(run.has_recover_checkpoint, run.keeps_supervised),
         stuck=lambda: f"look at process {_process(run)}",
         poll_seconds=0.2,
     )

@@ -168,6 +168,8 @@ def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, 
 def _recover_text(run: RunDirectory, history: History) -> str:
     if history.recovers and run.has_recover_checkpoint:
         return f"the last recover checkpoint is that after step {history.recovers[-1].get('global_step', '?')}"
+    if run.keeps_supervised:
+        return "what its supervised start has done is kept"
     return "there is no recover checkpoint yet, so it starts again from the beginning"
 
 

@@ -120,7 +120,7 @@ def _live_run(run: RunDirectory, job: SlurmJob) -> LiveRun:
         interrupt=lambda: _cancel("--batch", "--signal=TERM", job.number),
         kill=kill,
         alive=lambda: (seen := find_job(job.number)) is not None and seen.alive,
-        resume_hint=lambda: resume_hint(run.has_recover_checkpoint),
+        resume_hint=lambda: resume_hint(run.has_recover_checkpoint, run.keeps_supervised),
         stuck=lambda: f"scontrol show job {job.number} tells its state",
         poll_seconds=2.0,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.prepare import make_plan
-from clusterkit.data.datasets.reading import TRACES, ReadingShape, parse_mix, parse_sizes
+from clusterkit.data.datasets.reading import ReadingShape, parse_mix, parse_sizes
 from clusterkit.data.datasets.texts import Shape
 from clusterkit.ui import output
 from trainer.errors import InterruptedRunError
@@ -65,9 +65,8 @@ def prepare(
 
 def _next(kind: str, folder: Path) -> str:
     if kind == "reading":
-        start = f"--task sft task.path={folder / TRACES} agent.max_memory_tokens=160"
-        goes_on = f"--task hotpotqa task.path={folder} agent.max_memory_tokens=160 model.path=CHECKPOINT"
-        return f"clusterkit train --preset 135M_cpu {start}\n      clusterkit train --preset 135M_cpu {goes_on}"
+        gpu, cpu = (f"clusterkit train --preset {name} task.path={folder}" for name in ("135M_read", "135M_read_cpu"))
+        return f"{gpu}\n      {cpu}  (in miniature, without a GPU)"
     if kind == "memagent":
         return f"clusterkit train --preset 135M_cpu --task hotpotqa task.path={folder}"
     if kind == "memalpha":

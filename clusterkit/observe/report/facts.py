@@ -8,11 +8,11 @@ from typing import Any
 
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
-from clusterkit.runs.final_evaluation import read_summary, summary_rows
+from clusterkit.runs.final_evaluation import read_summary, summary_rows, supervised_text
 from clusterkit.runs.log.metrics import Record, number
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, table, tag
-from clusterkit.ui.run_status import warmup_text
+from clusterkit.ui.run_status import is_supervised, warmup_text
 
 AVERAGED = 20
 """The first and the latest reward are means of so many steps."""
@@ -60,7 +60,15 @@ def _remaining(_: Run, status: Status) -> str:
 
 
 def _warmup(run: Run, _: Status) -> str:
-    return warmup_text(run.history.warmup) if run.history.warmup and not run.history.steps else ""
+    warmup = None if run.history.steps else run.history.warmup
+    return warmup_text(warmup) if warmup and not is_supervised(warmup) else ""
+
+
+def _supervised(run: Run, _: Status) -> str:
+    warmup = None if run.history.steps else run.history.warmup
+    if warmup and is_supervised(warmup):
+        return warmup_text(warmup)
+    return supervised_text(read_summary(run.directory) or {})
 
 
 def _silence(_: Run, status: Status) -> str:
@@ -131,6 +139,7 @@ FACTS: tuple[tuple[str, Fact], ...] = (
     ("Step", _step),
     ("Remaining", _remaining),
     ("Warm-up", _warmup),
+    ("Supervised start", _supervised),
     ("Last record", _silence),
     ("Task reward", _reward),
     ("Held-out accuracy", _held_out),

@@ -134,7 +134,7 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
     """
     status = observed or observe(run, time.time())
     history, config = status.history, saved_config(run)
-    learned = bool(history.steps) or run.has_recover_checkpoint
+    learned = bool(history.steps) or run.has_recover_checkpoint or run.keeps_supervised
     scans = _scan_attempt(run, history)
     context = Context(config, _logged_settings(scans), os.environ, learned)
     ended = status.message if status.state in ("failed", "killed") else ""

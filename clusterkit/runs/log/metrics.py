@@ -143,7 +143,8 @@ class History:
     @property
     def held_out(self) -> list[Record]:
         """Evaluations during the run; those at other lengths or with a blanked memory belong to the final table."""
-        return [record for record in self.evals if not record.get("chunks") and not record.get("blank_memory")]
+        other = ("chunks", "documents", "blank_memory")
+        return [record for record in self.evals if not any(map(record.get, other))]
 
     @property
     def learns(self) -> bool:

@@ -1,0 +1,114 @@
+"""The supervised start of a run as settings: what it is made with, what may differ later, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterkit.capacity.plan import RunPlan
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.trials import choose_trial
+from trainer.checkpoint.fingerprint import differences, fingerprint
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.evaluate import bootstrap_interval
+from trainer.paths import RunPaths
+from trainer.sft.start import is_start, start_config, start_facts
+
+PLACES = ("task.path=/questions", "fileroot=/runs")
+
+
+def read(*overrides: str) -> RunConfig:
+    return resolve("135M_read", None, (*PLACES, *overrides)).config
+
+
+def test_it_is_supervised_learning_with_the_runs_own_model_agent_and_ranks() -> None:
+    run = read()
+    start = start_config(run)
+
+    assert (start.trainer.type, start.examples.path) == ("sft", "/questions/traces.jsonl")
+    assert (start.model, start.agent, start.seed, start.ranks) == (run.model, run.agent, run.seed, run.ranks)
+    assert start.engine == "embedded", "no server samples"
+    train = start.train
+    assert (train.learning_rate, train.schedule, train.min_lr_ratio) == (5e-4, "cosine", 0.1)
+    assert (train.total_epochs, train.total_steps, start.rollout.batch_size) == (2, 0, 32)
+    assert train.max_tokens_per_mb == run.train.max_tokens_per_mb
+    assert is_start(start)
+    assert not is_start(run)
+
+
+@pytest.mark.parametrize(
+    ("override", "lines"),
+    [
+        ("reward.memory_bonus=0.1", []),
+        ("train.learning_rate=1e-6", []),
+        ("rollout.group_size=4", []),
+        ("supervised.learning_rate=1e-4", ["supervised.learning_rate: 0.0005 -> 0.0001"]),
+        ("agent.chunk_tokens=256", ["agent.chunk_tokens: 512 -> 256"]),
+    ],
+)
+def test_only_what_shapes_it_keeps_it_from_going_on(override: str, lines: list[str]) -> None:
+    before, now = (fingerprint(start_config(config)) for config in (read(), read(override)))
+
+    assert [line for line in differences(before, now) if not line.startswith("train.")] == lines
+
+
+def test_a_run_beyond_it_keeps_its_settings_and_one_without_it_goes_on_as_before() -> None:
+    assert differences(fingerprint(read()), fingerprint(read("supervised.batch_size=16"))) == [
+        "supervised.batch_size: 32 -> 16"
+    ]
+    now = fingerprint(resolve("135M_cpu", None, ()).config)
+    old = {name: value for name, value in now.items() if not name.startswith("supervised.")}
+    assert differences(old, now) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "message"),
+    [
+        ("135M_cpu", ["trainer.type=sft", "task.path=/x", "supervised.dataset=a"], "trainer.type is sft: leave it out"),
+        ("135M_cpu", ["trainer.type=null", "supervised.dataset=a"], "trainer.type is null: leave it out"),
+        ("tiny", ["supervised.dataset=a"], "needs a pretrained model.*set model.path"),
+        ("tiny", ["eval.final_documents=[4]"], "is for task.name=hotpotqa, and task.name is recall"),
+    ],
+)
+def test_a_run_that_cannot_have_it_is_refused(preset: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(preset, None, overrides)
+
+
+def test_it_lies_beside_the_run_and_out_of_the_way_of_its_checkpoints() -> None:
+    run = RunPaths.of(read())
+
+    assert run.supervised.logs.parent == run.logs
+    assert run.supervised.recover.parent == run.recover
+    assert run.supervised.checkpoints.parent == run.checkpoints.parent
+    assert run.supervised.checkpoints != run.checkpoints
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"fingerprint": {}}'])
+def test_without_a_whole_mark_and_its_checkpoint_it_is_not_done(tmp_path: Path, text: str) -> None:
+    paths = RunPaths(tmp_path, tmp_path / "none", tmp_path / "recover")
+    (tmp_path / "start.json").write_text(text)
+
+    assert start_facts(paths) == {}
+
+
+def test_an_interval_holds_the_mean_and_is_the_same_every_time() -> None:
+    values = [0.0] * 60 + [1.0] * 40
+
+    low, high = bootstrap_interval(values)
+
+    # That of a share of 0.4 of 100 by the normal approximation: 0.304 to 0.496.
+    assert low == pytest.approx(0.304, abs=0.02)
+    assert high == pytest.approx(0.496, abs=0.02)
+    assert bootstrap_interval(values) == (low, high)
+    assert bootstrap_interval([0.5]) == (0.5, 0.5)
+
+
+def test_a_plan_tells_it(tmp_path: Path) -> None:
+    config = resolve("135M_read_cpu", None, ("task.path=/questions", f"fileroot={tmp_path}")).config
+    plan = "\n".join(RunPlan(config, choose_trial(config, named_by_user=False)).lines())
+
+    assert "start       supervised, 4 steps of /questions/traces.jsonl in batches of 2" in plan
+    assert "closing table at [4, 8] documents" in plan

@@ -1,0 +1,87 @@
+"""The supervised start of an attempt: made before its servers start, so that all of the run begins with its weights."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint.start import Start
+from trainer.config import RunConfig
+from trainer.evaluate import check_lengths
+from trainer.files import write_atomic
+from trainer.paths import SUPERVISED, RunPaths
+from trainer.sft.start import MARK, SupervisedStart, find_supervised, require_batch, start_facts
+from trainer.staging import staged_folder
+from trainer.tasks import make_source
+
+log = logging.getLogger("trainer")
+
+Learn = Callable[[RunConfig, Start], None]
+"""Runs a configuration from where it stands to its end."""
+
+
+def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn) -> Path:
+    """The checkpoint that reinforcement starts from: that of the supervised start, made now where it is not there.
+
+    Args:
+        config: the run's.
+        model: checkpoint that the supervised start begins with; returned where the run has none.
+        start: what the run goes on from.
+        learn: runs the supervised start on the run's ranks.
+
+    Raises:
+        UserError: its examples or the run's own data cannot be used; InterruptedRunError: it was asked to stop.
+    """
+    if not config.supervised.dataset:
+        return model
+    goes_on = start.slot is not None
+    found = find_supervised(config, goes_on)
+    if not found.done and goes_on and _taken_over(config, found):
+        found = find_supervised(config, goes_on)
+    if found.done:
+        log.info(f"Supervised start: done before ({found.summary}), {found.paths.checkpoints}.")
+        return found.paths.checkpoints
+    if goes_on and (config.recover_from or not config.algorithm.kl_coef):
+        log.info("Supervised start: none, the weights are those of the recover checkpoint.")
+        return model
+    check_lengths(config, make_source(config))  # what is wrong with the data of reinforcement shows now
+    require_batch(found.config)
+    (found.paths.logs / MARK).unlink(missing_ok=True)  # of an earlier start that is made afresh
+    learn(found.config, found.start)
+    _free_memory()
+    log.info(f"Supervised start: {found.paths.checkpoints} is what reinforcement starts from.")
+    return found.paths.checkpoints
+
+
+def _taken_over(config: RunConfig, found: SupervisedStart) -> bool:
+    """Copy the supervised checkpoint of the run that `recover_from` names, which may be removed one day."""
+    if not config.recover_from:
+        return False
+    # fileroot / recover / user / experiment / trial
+    *root, _, user, experiment, trial = Path(config.recover_from).parts
+    fileroot = Path(*root)
+    logs = fileroot / "logs" / user / experiment / trial / SUPERVISED
+    checkpoint = fileroot / "checkpoints" / user / experiment / trial / SUPERVISED
+    facts = start_facts(RunPaths(logs, checkpoint, Path(config.recover_from)))
+    if not facts:
+        return False
+    with staged_folder(found.paths.checkpoints, replace=True) as staging:
+        shutil.copytree(checkpoint, staging, dirs_exist_ok=True)
+    found.paths.logs.mkdir(parents=True, exist_ok=True)
+    write_atomic(found.paths.logs / MARK, json.dumps({**facts, "checkpoint": str(found.paths.checkpoints)}, indent=1))
+    return True
+
+
+def _free_memory() -> None:
+    """Give back what a run in this process held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch._dynamo.reset()  # compiled layers hold their weights
+        gc.collect()
+        torch.cuda.empty_cache()
