@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
 from reading_picture import picture
-from reading_records import TOP_K, Records, tables
+from reading_records import TOP_K, Records, measured_with, tables
 
 from clusterkit.config.resolve import resolve
 from clusterkit.evaluate.request import make_request
@@ -224,7 +224,10 @@ def _results(request: EvalConfig) -> dict[str, Any] | None:
 def run(bench: Bench) -> None:
     """All stages, seed by seed, so that what is there after an interruption can be compared."""
     given = bench.given
-    _claim(bench.out, {"preset": given.preset, "task": given.task, "settings": given.settings})
+    _claim(
+        bench.out,
+        {"preset": given.preset, "task": given.task, "settings": given.settings, "start": bool(given.supervised)},
+    )
     if "untrained" in given.arms:
         bench.measure("untrained", 0, bench.untrained)
     if given.supervised and "supervised" in given.arms:
@@ -251,9 +254,18 @@ def _claim(out: Path, given: dict[str, Any]) -> None:
 def draw(records: Path) -> None:
     """Print the tables of records, and write their picture beside them."""
     found = Records.read(records)
-    print("\n".join(tables(found)))
+    print("\n".join([*tables(found), *measured_with(found)]))
     write_atomic(records.with_suffix(".svg"), picture(found))
     print(f"picture: {records.with_suffix('.svg')}")
+
+
+def seconds_of_stages(out: Path) -> list[str]:
+    """Lines that tell how long each stage took, over all commands that worked on it."""
+    lines = [json.loads(line) for line in (out / "stages.jsonl").read_text().splitlines()]
+    names = list(dict.fromkeys((line["stage"], line["device"]) for line in lines))
+    spent = [sum(line["seconds"] for line in lines if (line["stage"], line["device"]) == name) for name in names]
+    rows = [f"| {stage} | {total:.0f} | {place} |" for (stage, place), total in zip(names, spent, strict=True)]
+    return ["| stage | seconds | device |", "|---|---|---|", *rows, ""]
 
 
 def device() -> str:
@@ -309,6 +321,8 @@ def main() -> int:
         except TimeIsOverError as stage:
             print(f"time is over at: {stage}; the same command goes on there")
             code = 1
+        if (out / "stages.jsonl").exists():
+            print("\n".join(seconds_of_stages(out)))
         if records.exists():
             draw(records)
         return code

@@ -24,20 +24,22 @@ from trainer.files import write_atomic
 TOP_K = 2
 """Paragraphs that BM25 finds."""
 MODELS = {
-    "trained": "supervised start and reinforcement",
-    "supervised": "supervised start only",
-    "shuffled": "reinforcement on shuffled rewards",
-    "untrained": "before any training",
+    "trained": "trained",
+    "supervised": "supervised only",
+    "shuffled": "shuffled rewards",
+    "untrained": "untrained",
 }
 METHODS = {
     "memagent": "memory",
     "blank_memory": "blank memory",
-    "no_context": "no memory, the question alone",
-    "long_context": "full context, cut to the window",
+    "no_context": "question alone",
+    "long_context": "full context, truncated",
     "rag": f"BM25 top {TOP_K}",
     "gold": "gold documents",
 }
 YES_NO = "yes_no"
+VERSIONS = ("commit", "clusterkit", "torch", "transformers", "SGLang", "vLLM")
+"""Those that are kept, of the software that gave the answers."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Records:
         for arm, seed, documents in order:
             f1, exact = self.cells[arm, seed, documents]
             cell = {"kind": "cell", "model": arm.model, "seed": seed, "method": arm.method, "documents": documents}
-            lines.append({**cell, "em": exact, "f1": f1})
+            lines.append({**cell, "em": exact, "f1": [int(value) if value in (0, 1) else value for value in f1]})
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
@@ -124,7 +126,7 @@ class Records:
             "engine": results["engine"],
             "device": device,
             "seconds": results["seconds"],
-            "versions": results["versions"],
+            "versions": {name: version for name, version in results["versions"].items() if name in VERSIONS},
         }
 
     @property
@@ -153,7 +155,7 @@ def tables(records: Records) -> list[str]:
     yes_no = sum(form == YES_NO for form in records.forms)
     header = (
         f"| arm | F1 of {len(records.ids) - yes_no} questions | by seed | less its own blank memory | "
-        f"less the supervised start | F1 of {yes_no} yes/no questions |"
+        f"less supervised only | F1 of {yes_no} yes/no questions |"
     )
     found = []
     for documents in records.documents:
@@ -170,6 +172,15 @@ def tables(records: Records) -> list[str]:
                 found.append(f"| {' | '.join(cells)} |")
         found.append("")
     return found
+
+
+def measured_with(records: Records) -> list[str]:
+    """A line for every device and software that answers are of."""
+    found: dict[str, list[str]] = {}
+    for (model, seed), row in records.evaluations.items():
+        software = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        found.setdefault(f"{row['device']}, engine {row['engine']}, {software}", []).append(f"{model} {seed}")
+    return [f"{', '.join(names)}: {where}" for where, names in found.items()]
 
 
 def with_interval(scores: Sequence[float], sign: str = "") -> str:
