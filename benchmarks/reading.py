@@ -140,7 +140,8 @@ class Bench:
         if results is None:
             raise UserError(f"the evaluation of {kind}, seed {seed}, lacks answers: run the same command again")
         records = Records.read(self.records) if self.records.exists() else Records()
-        records.add(results, kind, seed, self.device)
+        done = [line["device"] for line in _stages(self.out) if line["stage"] == f"evaluate {kind} seed {seed}"]
+        records.add(results, kind, seed, done[-1])
         records.write(self.records)
 
     def request(self, kind: str, seed: int, checkpoint: str) -> EvalConfig:
@@ -259,9 +260,14 @@ def draw(records: Path) -> None:
     print(f"picture: {records.with_suffix('.svg')}")
 
 
+def _stages(out: Path) -> list[dict[str, Any]]:
+    file = out / "stages.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def seconds_of_stages(out: Path) -> list[str]:
     """Lines that tell how long each stage took, over all commands that worked on it."""
-    lines = [json.loads(line) for line in (out / "stages.jsonl").read_text().splitlines()]
+    lines = _stages(out)
     names = list(dict.fromkeys((line["stage"], line["device"]) for line in lines))
     spent = [sum(line["seconds"] for line in lines if (line["stage"], line["device"]) == name) for name in names]
     rows = [f"| {stage} | {total:.0f} | {place} |" for (stage, place), total in zip(names, spent, strict=True)]
@@ -321,8 +327,7 @@ def main() -> int:
         except TimeIsOverError as stage:
             print(f"time is over at: {stage}; the same command goes on there")
             code = 1
-        if (out / "stages.jsonl").exists():
-            print("\n".join(seconds_of_stages(out)))
+        print("\n".join(seconds_of_stages(out)))
         if records.exists():
             draw(records)
         return code
