@@ -179,7 +179,12 @@ class Bench:
         began = time.monotonic()
         with log.open("ab") as console:
             process = subprocess.Popen(
-                [sys.executable, *command], stdout=console, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
+                [sys.executable, *command],
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,  # a Ctrl-C reaches it once, from here
             )
             try:
                 code = process.wait(left)
@@ -200,7 +205,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
 
