@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,8 +12,11 @@ from trainer.config_choice import Section
 from trainer.config_parts import JudgeConfig
 from trainer.config_tasks import AnyTaskConfig, RecallConfig
 
-Method = Literal["memagent", "long_context", "rag", "no_context"]
-METHODS: tuple[Method, ...] = ("memagent", "long_context", "rag", "no_context")
+Method = Literal["memagent", "blank_memory", "long_context", "rag", "gold", "no_context"]
+METHODS: tuple[Method, ...] = get_args(Method)
+FOUND: tuple[Method, ...] = ("long_context", "rag", "gold")
+"""Methods that choose text of the document beforehand; `EvalConfig.reader` says who reads it."""
+Split = Literal["usual", "test", "dev", "dev+test"]
 MOST_GENERATED = 32768
 """Response limit where none is set and the context window has room: AReaL's."""
 
@@ -83,11 +86,19 @@ class EvalConfig(Section):
     """For sampled answers; -1: off."""
     seed: int = 0
     """For sampled answers."""
+    split: Split = "usual"
+    """ruler_hqa, ruler_qa: whose questions are asked, each among documents of its own split. usual: at most 128, of
+    test where `data prepare reading` made the folder, else of test and dev. Others: all of the split, or of both."""
     methods: list[Method] = ["memagent"]  # noqa: RUF012
-    """How documents are read: memagent; long_context (one prompt, without the middle where it does not fit); rag (the
-    paragraphs that BM25 finds); no_context (the question alone: what the model knows)."""
+    """How documents are read: memagent; blank_memory (its last turn with an empty memory); long_context (all at once,
+    without the middle where it does not fit); rag (the paragraphs that BM25 finds); gold (those that hold the answer);
+    no_context (the question alone in a prompt of its own: what the model knows)."""
     rag_top_k: Annotated[int, Field(ge=1)] = 8
-    """rag: paragraphs in the prompt."""
+    """rag: paragraphs that are read."""
+    reader: Literal["prompt", "agent"] = "prompt"
+    """Who reads what long_context, rag and gold choose. prompt: one prompt asks for the answer. agent: the memory agent
+    in its own wording, with the chosen text as its document (of long_context as one section, as long as the context
+    window allows), so that a model that was trained as one is asked in the form that it learned."""
     agent: AnyAgentConfig = MemagentConfig()
     """memagent: wording and limits; max_final_tokens is also the other methods' response limit."""
     task: AnyTaskConfig = RecallConfig()

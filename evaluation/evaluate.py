@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import table
+from evaluation.comparison import compare
 from evaluation.config import EvalConfig
+from evaluation.intervals import f1_by_form, f1_differences
 from evaluation.plan import RECORDS, Row, choose_kind, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
-from evaluation.results import RESULTS, compare, find_results, read_results, row_results
+from evaluation.results import RESULTS, find_results, read_results, row_results
 from evaluation.steps import checkpoint_sha256, keep_scores
 from trainer.assets import resolve_model
 from trainer.files import write_atomic
@@ -71,6 +73,7 @@ def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows:
         numbers = row_results(row.record, row.name, questions, row.greedy, row.samples)
         numbers |= {"suite": row.suite.name, "method": row.method, "record": f"{RECORDS}/{row.record.folder.name}"}
         numbers["verdicts"] = row.record.verdicts.path.name
+        numbers["f1"] = f1_by_form(numbers["questions"])
         found.append(
             numbers | {"source": row.suite.source, "inputs": row.record.inputs, "notes": list(row.suite.notes)}
         )
@@ -83,6 +86,7 @@ def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows:
         "time": time.time(),
         "config": config.model_dump(),
         "rows": found,
+        "differences": f1_differences(found),
     }
 
 
@@ -115,6 +119,7 @@ def _label(name: str, results: dict[str, Any]) -> str:
 def _write(place: Path, results: dict[str, Any]) -> None:
     rows = results["rows"]
     texts = [table.areal_table(rows), table.detail_table(rows), table.qa_table(rows), table.memory_table(rows)]
+    texts += [table.f1_table(rows), table.difference_table(results["differences"])]
     texts.append(table.comparison_table(results["comparisons"]))
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import bm25s
 
-from evaluation.config import MOST_GENERATED, EvalConfig, Method
+from evaluation.agent_reader import AgentReader
+from evaluation.config import FOUND, MOST_GENERATED, EvalConfig, Method
 from evaluation.memory import Judged, StructuredMemory
 from evaluation.reader import Reader
 from evaluation.suites.base import Suite
 from evaluation.templates import bare_question, template_named
 from trainer.agents.base import RolloutOptions
-from trainer.agents.memagent import MemAgent
 from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig
@@ -53,14 +53,25 @@ def _reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: i
         )
     if method == "memagent" and isinstance(config.agent, MemalphaAgentConfig):
         return StructuredMemory(config, tokenizer, window)
+    by_agent = method in ("memagent", "blank_memory") or (method in FOUND and config.reader == "agent")
+    if by_agent and method != "memagent" and not isinstance(config.agent, MemagentConfig):
+        asked = "--methods blank_memory" if method == "blank_memory" else f"reader=agent with --methods {method}"
+        raise UserError(
+            f"{asked} is for checkpoints of agent.name=memagent, and this one's agent is {config.agent.name}: leave it "
+            "out, or take that agent (--set agent.name=memagent)"
+        )
     if method == "memagent":
-        return Memory(config, tokenizer, window)
-    prompt = _document_prompt(config, tokenizer)
+        return AgentReader(config, tokenizer, window)
     find: dict[str, Callable[[Task], list[str]]] = {
+        "blank_memory": lambda _: [],
         "long_context": lambda task: [document_of(task)],
         "rag": lambda task: best_paragraphs(task, config.rag_top_k),
+        "gold": gold_paragraphs,
         "no_context": lambda _: [],
     }
+    if by_agent:
+        return AgentReader(config, tokenizer, window, find[method], one_section=method == "long_context")
+    prompt = _document_prompt(config, tokenizer)
     limit = min(config.agent.max_final_tokens, window // 2)
     return SinglePrompt(tokenizer, window, limit, prompt, find[method])
 
@@ -154,48 +165,6 @@ class Trained(SinglePrompt):
         return self.agent.prepare(task).ids, 0
 
 
-class Memory:
-    """The memory agent of the training."""
-
-    def __init__(self, config: EvalConfig, tokenizer: Any, window: int) -> None:
-        self.agent = MemAgent(as_class(MemagentConfig, config.agent), tokenizer)
-        self.agent.check_window(window)
-        self.tokenizer = tokenizer
-
-    def prepare(self, tasks: Sequence[Task]) -> list[Any]:
-        """See `Reader`."""
-        return [self.agent.prepare(self._fitting(task)) for task in tasks]
-
-    def _fitting(self, task: Task) -> Task:
-        """A text whose chunks were made for another agent is cut anew where one of them is too long."""
-        if "instance" not in task.meta:
-            return task
-        limit = self.agent.config.chunk_tokens
-        long = any(len(encode(self.tokenizer, chunk)) > limit for chunk in task.chunks)
-        return replace(task, chunks=(), context="\n\n".join(task.chunks)) if long else task
-
-    def first_prompt(self, prepared: Any) -> str:
-        """See `Reader`."""
-        prompts = self.agent.prompts
-        section = prepared.chunks[0] if prepared.chunks else []
-        ids = prompts.update.fill({"problem": prepared.question, "memory": prompts.no_memory, "section": section})
-        return str(self.tokenizer.decode(ids))
-
-    async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
-        """See `Reader`."""
-        trajectory = await self.agent.rollout(prepared, engine, options)
-        if "instance" in prepared.task.meta:
-            counters = {**trajectory.counters, "memory_tokens": _memory_tokens(trajectory)}
-            trajectory = replace(trajectory, counters=counters)
-        return trajectory
-
-
-def _memory_tokens(trajectory: Trajectory) -> int:
-    """Length of the text that the answer was given from."""
-    written = [turn.completion for turn in trajectory.turns if turn.kind == "update"]
-    return len(written[-1].token_ids) - (written[-1].finish_reason == "stop") if written else 0
-
-
 def document_of(task: Task) -> str:
     """The whole document of a task."""
     return task.context or " ".join(task.chunks)
@@ -211,6 +180,23 @@ def best_paragraphs(task: Task, count: int) -> list[str]:
     query = bm25s.tokenize([task.question], stopwords="en", show_progress=False)
     found, _ = index.retrieve(query, k=count, show_progress=False)
     return [paragraphs[number] for number in sorted(int(n) for n in found[0])]
+
+
+def gold_paragraphs(task: Task) -> list[str]:
+    """The documents that hold the answer, as they stand. Raises UserError where it is not known which they are."""
+    places = [int(number) for number in str(task.meta.get("gold_documents", "")).split()]
+    if not places:
+        raise UserError(
+            f"question {task.id}: it is not known which documents hold the answer, so --methods gold cannot be asked: "
+            "it is for ruler_hqa"
+        )
+    paragraphs = _DOCUMENT.split(task.context)
+    if len(paragraphs) != task.meta.get("num_documents"):
+        raise UserError(
+            f"question {task.id}: its documents cannot be told apart, because a text has a line like 'Document 1:' "
+            "behind an empty line: take that out of the data, or leave --methods gold out"
+        )
+    return [paragraphs[place - 1] for place in places]
 
 
 def _paragraphs(document: str) -> list[str]:

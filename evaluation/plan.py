@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.config import EvalConfig, Method, ServerConfig
+from evaluation.config import FOUND, EvalConfig, Method, ServerConfig
 from evaluation.grade import grading_identity
 from evaluation.record import Key, RowRecord, wanted_keys
 from evaluation.suites import Finder
@@ -24,18 +24,18 @@ RECORDS = "records"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table. method: None for problems, which have no document."""
+    """One row of the table.
+
+    method: None for problems, which have no document.
+    name: what the table calls it: the suite, and how documents were read where that is not the memory agent.
+    """
 
     suite: Suite
     method: Method | None
+    name: str
     record: RowRecord
     greedy: bool
     samples: int
-
-    @property
-    def name(self) -> str:
-        """What the table calls it: the suite, and how documents were read where that is not the memory agent."""
-        return self.suite.name if self.method in (None, "memagent") else f"{self.suite.name} {self.method}"
 
     def keys(self, questions: list[str]) -> list[Key]:
         """The answers that it wants."""
@@ -57,7 +57,7 @@ class Row:
 
 def make_rows(config: EvalConfig, checkpoint: str, engine: str) -> list[Row]:
     """Every row, with what is recorded of it. Raises UserError for suites that are unknown or have no data."""
-    finder = Finder(config.data_path, config.cache_dir, config.num_questions, config.task)
+    finder = Finder(config.data_path, config.cache_dir, config.num_questions, config.task, config.split)
     root = Path(config.output_path).expanduser().absolute() / RECORDS
     rows = []
     for suite in finder.suites(config.data_names):
@@ -65,13 +65,16 @@ def make_rows(config: EvalConfig, checkpoint: str, engine: str) -> list[Row]:
         methods: list[Method | None] = [*config.methods] if suite.documents else [None]
         for method in methods:
             label = suite.name if method is None else f"{suite.name}-{method}"
+            name = suite.name if method in (None, "memagent") else f"{suite.name} {method}"
+            if method in FOUND and config.reader == "agent":
+                name += " reader=agent"
             record = RowRecord(
                 root,
                 label,
                 row_inputs(config, suite, method, checkpoint, engine),
                 grading_identity(config, suite.grading),
             )
-            rows.append(Row(suite, method, record, config.greedy, samples))
+            rows.append(Row(suite, method, name, record, config.greedy, samples))
     return rows
 
 
@@ -104,6 +107,8 @@ def row_inputs(config: EvalConfig, suite: Suite, method: Method | None, checkpoi
         inputs["judge"] = config.judge.model_dump(exclude=where)
     if method == "rag":
         inputs["rag_top_k"] = config.rag_top_k
+    if method in FOUND and config.reader == "agent":
+        inputs["reader"] = config.reader
     return inputs
 
 

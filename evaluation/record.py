@@ -104,6 +104,16 @@ class RowRecord:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    @property
+    def forms(self) -> dict[str, str]:
+        """Question id -> form of the answer that it asks for (`trainer.tasks.hotpotqa_data`), where that is known."""
+        try:
+            lines = (self.folder / "questions.jsonl").read_text(encoding="utf-8").split("\n")
+            rows = [json.loads(line) for line in lines if line]
+            return {row["id"]: row["meta"]["form"] for row in rows if "form" in row.get("meta", {})}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
     def begin(self, details: dict[str, Any], questions: Sequence[dict[str, Any]]) -> None:
         """Write what the row is. details: first prompt, source, versions. Raises UserError or RunError for the disk."""
         ids = [question["id"] for question in questions]

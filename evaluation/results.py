@@ -1,4 +1,4 @@
-"""From samples and verdicts to the numbers of a row, and their comparison with earlier ones; standard library only."""
+"""From samples and verdicts to the numbers of a row; results that were written; standard library only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def row_results(
     """All numbers of a row. Answers that are missing, failed or without a verdict count as wrong, and are counted.
 
     Accuracies are from 0 to 1, lengths in tokens (of the answers that are there). `questions` holds the score of every
-    question: greedy (0 to 1 or None), and the mean and number right of its samples.
+    question: greedy (0 to 1 or None), and the mean and number right of its samples; of question answering also F1 and
+    exact match (of the greedy answer, else the mean of the samples) and the form that is asked for, where it is known.
     """
     outcomes = {key: _outcome(record, key) for key in wanted_keys(questions, greedy, samples)}
     per_question = {q: [outcomes[q, str(n)] for n in range(samples)] for q in questions}
@@ -51,10 +52,18 @@ def row_results(
         if scores:
             row[f"{name}_interval"] = metrics.score_interval(scores)
     measured = [outcomes[q, GREEDY] for q in questions] if greedy else [o for q in questions for o in per_question[q]]
+    of_question: dict[str, dict[str, Any]] = {q: {} for q in questions}
     if any(o["metrics"] for o in measured):
         row["metrics"] = {
             name: metrics.mean([o["metrics"].get(name, 0.0) for o in measured]) for name in metrics.QA_METRICS
         }
+        forms = record.forms
+        for q in questions:
+            answers = [outcomes[q, GREEDY]] if greedy else per_question[q]
+            of_question[q] = {
+                **{name: metrics.mean([o["metrics"].get(name, 0.0) for o in answers]) for name in ("f1", "em")},
+                **({"form": forms[q]} if q in forms else {}),
+            }
     kept = [float(o["counters"]["memory_tokens"]) for o in there if "memory_tokens" in o["counters"]]
     if kept:
         row["memory_tokens"] = metrics.mean(kept)
@@ -71,6 +80,7 @@ def row_results(
                 "greedy": outcomes[q, GREEDY]["score"] if greedy else None,
                 "sampled": metrics.mean([o["score"] for o in per_question[q]]) if samples else None,
                 "right": right[q],
+                **of_question[q],
             }
             for q in questions
         },
@@ -126,47 +136,3 @@ def read_results(path: Path) -> dict[str, Any]:
         return dict(found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} holds no results of an evaluation ({error})") from error
-
-
-def compare(now: dict[str, Any], then: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Two results, question by question, for every row and measure that both have.
-
-    flips: ids of the questions whose score went up (gained) or down (lost). Questions that only one of them has stay
-    out; `questions` says how many were compared.
-    """
-    earlier = {row["dataset"]: row for row in then["rows"]}
-    found = []
-    for row in now["rows"]:
-        old = earlier.get(row["dataset"])
-        if old is None:
-            continue
-        for measure, key in (("greedy_acc", "greedy"), ("sample_pass@1", "sampled")):
-            shared = [
-                (q, old["questions"][q][key], scores[key])
-                for q, scores in row["questions"].items()
-                if scores[key] is not None and q in old["questions"] and old["questions"][q][key] is not None
-            ]
-            if not shared:
-                continue
-            before, after = [b for _, b, _ in shared], [a for _, _, a in shared]
-            test = metrics.paired_test(before, after)
-            found.append(
-                {
-                    "dataset": row["dataset"],
-                    "against": name,
-                    "measure": measure,
-                    "questions": len(shared),
-                    "before": metrics.mean(before),
-                    "after": metrics.mean(after),
-                    "difference": test.difference,
-                    "gained": test.gained,
-                    "lost": test.lost,
-                    "p_value": test.p_value,
-                    "test": test.test,
-                    "flips": {
-                        "gained": [q for q, b, a in shared if a > b],
-                        "lost": [q for q, b, a in shared if a < b],
-                    },
-                }
-            )
-    return found

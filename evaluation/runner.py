@@ -149,7 +149,7 @@ def sample_line(trajectory: Trajectory, began: float, loaded: Loaded) -> dict[st
     }
     if loaded.row.suite.rule:
         line |= {"rule": loaded.row.suite.rule, **trajectory.details}
-    if loaded.row.method == "memagent":
+    if loaded.row.method == "memagent" or len(trajectory.turns) > 1:
         decode = getattr(loaded.reader, "tokenizer", None)
         if decode is not None:
             line["final_prompt"] = str(decode.decode(final.prompt_ids))

@@ -53,6 +53,25 @@ def qa_table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def f1_table(rows: Sequence[dict[str, Any]]) -> str:
+    """F1 with its interval (`evaluation.intervals`), yes/no questions apart; empty without a row that has it."""
+    body = [
+        [row["dataset"], one["form"], str(one["questions"]), f"{100 * one['em']:.1f}", f"{100 * one['f1']:.1f}",
+         _span(one["interval"])]
+        for row in rows for one in row.get("f1") or ()
+    ]  # fmt: skip
+    return boxed(("dataset", "form", "questions", "em", "f1", "f1 95 %"), body) if body else ""
+
+
+def difference_table(differences: Sequence[dict[str, Any]]) -> str:
+    """F1 of a suite's first way of reading less that of the others, question by question; empty without any."""
+    body = [
+        [d["dataset"], d["less"], str(d["questions"]), f"{100 * d['difference']:+.1f}", _span(d["interval"])]
+        for d in differences
+    ]  # fmt: skip
+    return boxed(("dataset", "less", "questions", "f1 difference", "95 %"), body) if body else ""
+
+
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
     """Score and length of the memory by data source, and their means over the sources; empty without such a row.
 
@@ -77,11 +96,12 @@ def _memory_cells(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
     """Against earlier results: accuracies, questions that changed, p-values; empty without any."""
-    header = ("dataset", "against", "measure", "then", "now", "difference", "gained", "lost", "p")
+    header = ("dataset", "against", "measure", "then", "now", "difference", "95 %", "gained", "lost", "p")
     body = [
         [
             c["dataset"], c["against"], c["measure"], f"{100 * c['before']:.1f}", f"{100 * c['after']:.1f}",
-            f"{100 * c['difference']:+.1f}", str(c["gained"]), str(c["lost"]), f"{c['p_value']:.3g}",
+            f"{100 * c['difference']:+.1f}", _span(c["interval"]), str(c["gained"]), str(c["lost"]),
+            f"{c['p_value']:.3g}",
         ]
         for c in comparisons
     ]  # fmt: skip

@@ -58,7 +58,7 @@ def evaluate(
     methods: str = typer.Option(
         "memagent",
         "--methods",
-        help="How documents are read, with commas: memagent, long_context, rag (BM25), no_context.",
+        help="How documents are read, with commas: memagent, blank_memory, long_context, rag (BM25), gold, no_context.",
     ),
     preset: str | None = typer.Option(
         None, "--preset", help="Preset whose agent settings hold, for a checkpoint from elsewhere."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from evaluation.config import Split
 from evaluation.suites.base import Suite
 from evaluation.suites.hqa import DEFAULT_DOCUMENTS, hqa_suite, official_places, official_suite, text_qa_suite
 from evaluation.suites.memory import facts_suite, memory_suites
@@ -23,6 +24,8 @@ from trainer.tasks.hotpotqa_data import has_data
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
 RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, DEFAULT_DOCUMENTS, 4096
 MEMORY = "memalpha"
+SPLIT = ("ruler_hqa", "ruler_qa")
+"""Suites whose questions are of a split that can be chosen."""
 NAMES = (*PROBLEMS, "ruler_hqa", "ruler_hqa_official", "ruler_qa", *RULER, "recall", "needles", "facts", "math", MEMORY)
 """What can be asked for by name; memory suites take a size: NAME@SIZE."""
 _SIZED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+?)@(?P<size>\d+)(?P<unit>[kKmM]?)")
@@ -36,9 +39,18 @@ class Finder:
         cache_dir: asset cache.
         limit: only the first so many questions of each suite; 0: all.
         task: the run's task, for suites of its generated documents or held-out problems.
+        split: see `EvalConfig.split`.
     """
 
-    def __init__(self, data: str = "", cache_dir: str = "", limit: int = 0, task: TaskConfig | None = None) -> None:
+    def __init__(
+        self,
+        data: str = "",
+        cache_dir: str = "",
+        limit: int = 0,
+        task: TaskConfig | None = None,
+        split: Split = "usual",
+    ) -> None:
+        self.split: Split = split
         self.data, self.cache_dir, self.limit, self.task = data, cache_dir, limit, task or RecallConfig()
         chosen = [data, os.environ.get("CLUSTERKIT_DATA", "")]
         roots = [Path(folder).expanduser() for folder in chosen if folder]
@@ -88,9 +100,9 @@ class Finder:
 
     def _makers(self) -> dict[str, Callable[[int | None], Suite]]:
         makers: dict[str, Callable[[int | None], Suite]] = {
-            "ruler_hqa": lambda n: hqa_suite(n or HQA_DOCUMENTS, self._hotpotqa(), self.cache_dir, self.limit),
+            "ruler_hqa": lambda n: self._hqa(hqa_suite, n or HQA_DOCUMENTS),
             "ruler_hqa_official": lambda n: self._official(n or HQA_DOCUMENTS),
-            "ruler_qa": lambda n: text_qa_suite(n or RULER_TOKENS, self._hotpotqa(), self.cache_dir, self.limit),
+            "ruler_qa": lambda n: self._hqa(text_qa_suite, n or RULER_TOKENS),
             "facts": lambda n: facts_suite(n or RECALL_CHUNKS, self.task, self.limit),
             "needles": lambda n: needles_suite(n or RECALL_CHUNKS, self.task, self.limit),
             "recall": lambda n: recall_suite(n or RECALL_CHUNKS, self.task, self.limit),
@@ -98,6 +110,9 @@ class Finder:
         for task in RULER:
             makers[task] = lambda n, task=task: ruler_suite(task, n or RULER_TOKENS, self.limit)  # type: ignore[misc]
         return makers
+
+    def _hqa(self, make: Callable[[int, str | None, str, int, Split], Suite], size: int) -> Suite:
+        return make(size, self._hotpotqa(), self.cache_dir, self.limit, self.split)
 
     def _problems(self, name: str) -> Suite:
         path = find_problems(name, self.roots)
@@ -149,6 +164,11 @@ class Finder:
         wanted = list(dict.fromkeys(name.strip() for name in names if name.strip()))
         if not wanted:
             raise UserError(f"no data set named: add --data-names, such as {','.join(NAMES[:3])} or ruler_hqa@50")
+        if self.split != "usual":
+            others = [name for name in wanted if name.partition("@")[0] not in SPLIT]
+            if others:
+                names = " and ".join(SPLIT)
+                raise UserError(f"split={self.split} is for {names}: leave {', '.join(others)} out, or the split")
         found = [suite for name in wanted for suite in self._named(name)]
         labels = [suite.name for suite in found]
         if twice := next((label for label in labels if labels.count(label) > 1), None):

@@ -1,8 +1,8 @@
 """RULER-HQA: two-hop questions whose own paragraphs are hidden among N - 10 others (MemAgent, arXiv 2507.02259).
 
 `ruler_hqa@N` is rebuilt from our HotpotQA files: the first MOST_QUESTIONS held-out questions (no run of ours trains on
-them), every item shuffled with a seed of its own. Other documents are of the held-out pool, or of all where that is too
-small. `ruler_hqa_official@N` reads MemAgent's eval_N.json.
+them), or all of a split that is named; every item shuffled with a seed of its own. Other documents are of the split's
+pool, or of all where that is too small and dev and test share it. `ruler_hqa_official@N` reads MemAgent's eval_N.json.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.config import Split
 from evaluation.suites.base import CountTokens, Suite
 from trainer.errors import UserError
 from trainer.files import sha256
@@ -29,7 +30,7 @@ from trainer.tasks.hotpotqa_data import (
     load_corpus,
     render,
 )
-from trainer.tasks.hotpotqa_split import load_sides
+from trainer.tasks.hotpotqa_split import Side, load_sides
 from trainer.types import Task
 
 DEFAULT_DOCUMENTS = 50
@@ -38,44 +39,64 @@ EVAL_FRACTION = 0.2
 SEED = "ruler-hqa-1"
 
 
-def hqa_suite(documents: int, folder: str | None, cache_dir: str = "", limit: int = 0) -> Suite:
+def hqa_suite(documents: int, folder: str | None, cache_dir: str = "", limit: int = 0, split: Split = "usual") -> Suite:
     """The rebuilt suite with so many documents an item. Raises UserError for data that are missing or too few."""
     place = find_folder(folder, cache_dir)
-    files = {name: sha256(file) for name, file in _files(place).items()}
-    identity = {"kind": SEED, "documents": documents, "files": files, "limit": limit}
+    identity = {"kind": SEED, "documents": documents, "files": _hashes(place, split), "limit": limit}
+    identity |= {} if split == "usual" else {"split": split}
     note = "rebuilt set; scores are not comparable one to one with MemAgent's own 128 questions"
 
     def load(_: Any) -> list[Task]:
-        return build_items(place, documents, limit)
+        return build_items(place, documents, limit, split)
 
     return Suite(f"ruler_hqa@{documents}", "qa", identity, load, True, 0, str(place), (note,))
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _hashes(folder: Path, split: Split) -> dict[str, str]:
     names = (QUESTIONS, DOCUMENTS)
     if is_prepared(folder):
-        return {f"test/{name}": find_file(folder / "test", name) for name in names}
-    return {name: find_file(folder, name) for name in names}
+        splits = ["test"] if split == "usual" else split.split("+")
+        return {f"{one}/{name}": sha256(find_file(folder / one, name)) for one in splits for name in names}
+    return {name: sha256(find_file(folder, name)) for name in names}
 
 
-def build_items(folder: Path, documents: int, limit: int = 0) -> list[Task]:
-    """The items, or the first `limit` of them; the same in every call. Raises UserError for too few documents."""
+def build_items(folder: Path, documents: int, limit: int = 0, split: Split = "usual") -> list[Task]:
+    """The items, or the first `limit` of them; the same in every call. Raises UserError for too few documents.
+
+    split: see `EvalConfig.split`. An item does not depend on which other items there are.
+    """
     sides = load_sides(folder, EVAL_FRACTION)
+    prepared = is_prepared(folder)
+    if split == "usual":
+        chosen = [("test", sides.test)] if prepared else [("test", sides.test), ("dev", sides.dev)]
+    else:
+        chosen = [(name, getattr(sides, name)) for name in split.split("+")]
+    asked = [(question, name, side) for name, side in chosen for question in side.questions]
     # Of a prepared folder the real ones, where there are any: what was made by rule is for training.
-    asked = (*sides.test.questions, *(() if is_prepared(folder) else sides.dev.questions))
-    questions = ([q for q in asked if q.source not in GENERATED] or list(asked))[:MOST_QUESTIONS]
-    if not questions:
+    asked = [one for one in asked if one[0].source not in GENERATED] or asked
+    asked = asked[: MOST_QUESTIONS if split == "usual" else None]
+    if not asked:
         raise UserError(f"{folder}: no question is held out there: more questions are needed")
-    pool: Sequence[Document] = sides.test.pool
-    if documents > len(pool) and not is_prepared(folder):
+    pools = {name: _pool(folder, name, side, documents, prepared) for name, side in chosen}
+    return [_item(question, documents, pools[name]) for question, name, _ in asked[: limit or None]]
+
+
+def _pool(folder: Path, name: str, side: Side, documents: int, prepared: bool) -> Sequence[Document]:
+    """The documents that items of a split are filled with. Raises UserError where there are fewer than an item needs.
+
+    prepared: each split has its own documents; else those of training fill up what dev and test lack.
+    """
+    pool: Sequence[Document] = side.pool
+    if documents > len(pool) and not prepared:
         corpus = load_corpus(folder)
         held = {document.key for document in pool}
         pool = [*pool, *sorted((d for d in corpus.documents if d.key not in held), key=lambda d: d.key)]
     if documents > len(pool):
+        where = f"{folder / name}, its own split," if prepared else folder
         raise UserError(
-            f"ruler_hqa@{documents}: {folder} has {len(pool)} different documents: ask for at most {len(pool)}"
+            f"ruler_hqa@{documents}: {where} has {len(pool)} different documents: ask for at most {len(pool)}"
         )
-    return [_item(question, documents, pool) for question in questions[: limit or None]]
+    return pool
 
 
 def _item(question: Question, size: int, pool: Sequence[Document]) -> Task:
@@ -145,15 +166,17 @@ def read_official(path: Path) -> list[Task]:
 SAMPLED_DOCUMENTS = 400
 
 
-def text_qa_suite(tokens: int, folder: str | None, cache_dir: str = "", limit: int = 0) -> Suite:
+def text_qa_suite(
+    tokens: int, folder: str | None, cache_dir: str = "", limit: int = 0, split: Split = "usual"
+) -> Suite:
     """ruler_qa@TOKENS: the rebuilt RULER-HQA items, with a length instead of a number of documents."""
-    files = hqa_suite(2, folder, cache_dir).identity["files"]
     place = find_folder(folder, cache_dir)
-    identity = {"kind": "ruler-qa-1", "tokens": tokens, "files": files, "limit": limit}
+    identity = {"kind": "ruler-qa-1", "tokens": tokens, "files": _hashes(place, split), "limit": limit}
+    identity |= {} if split == "usual" else {"split": split}
 
     def load(count: CountTokens) -> list[Task]:
         documents = load_corpus(place / "test" if is_prepared(place) else place).documents[:SAMPLED_DOCUMENTS]
         each = count(render(documents)) / len(documents)
-        return build_items(place, max(int(tokens / each), 2), limit)
+        return build_items(place, max(int(tokens / each), 2), limit, split)
 
     return Suite(f"ruler_qa@{tokens}", "any_string", identity, load, True, 0, str(place))

@@ -85,6 +85,24 @@ def test_every_answer_is_recorded_once_and_a_rerun_answers_from_the_record(
     assert lines_of(tmp_path) == before
 
 
+def test_the_trained_reader_answers_from_what_was_found_and_from_a_blank_memory(
+    recall_model: Path, tmp_path: Path
+) -> None:
+    methods = ["memagent", "blank_memory", "rag", "long_context", "no_context"]
+    config = recall_config(
+        recall_model, tmp_path, methods=methods, reader="agent", rag_top_k=1, n_sampling=0, num_questions=2
+    )
+    results = results_of(evaluate(config))
+    names = ["recall@2", "recall@2 blank_memory", "recall@2 rag reader=agent", "recall@2 long_context reader=agent"]
+    assert [row["dataset"] for row in results["rows"]] == [*names, "recall@2 no_context"]
+    assert results["status"] == "complete"
+    turns = [
+        {line["turns"] for line in lines_of(tmp_path, f"{row['record']}/samples.jsonl")} for row in results["rows"]
+    ]
+    assert turns == [{3}, {1}, {2}, {2}, {1}]  # a turn a section, and the answer
+    assert results["differences"] == []  # recall has no F1
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"temperature": 0.7}, {"seed": 1}, {"top_p": 0.9}, {"num_questions": 3}, {"agent.max_memory_tokens": 2}],

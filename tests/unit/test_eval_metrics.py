@@ -13,8 +13,9 @@ import pytest
 
 from clusterkit.evaluate.curve import points_of
 from evaluation import metrics, table
+from evaluation.comparison import compare
 from evaluation.record import RowRecord, text_sha
-from evaluation.results import compare, row_results
+from evaluation.results import row_results
 
 
 @pytest.mark.parametrize(("samples", "right"), [(4, 0), (4, 1), (4, 4), (6, 2), (7, 5), (32, 3)])

@@ -1,0 +1,345 @@
+"""How well it reads, and its controls: trains, evaluates every arm at every length, keeps records, draws them.
+
+    python3 benchmarks/reading.py run QUESTIONS --out FOLDER [--supervised CHECKPOINT] [--seconds 580] [--set KEY=VALUE]
+    python3 benchmarks/reading.py draw RECORDS
+
+QUESTIONS is a folder of `clusterkit data prepare reading`. `run` trains --preset (135M_read) with every seed, and again
+with rewards that are shuffled over the batch, and asks every held-out question of dev and test among each number of
+documents: the trained checkpoints, the supervised start alone, and the base model. Ways to read: the memory; a blank
+memory; the question alone; the full context cut to the window; BM25's top 2 documents; the gold documents. The last
+three go through the same trained reader in its own wording (reader=agent). The two controls that show what training
+did without the memory, shuffled and untrained, read with their memory and with a blank one, at --control-documents.
+
+Each checkpoint's arms are one evaluation, so a server starts once. Every stage is skipped where its result is there,
+and the same command goes on after an interruption; after --seconds a stage is interrupted in order. Records are brought
+up to date after every evaluation; seeds that were measured on other machines stay in them. Printed: a JSON line a stage
+(also in FOLDER/stages.jsonl), and at the end what `draw` prints: Markdown tables. `draw` writes the picture beside the
+records, from them alone. --set gives every run a setting; FOLDER belongs to one preset and its settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import yaml
+from reading_picture import picture
+from reading_records import TOP_K, Records, measured_with, tables
+
+from clusterkit.config.resolve import resolve
+from clusterkit.evaluate.request import make_request
+from evaluation.config import EvalConfig
+from evaluation.steps import checkpoints_in
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.files import write_atomic
+from trainer.paths import RunPaths
+
+ROOT = Path(__file__).resolve().parents[1]
+ALL = ["memagent", "blank_memory", "no_context", "long_context", "rag", "gold"]
+FEW = ["memagent", "blank_memory"]
+SHAPING = ("data_names", "num_questions", "split", "methods", "rag_top_k", "reader", "n_sampling", "agent")
+"""Of an evaluation's settings those that shape its answers, wherever its checkpoint and data lie."""
+NO_START = ["supervised.dataset="] if "supervised" in RunConfig.model_fields else []
+"""Setting of a run that begins with the supervised start of another."""
+GRACE_SECONDS = 45.0
+"""For an interrupted run to finish its step, write its recover checkpoint and end its servers."""
+
+
+class TimeIsOverError(Exception):
+    """A stage was interrupted, or would begin, after --seconds; the same command goes on."""
+
+
+@dataclass
+class Bench:
+    """What was asked for. deadline: on the monotonic clock."""
+
+    given: argparse.Namespace
+    out: Path
+    records: Path
+    deadline: float
+    device: str
+
+    def config(self, kind: str, seed: int) -> RunConfig:
+        """The settings of a run, also those by which other checkpoints are asked."""
+        return resolve(self.given.preset, self.given.task, self._settings(kind, seed)).config
+
+    def _settings(self, kind: str, seed: int) -> list[str]:
+        start = self._start(seed) if kind == "shuffled" or self.given.supervised else ""
+        model = start or self.given.model
+        return [
+            f"task.path={self.given.questions.resolve()}",
+            f"seed={seed}",
+            *self._place(kind, seed),
+            f"control.rewards={'shuffled' if kind == 'shuffled' else 'true'}",
+            *([f"model.path={model}"] if model else []),
+            *(NO_START if start else []),
+            *([f"servers.flags={json.dumps(shlex.split(self.given.flags))}"] if self.given.flags else []),
+            *self.given.settings,
+        ]
+
+    def _place(self, kind: str, seed: int) -> list[str]:
+        return ["experiment_name=reading", f"trial_name={kind}-seed{seed}", f"fileroot={self.out / 'runs'}"]
+
+    def _start(self, seed: int) -> str:
+        """The supervised start of a seed: the one that is named, or what its run keeps; empty where there is none."""
+        if self.given.supervised:
+            return str(Path(self.given.supervised).resolve())
+        placed = resolve(self.given.preset, self.given.task, self._place("trained", seed)).config
+        kept = RunPaths.of(placed).checkpoints.with_name("supervised")
+        return str(kept) if (kept / "config.json").is_file() else ""
+
+    def train(self, kind: str, seed: int) -> str:
+        """Train a run to its end, unless it is complete; its last checkpoint."""
+        paths = RunPaths.of(self.config(kind, seed))
+        if not _is_complete(paths.logs):
+            preset = ["--preset", self.given.preset, *(["--task", self.given.task] if self.given.task else [])]
+            command = ["-m", "clusterkit.cli.main", "train", "--here", *preset, *self._settings(kind, seed)]
+            self.stage(f"train {kind} seed {seed}", command)
+        return str(checkpoints_in(paths.checkpoints)[-1])
+
+    def supervised(self, seed: int) -> str:
+        """The checkpoint of the supervised start. Raises UserError where there is none."""
+        if found := self._start(seed):
+            return found
+        raise UserError(
+            f"the run of seed {seed} keeps no supervised start: name the checkpoint of one with --supervised, or leave "
+            "that arm out: --arms trained shuffled untrained"
+        )
+
+    def untrained(self) -> str:
+        """The base model: a folder, or the name of an asset."""
+        return str(self.given.model or resolve(self.given.preset, self.given.task, []).config.model.path)
+
+    def measure(self, kind: str, seed: int, checkpoint: Callable[[], str]) -> None:
+        """Ask a checkpoint everything, unless that was done, and take the results into the records.
+
+        checkpoint: makes it, where it is not there yet; where everything was asked it is not needed any more.
+        """
+        results = _results(self.request(kind, seed, ""))
+        if results is None:
+            request = self.request(kind, seed, checkpoint())
+            file = self.out / "requests" / f"{kind}-seed{seed}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(yaml.safe_dump(request.model_dump(), sort_keys=False, allow_unicode=True))
+            self.stage(f"evaluate {kind} seed {seed}", ["-m", "evaluation", str(file)])
+            results = _results(request)
+        if results is None:
+            raise UserError(f"the evaluation of {kind}, seed {seed}, lacks answers: run the same command again")
+        records = Records.read(self.records) if self.records.exists() else Records()
+        done = [line["device"] for line in _stages(self.out) if line["stage"] == f"evaluate {kind} seed {seed}"]
+        records.add(results, kind, seed, done[-1])
+        records.write(self.records)
+
+    def request(self, kind: str, seed: int, checkpoint: str) -> EvalConfig:
+        """What a checkpoint is asked."""
+        control = kind in ("shuffled", "untrained")
+        documents = self.given.control_documents if control else self.given.documents
+        values = {
+            "model_path": checkpoint,
+            "output_path": str(self.out / "evaluations" / f"{kind}-seed{seed}"),
+            "data_names": [f"ruler_hqa@{number}" for number in documents],
+            "data_path": str(self.given.questions.resolve()),
+            "num_questions": self.given.num_questions,
+            "split": self.given.split,
+            "methods": FEW if control else ALL,
+            "rag_top_k": TOP_K,
+            "reader": "agent",
+            "n_sampling": 0,
+            "server": {"engine": self.given.engine, "flags": shlex.split(self.given.flags)},
+        }
+        return make_request(values, self.config("trained", seed), ())
+
+    def stage(self, name: str, command: list[str]) -> None:
+        """Run a command of this clone to its end, and tell its seconds.
+
+        Raises:
+            TimeIsOverError: it was interrupted, or there was no time to begin.
+            UserError: it failed; with the end of what it printed.
+        """
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeIsOverError(name)
+        log = self.out / "logs" / f"{name.replace(' ', '-')}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        began = time.monotonic()
+        with log.open("ab") as console:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,  # a Ctrl-C reaches it once, from here
+            )
+            try:
+                code = process.wait(left)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                code = _interrupt(process)
+        line = {"stage": name, "seconds": round(time.monotonic() - began, 1), "code": code, "device": self.device}
+        print(json.dumps(line), flush=True)
+        with (self.out / "stages.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if code == 130 or code < 0:
+            raise TimeIsOverError(name)
+        if code:
+            raise UserError(f"{name} ended with code {code}; the end of {log}:\n{log.read_text()[-1500:]}")
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> int:
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+def _is_complete(logs: Path) -> bool:
+    try:
+        lines = (logs / "metrics.jsonl").read_text().splitlines()
+        return (json.loads(lines[-1])["kind"], json.loads(lines[-1])["status"]) == ("finish", "completed")
+    except (OSError, ValueError, KeyError, IndexError):
+        return False
+
+
+def _results(request: EvalConfig) -> dict[str, Any] | None:
+    """The complete results of the same request; None where there are none."""
+    wanted = request.model_dump(include=set(SHAPING))
+    for path in Path(request.output_path).glob("*/results.json"):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if found["status"] == "complete" and {key: found["config"][key] for key in SHAPING} == wanted:
+            return found
+    return None
+
+
+def run(bench: Bench) -> None:
+    """All stages, seed by seed, so that what is there after an interruption can be compared."""
+    given = bench.given
+    _claim(
+        bench.out,
+        {"preset": given.preset, "task": given.task, "settings": given.settings, "start": bool(given.supervised)},
+    )
+    if "untrained" in given.arms:
+        bench.measure("untrained", 0, bench.untrained)
+    if given.supervised and "supervised" in given.arms:
+        bench.measure("supervised", 0, lambda: bench.supervised(0))
+    for seed in given.seeds:
+        if "trained" in given.arms:
+            bench.measure("trained", seed, partial(bench.train, "trained", seed))
+        if "supervised" in given.arms and not given.supervised:
+            bench.measure("supervised", seed, partial(bench.supervised, seed))
+        if "shuffled" in given.arms:
+            bench.measure("shuffled", seed, partial(bench.train, "shuffled", seed))
+
+
+def _claim(out: Path, given: dict[str, Any]) -> None:
+    """Refuse a folder whose runs have other settings."""
+    file = out / "settings.json"
+    if not file.exists():
+        write_atomic(file, json.dumps(given))
+    before = json.loads(file.read_text())
+    if before != given:
+        raise UserError(f"{out} has runs of {before}, and now {given} is asked for: name another --out")
+
+
+def draw(records: Path) -> None:
+    """Print the tables of records, and write their picture beside them."""
+    found = Records.read(records)
+    print("\n".join([*tables(found), *measured_with(found)]))
+    write_atomic(records.with_suffix(".svg"), picture(found))
+    print(f"picture: {records.with_suffix('.svg')}")
+
+
+def _stages(out: Path) -> list[dict[str, Any]]:
+    file = out / "stages.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def seconds_of_stages(out: Path) -> list[str]:
+    """Lines that tell how long each stage took, over all commands that worked on it."""
+    lines = _stages(out)
+    names = list(dict.fromkeys((line["stage"], line["device"]) for line in lines))
+    spent = [sum(line["seconds"] for line in lines if (line["stage"], line["device"]) == name) for name in names]
+    rows = [f"| {stage} | {total:.0f} | {place} |" for (stage, place), total in zip(names, spent, strict=True)]
+    return ["| stage | seconds | device |", "|---|---|---|", *rows, ""]
+
+
+def device() -> str:
+    """The GPUs by name, or the cores of a machine without."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
+        return ", ".join(name.strip() for name in names if name.strip())
+    except (OSError, subprocess.CalledProcessError):
+        return f"{os.cpu_count()} CPU cores"
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    drawing = commands.add_parser("draw", help="tables and picture from records alone")
+    drawing.add_argument("records", type=Path)
+    running = commands.add_parser("run", help="train, evaluate, record")
+    running.add_argument("questions", type=Path, help="folder of `clusterkit data prepare reading`")
+    running.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
+    running.add_argument("--out", type=Path, required=True, help="folder of runs, evaluations and logs; kept")
+    running.add_argument("--records", type=Path, help="file of records [records.jsonl in --out]")
+    running.add_argument("--preset", default="135M_read")
+    running.add_argument("--task")
+    running.add_argument("--model", default="", help="base model; the preset's when left out")
+    running.add_argument("--supervised", default="", help="checkpoint of a supervised start, from which runs begin")
+    running.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    arms = ["trained", "supervised", "shuffled", "untrained"]
+    running.add_argument("--arms", nargs="+", choices=arms, default=arms)
+    running.add_argument("--documents", type=int, nargs="+", default=[8, 16, 32, 64, 128, 200])
+    running.add_argument("--control-documents", type=int, nargs="+", default=[8, 32])
+    running.add_argument("--split", default="dev+test", choices=["test", "dev", "dev+test"])
+    running.add_argument("--num-questions", type=int, default=0, help="only the first so many; 0: all")
+    running.add_argument("--engine", default="auto", help="of the evaluations: embedded, sglang, vllm")
+    running.add_argument("--flags", default="", help="more options for the servers")
+    running.add_argument("--seconds", type=float, default=86400.0, help="after which a stage is interrupted")
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    given = parse()
+    try:
+        if given.command == "draw":
+            draw(given.records)
+            return 0
+        out = given.out.resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        records = (given.records or out / "records.jsonl").resolve()
+        bench = Bench(given, out, records, time.monotonic() + given.seconds - GRACE_SECONDS, device())
+        code = 0
+        try:
+            run(bench)
+        except TimeIsOverError as stage:
+            print(f"time is over at: {stage}; the same command goes on there")
+            code = 1
+        print("\n".join(seconds_of_stages(out)))
+        if records.exists():
+            draw(records)
+        return code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
