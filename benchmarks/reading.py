@@ -53,8 +53,6 @@ ALL = ["memagent", "blank_memory", "no_context", "long_context", "rag", "gold"]
 FEW = ["memagent", "blank_memory"]
 SHAPING = ("data_names", "num_questions", "split", "methods", "rag_top_k", "reader", "n_sampling", "agent")
 """Of an evaluation's settings those that shape its answers, wherever its checkpoint and data lie."""
-NO_START = ["supervised.dataset="] if "supervised" in RunConfig.model_fields else []
-"""Setting of a run that begins with the supervised start of another."""
 GRACE_SECONDS = 45.0
 """For an interrupted run to finish its step, write its recover checkpoint and end its servers."""
 
@@ -78,6 +76,7 @@ class Bench:
         return resolve(self.given.preset, self.given.task, self._settings(kind, seed)).config
 
     def _settings(self, kind: str, seed: int) -> list[str]:
+        # The control on shuffled rewards begins where the run of its seed began reinforcement.
         start = self._start(seed) if kind == "shuffled" or self.given.supervised else ""
         model = start or self.given.model
         return [
@@ -86,7 +85,7 @@ class Bench:
             *self._place(kind, seed),
             f"control.rewards={'shuffled' if kind == 'shuffled' else 'true'}",
             *([f"model.path={model}"] if model else []),
-            *(NO_START if start else []),
+            *(["supervised.dataset="] if start else []),
             *([f"servers.flags={json.dumps(shlex.split(self.given.flags))}"] if self.given.flags else []),
             *self.given.settings,
         ]
@@ -99,7 +98,7 @@ class Bench:
         if self.given.supervised:
             return str(Path(self.given.supervised).resolve())
         placed = resolve(self.given.preset, self.given.task, self._place("trained", seed)).config
-        kept = RunPaths.of(placed).checkpoints.with_name("supervised")
+        kept = RunPaths.of(placed).supervised.checkpoints
         return str(kept) if (kept / "config.json").is_file() else ""
 
     def train(self, kind: str, seed: int) -> str:

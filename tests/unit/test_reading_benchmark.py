@@ -19,6 +19,7 @@ import reading  # noqa: E402
 from reading_records import Arm, Records, tables  # noqa: E402
 
 from trainer.errors import UserError  # noqa: E402
+from trainer.paths import RunPaths  # noqa: E402
 
 QUESTIONS = [f"q{n}" for n in range(10)]
 
@@ -128,6 +129,21 @@ def test_runs_differ_in_seed_and_rewards_alone_and_every_checkpoint_is_asked_the
     assert (asked[2].data_names, asked[0].data_names) == (["ruler_hqa@8", "ruler_hqa@32"], ["ruler_hqa@8"])
     assert {(a.reader, a.rag_top_k, a.split, a.n_sampling) for a in asked} == {("agent", 2, "dev+test", 0)}
     assert asked[0].agent == asked[1].agent == trained.agent
+
+
+def test_the_control_on_shuffled_rewards_begins_with_the_supervised_start_of_its_seed(tmp_path: Path) -> None:
+    one = bench(tmp_path, preset="135M_read_cpu", task=None)
+    assert one.config("trained", 1).supervised.dataset
+    with pytest.raises(UserError, match=r"the run of seed 1 keeps no supervised start: .*--supervised"):
+        one.supervised(1)
+    kept = RunPaths.of(one.config("trained", 1)).supervised.checkpoints
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text("{}")
+    shuffled = one.config("shuffled", 1)
+    assert (shuffled.model.path, shuffled.supervised.dataset) == (str(kept), "")
+    assert one.supervised(1) == str(kept)
+    assert one.config("trained", 1).model.path == one.untrained() == "base"
+    assert one.config("shuffled", 2).supervised.dataset  # its run is not there yet
 
 
 def test_a_stage_whose_result_is_there_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
