@@ -38,7 +38,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
-
 from fleet_machine import load_factor
 
 from clusterkit.capacity import speed
@@ -206,6 +205,7 @@ def prepare(given: argparse.Namespace, work: Path) -> RunConfig:
     write_model(work / "model", "tiny", given.tokenizer)
     write_texts(work / "texts", tokenizer)
     here = [f"fileroot={work / 'runs'}", f"model.path={work / 'model'}", "servers.engine=sglang"]
+    here += ["weights.transport=disk", "train.offload=false"]  # one rank of many: it has no GPU to share
     if preset.config.task.name == "math":
         here += [f"task.path={work / 'texts' / 'problems.jsonl'}", "task.dataset=", f"task.train_size={PROBLEMS}"]
     elif preset.config.task.name == "hotpotqa":
@@ -234,7 +234,9 @@ def train(work: Path, given: argparse.Namespace, losses: Losses) -> list[dict[st
             return told
 
 
-def summary(config: RunConfig, told: list[dict[str, Any]], servers: list[dict[str, Any]], slowest: float) -> dict[str, Any]:
+def summary(
+    config: RunConfig, told: list[dict[str, Any]], servers: list[dict[str, Any]], slowest: float
+) -> dict[str, Any]:
     """What is to be known of the steps after the first, which opens the connections, and in which nothing was lost."""
     steps = [one for one in told if one["event"] == "step"]
     calm = [one for one in steps[1:] if not one["lost"] and not one["sent_again"]] or steps

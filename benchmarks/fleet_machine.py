@@ -77,9 +77,7 @@ class Machine:
         self.run(now)
         self._reading += computed * (self.rates.prompt + self.rates.context * (prompt - computed / 2))
         self._context += prompt
-        heapq.heappush(
-            self._jobs, _Job(self._steps + tokens, next(self._numbers), self._steps, prompt, now, answer)
-        )
+        heapq.heappush(self._jobs, _Job(self._steps + tokens, next(self._numbers), self._steps, prompt, now, answer))
         return now + self._reading
 
     @property

@@ -11,7 +11,6 @@ would take. Prints a JSON object a line: `start`, `begun` of every step, `step`,
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextvars
 import json
 import logging

@@ -56,7 +56,9 @@ class Drawn:
 class StandIn:
     """One server. Its times are those of `time.perf_counter`."""
 
-    def __init__(self, name: str, rates: Rates, drawn: Drawn, folder: Path, address: str, gpus: tuple[int, ...]) -> None:
+    def __init__(
+        self, name: str, rates: Rates, drawn: Drawn, folder: Path, address: str, gpus: tuple[int, ...]
+    ) -> None:
         self.name, self.rates, self.drawn, self.folder = name, rates, drawn, folder
         self.address, self.gpus = address, gpus
         self.load_seconds = rates.load * load_factor(name)
