@@ -1,7 +1,7 @@
-"""A run on a simulated fleet: real controller, work buffer, publisher and registrations; servers that answer from a timer.
+"""A run on a simulated fleet: real controller, buffer, publisher and registrations; servers answer from a timer.
 
     python benchmarks/fleet.py TOKENIZER_FOLDER [--preset 1.5B_n16] [--task memagent] [--gpu H200] [--steps 3]
-        [--lose server@2 host@3 controller@4] [--learn SECONDS] [--mean SHARE] [KEY=VALUE …]
+        [--lose server@2 --lose host@3 …] [--learn SECONDS] [--mean SHARE] [KEY=VALUE …]
 
 The preset is taken as written, with all of its servers, each with a port of its own, in a process for every host. They
 answer after as long as an H200 takes by the rates that were measured (clusterkit/capacity/speed.py), no clock is slowed
@@ -10,10 +10,11 @@ tokenizer's own words; responses have drawn lengths, exponential around --mean o
 pause of --learn seconds, and what is published are the weights of a tiny model, for which each server takes as long as
 loading the preset's takes, up to a fifth longer on some.
 
---lose has something end in the middle of a step, after half the time that the step before took: the first server; all
-servers of the last host (`host`: connections are reset; `silent-host`: packets vanish, which needs a network namespace
-of its own: sudo unshare -n sh -c "ip link set lo up; …"); the process of rank 0 (`controller`), which is started again
-as a run's next attempt. A server comes back with weights of version 0 after --back seconds.
+--lose has something end in the middle of a step: `server`, the first one, after half of its requests, or, after half of
+the time that the step before took, all servers of the last host (`host`: connections are reset; `silent-host`: packets
+vanish, which needs a network namespace of its own: sudo unshare -n sh -c "ip link set lo up; …") or the process of rank
+0 (`controller`), which is started again as a run's next attempt. A server comes back with weights of version 0 after
+--back seconds.
 
 Printed, a JSON object a line: what rank 0 tells of every step (fleet_rank.py), and a summary: requests/s held, CPU of
 the controller's thread, the wait beyond the servers' own time, and a version change over the slowest server's.
@@ -50,6 +51,7 @@ from trainer.serving import registry
 
 HERE = Path(__file__).parent
 QUESTIONS, DOCUMENTS, PROBLEMS = 600, 4000, 4096
+LOSSES = ("server", "host", "silent-host", "controller")
 LOADING = 3.09e9 / 0.911
 """Bytes/s with which a server loads a folder of weights from memory (docs/performance.md)."""
 
@@ -70,11 +72,11 @@ class Fleet:
         command += ["--address", address, *(f"--name={name}" for name in self.hosts[address])]
         self.processes[address] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def say(self, what: str, name: str) -> None:
-        """Have a server `lose` or `return`."""
+    def say(self, what: str, name: str, number: int = 0) -> None:
+        """Have a server `lose` its process once it has taken `number` more requests, or `return`."""
         pipe = self.processes[next(a for a, names in self.hosts.items() if name in names)].stdin
         assert pipe is not None
-        pipe.write(f"{what} {name}\n".encode())
+        pipe.write(f"{what} {name} {number}\n".encode())
         pipe.flush()
 
     def lose_host(self, address: str) -> None:
@@ -95,8 +97,12 @@ class Losses:
 
     def __init__(self, fleet: Fleet, wanted: list[str], back: float) -> None:
         self.fleet, self.back = fleet, back
-        self.at = {int(step): what for what, _, step in (one.partition("@") for one in wanted)}
-        self.waited = 2.0
+        self.at: dict[int, str] = {}
+        for what, _, step in (one.partition("@") for one in wanted):
+            if what not in LOSSES or not step.isdigit():
+                raise SystemExit(f"--lose {what}@{step}: give one of {', '.join(LOSSES)} and a step, as in server@2")
+            self.at[int(step)] = what
+        self.waited, self.requests = 2.0, 2.0
         self.rank: subprocess.Popen[str] | None = None
         self.silent: list[str] = []
         self._timers: list[threading.Timer] = []
@@ -104,9 +110,10 @@ class Losses:
     def hear(self, told: dict[str, Any]) -> None:
         """Take a line of rank 0's."""
         if told["event"] == "step":
-            self.waited = told["wait_s"]
+            self.waited, self.requests = told["wait_s"], told["requests"] / told["servers"]
         elif told["event"] == "begun" and (what := self.at.pop(told["step"], None)):
-            self._later(self.waited / 2, lambda: self._lose(what, told["step"]))
+            seconds = 0.0 if what == "server" else self.waited / 2
+            self._later(seconds, lambda: self._lose(what, told["step"]))
 
     def end(self) -> None:
         for timer in self._timers:
@@ -125,8 +132,8 @@ class Losses:
         last = list(self.fleet.hosts)[-1]
         if what == "server":
             name = next(iter(self.fleet.hosts.values()))[0]
-            self.fleet.say("lose", name)
-            self._later(self.back, lambda: self.fleet.say("return", name))
+            self.fleet.say("lose", name, max(1, round(self.requests / 2)))
+            self._later(self.waited / 2 + self.back, lambda: self.fleet.say("return", name))
         elif what == "host":
             self.fleet.lose_host(last)
             self._later(self.back, lambda: self.fleet.start(last))
@@ -244,8 +251,9 @@ def summary(
     beyond = statistics.median(1 - one["servers_own_s"] / one["wait_s"] for one in calm)
     late = statistics.median(one["stand_ins_late_s"] / one["wait_s"] for one in calm)
     return {
-        "event": "summary", "servers": config.num_servers, "steps": len(calm), "requests_per_s": median("requests_per_s"),
-        "wait_s": median("wait_s"), "beyond_share": beyond, "of_it_stand_ins_late": late,
+        "event": "summary", "servers": config.num_servers, "steps": len(calm),
+        "requests_per_s": median("requests_per_s"), "wait_s": median("wait_s"),
+        "servers_own_s": median("servers_own_s"), "beyond_share": beyond, "of_it_stand_ins_late": late,
         "cpu_of_controller": median("cpu_of_controller"), "cpu_ms_per_request": median("cpu_ms_per_request"),
         "rows_s": median("rows_s"), "version_change_s": median("publish_interruption_s"),
         "slowest_load_s": slowest, "version_change_over_slowest": median("publish_interruption_s") / slowest,
@@ -264,7 +272,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--mean", type=float, default=0.6, help="mean length of responses over their limit")
     parser.add_argument("--learn", type=float, default=1.0, help="seconds of an optimizer step")
-    parser.add_argument("--lose", nargs="*", default=[], metavar="WHAT@STEP")
+    parser.add_argument("--lose", action="append", default=[], metavar="WHAT@STEP", help="may be given several times")
     parser.add_argument("--back", type=float, default=5.0, help="seconds until a lost server is there again")
     given = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory(prefix="fleet-") as name:

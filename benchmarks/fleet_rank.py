@@ -19,7 +19,6 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from trainer.engines.sglang_dialect import SGLangDialect
 from trainer.files import write_atomic
 from trainer.rewards.make import make_reward
 from trainer.rollout.batch import make_batch
-from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.samplers import SamplerParts
 from trainer.rollout.server_sampling import served_sampler
 from trainer.schedule import Schedule
@@ -89,9 +87,9 @@ class Meter:
         make_group, make_one = controller.group, controller._trajectory
         ready, read = sharing.ready, sharing._read_ids
 
-        async def group(task: Task, plan: SamplingPlan, generated: Callable[[], None] = lambda: None) -> Group:
+        async def group(task: Task, *rest: Any) -> Group:
             began = time.perf_counter()
-            made: Group = await make_group(task, plan, generated)
+            made: Group = await make_group(task, *rest)
             slowest = max(self._running.pop(task.id), key=lambda own: own[0], default=[0.0, 0.0])
             self.groups[task.id] = Own(slowest[0], slowest[1], time.perf_counter() - began)
             return made
@@ -197,7 +195,8 @@ class Rank:
             tokens=batch.stats["n_tokens"], sampled_tokens=batch.stats["sampled_tokens"],
             failed=sum(t.error is not None for t in trajectories), publish_s=published,
             lost=len(usable - set(self.served.engine.pool.usable())),
-            servers=len(self.served.engine.pool.usable()), memory_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            servers=len(self.served.engine.pool.usable()),
+            memory_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             **{f"publish_{name}_s": value for name, value in parts.items()},
         )  # fmt: skip
 

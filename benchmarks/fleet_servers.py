@@ -3,9 +3,10 @@
     python benchmarks/fleet_servers.py RATES.json --folder RUN/servers --name server-0 [--name …] --gpus 0, --address A
 
 Every server has a port and a registration of its own, as one of a run has. How long it takes follows `Machine`; ids and
-log-probs are drawn, responses have lengths around the mean of the rates. `lose NAME` or `return NAME` on standard input
-has a server end without a word, or begin again as one that was started anew. At the end of the input it prints, for
-every server, a JSON object: requests, seconds at work, and seconds by which its answers were late on average.
+log-probs are drawn, responses have lengths around the mean of the rates. A line `lose NAME N` on standard input has a
+server end without a word once it has taken N more requests, `return NAME 0` begin again as one that was started anew.
+At the end of the input it prints, for every server, a JSON object: requests, seconds at work, and seconds by which its
+answers were late on average.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class StandIn:
         self.address, self.gpus = address, gpus
         self.load_seconds = rates.load * load_factor(name)
         self.requests, self.late = 0, 0.0
+        self.last: int | None = None
         self.talks: set[Talk] = set()
         self._server: asyncio.Server | None = None
 
@@ -120,6 +122,8 @@ class StandIn:
         for block in blocks[found:]:
             self._cache.setdefault(block, read)
         self._wake()
+        if self.requests == self.last:
+            self.lose()
 
     def _blocks(self, body: bytes, end: int) -> list[int]:
         """What stands for each beginning of the prompt, a block longer than the one before."""
@@ -208,11 +212,12 @@ async def serve(servers: dict[str, StandIn]) -> None:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
-        what, name = line.decode().split()
+        what, name, number = line.decode().split()
+        server = servers[name]
         if what == "lose":
-            servers[name].lose()
+            server.last = server.requests + int(number)
         else:
-            await servers[name].start()
+            await server.start()
     for name, server in servers.items():
         late = server.late / max(1, server.requests)
         told = {"server": name, "requests": server.requests, "busy_s": server.machine.busy, "late_s": late}
