@@ -16,6 +16,8 @@ vanish, which needs a network namespace of its own: sudo unshare -n sh -c "ip li
 0 (`controller`), which is started again as a run's next attempt. A server comes back with weights of version 0 after
 --back seconds.
 
+--ray has the servers be actors of a Ray that believes in the preset's hosts and GPUs (fleet_ray.py).
+
 Printed, a JSON object a line: what rank 0 tells of every step (fleet_rank.py), and a summary: requests/s held, CPU of
 the controller's thread, the wait beyond the servers' own time, and a version change over the slowest server's.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import queue
 import random
 import signal
 import statistics
@@ -32,6 +35,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,6 +56,7 @@ from trainer.serving import registry
 HERE = Path(__file__).parent
 QUESTIONS, DOCUMENTS, PROBLEMS = 600, 4000, 4096
 LOSSES = ("server", "host", "silent-host", "controller")
+LONG = 3600.0
 LOADING = 3.09e9 / 0.911
 """Bytes/s with which a server loads a folder of weights from memory (docs/performance.md)."""
 
@@ -66,6 +71,8 @@ class Fleet:
     def __init__(self, folder: Path, rates: Path, hosts: dict[str, list[str]]) -> None:
         self.folder, self.rates, self.hosts = folder, rates, hosts
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for address in hosts:
+            self.start(address)
 
     def start(self, address: str) -> None:
         command = [sys.executable, str(HERE / "fleet_servers.py"), str(self.rates), "--folder", str(self.folder)]
@@ -92,10 +99,19 @@ class Fleet:
         return told
 
 
+def on_ray(config: RunConfig, folder: Path, work: Path) -> Any:
+    """The servers as actors."""
+    from fleet_ray import RayFleet  # noqa: PLC0415 (Ray takes seconds, and not everybody has it)
+
+    fleet = RayFleet(config, folder, work / "rates.json")
+    show(event="ray", nodes=config.n_nodes, nodes_s=fleet.nodes_s, servers=config.num_servers, placed_s=fleet.placed_s)
+    return fleet
+
+
 class Losses:
     """What is to end in the middle of which step. fleet: the servers. silent: hosts whose packets are dropped."""
 
-    def __init__(self, fleet: Fleet, wanted: list[str], back: float) -> None:
+    def __init__(self, fleet: Any, wanted: list[str], back: float) -> None:
         self.fleet, self.back = fleet, back
         self.at: dict[int, str] = {}
         for what, _, step in (one.partition("@") for one in wanted):
@@ -105,7 +121,7 @@ class Losses:
         self.waited, self.requests = 2.0, 2.0
         self.rank: subprocess.Popen[str] | None = None
         self.silent: list[str] = []
-        self._timers: list[threading.Timer] = []
+        self._due: list[tuple[float, Callable[[], None]]] = []
 
     def hear(self, told: dict[str, Any]) -> None:
         """Take a line of rank 0's."""
@@ -115,25 +131,27 @@ class Losses:
             seconds = 0.0 if what == "server" else self.waited / 2
             self._later(seconds, lambda: self._lose(what, told["step"]))
 
+    def run(self) -> float:
+        """Do what is due; returns the seconds until the next is."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            self._due.pop(0)[1]()
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else LONG
+
     def end(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        """Give packets that vanish their way back."""
         for address in self.silent:
             _packets(address, drop=False)
 
-    def _later(self, seconds: float, work: Any) -> None:
-        timer = threading.Timer(seconds, work)
-        timer.daemon = True
-        timer.start()
-        self._timers.append(timer)
+    def _later(self, seconds: float, work: Callable[[], None]) -> None:
+        self._due.append((time.monotonic() + seconds, work))
+        self._due.sort(key=lambda one: one[0])
 
     def _lose(self, what: str, step: int) -> None:
         show(event="loses", what=what, step=step, at=time.time())
         last = list(self.fleet.hosts)[-1]
         if what == "server":
-            name = next(iter(self.fleet.hosts.values()))[0]
-            self.fleet.say("lose", name, max(1, round(self.requests / 2)))
-            self._later(self.waited / 2 + self.back, lambda: self.fleet.say("return", name))
+            self.fleet.say("lose", "server-0", max(1, round(self.requests / 2)))
+            self._later(self.waited / 2 + self.back, lambda: self.fleet.say("return", "server-0"))
         elif what == "host":
             self.fleet.lose_host(last)
             self._later(self.back, lambda: self.fleet.start(last))
@@ -232,13 +250,28 @@ def train(work: Path, given: argparse.Namespace, losses: Losses) -> list[dict[st
         with (work / "rank.log").open("a") as log:
             rank = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         losses.rank = rank
-        assert rank.stdout is not None
-        for line in rank.stdout:
+        lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=_pass_on, args=(rank, lines), daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=losses.run())
+            except queue.Empty:
+                continue
+            if not line:
+                break
             told.append(json.loads(line))
             losses.hear(told[-1])
             show(**{key: round(v, 4) if isinstance(v, float) else v for key, v in told[-1].items()})
         if rank.wait() != -signal.SIGKILL:
             return told
+
+
+def _pass_on(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    """Put a process's lines into a queue, and an empty one at their end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put("")
 
 
 def summary(
@@ -273,6 +306,7 @@ def main() -> None:
     parser.add_argument("--mean", type=float, default=0.6, help="mean length of responses over their limit")
     parser.add_argument("--learn", type=float, default=1.0, help="seconds of an optimizer step")
     parser.add_argument("--lose", action="append", default=[], metavar="WHAT@STEP", help="may be given several times")
+    parser.add_argument("--ray", action="store_true", help="the servers as actors of a Ray with a node for every host")
     parser.add_argument("--back", type=float, default=5.0, help="seconds until a lost server is there again")
     given = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory(prefix="fleet-") as name:
@@ -280,17 +314,15 @@ def main() -> None:
         config = prepare(given, work)
         folder = registry.folder_of(RunPaths.of(config).logs)
         folder.mkdir(parents=True)
-        fleet = Fleet(folder, work / "rates.json", hosts_of(config))
+        fleet = on_ray(config, folder, work) if given.ray else Fleet(folder, work / "rates.json", hosts_of(config))
         losses = Losses(fleet, given.lose, given.back)
         try:
-            for address in fleet.hosts:
-                fleet.start(address)
             told = train(work, given, losses)
         finally:
             losses.end()
             servers = fleet.close()
         load = json.loads((work / "rates.json").read_text())["load"]
-        slowest = load * max(load_factor(one.name) for one in registry.read(folder))
+        slowest = load * max(load_factor(f"server-{number}") for number in range(config.num_servers))
         show(**summary(config, told, servers, slowest))
         if told[-1].get("step") != given.steps:
             sys.exit((work / "rank.log").read_text()[-3000:])
