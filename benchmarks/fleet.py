@@ -12,9 +12,9 @@ loading the preset's takes, up to a fifth longer on some.
 
 --lose has something end in the middle of a step: `server`, the first one, after half of its requests, or, after half of
 the time that the step before took, all servers of the last host (`host`: connections are reset; `silent-host`: packets
-vanish, which needs a network namespace of its own: sudo unshare -n sh -c "ip link set lo up; …") or the process of rank
-0 (`controller`), which is started again as a run's next attempt. A server comes back with weights of version 0 after
---back seconds.
+vanish, which needs a network namespace of its own: sudo unshare -n sh -c "ip link set lo up; …"), the process of rank 0
+(`rank`), which is started again as a run's next attempt, or that of the first controller (`controller`, with
+rollout.controllers=N). A server comes back with weights of version 0 after --back seconds.
 
 --ray has the servers be actors of a Ray that believes in the preset's hosts and GPUs (fleet_ray.py).
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import random
 import signal
@@ -55,7 +56,7 @@ from trainer.serving import registry
 
 HERE = Path(__file__).parent
 QUESTIONS, DOCUMENTS, PROBLEMS = 600, 4000, 4096
-LOSSES = ("server", "host", "silent-host", "controller")
+LOSSES = ("server", "host", "silent-host", "rank", "controller")
 LONG = 3600.0
 LOADING = 3.09e9 / 0.911
 """Bytes/s with which a server loads a folder of weights from memory (docs/performance.md)."""
@@ -120,12 +121,15 @@ class Losses:
             self.at[int(step)] = what
         self.waited, self.requests = 2.0, 2.0
         self.rank: subprocess.Popen[str] | None = None
+        self.controllers: list[int] = []
         self.silent: list[str] = []
         self._due: list[tuple[float, Callable[[], None]]] = []
 
     def hear(self, told: dict[str, Any]) -> None:
         """Take a line of rank 0's."""
-        if told["event"] == "step":
+        if told["event"] == "start":
+            self.controllers = told["controllers"]
+        elif told["event"] == "step":
             self.waited, self.requests = told["wait_s"], told["requests"] / told["servers"]
         elif told["event"] == "begun" and (what := self.at.pop(told["step"], None)):
             seconds = 0.0 if what == "server" else self.waited / 2
@@ -158,6 +162,8 @@ class Losses:
         elif what == "silent-host":
             self.silent.append(last)
             _packets(last, drop=True)
+        elif what == "controller":
+            os.kill(self.controllers[0], signal.SIGKILL)
         elif self.rank is not None:
             self.rank.kill()
 
@@ -282,12 +288,11 @@ def summary(
     calm = [one for one in steps[1:] if not one["lost"] and not one["sent_again"]] or steps
     median = lambda name: statistics.median(one[name] for one in calm)  # noqa: E731
     beyond = statistics.median(1 - one["servers_own_s"] / one["wait_s"] for one in calm)
-    late = statistics.median(one["stand_ins_late_s"] / one["wait_s"] for one in calm)
     return {
         "event": "summary", "servers": config.num_servers, "steps": len(calm),
         "requests_per_s": median("requests_per_s"), "wait_s": median("wait_s"),
-        "servers_own_s": median("servers_own_s"), "beyond_share": beyond, "of_it_stand_ins_late": late,
-        "cpu_of_controller": median("cpu_of_controller"), "cpu_ms_per_request": median("cpu_ms_per_request"),
+        "servers_own_s": median("servers_own_s"), "beyond_share": beyond,
+        "cpu_of_controllers": median("cpu_of_controllers"), "cpu_ms_per_request": median("cpu_ms_per_request"),
         "rows_s": median("rows_s"), "version_change_s": median("publish_interruption_s"),
         "slowest_load_s": slowest, "version_change_over_slowest": median("publish_interruption_s") / slowest,
         "failed_trajectories": sum(one["failed"] for one in steps),

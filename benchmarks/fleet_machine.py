@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Answer = Callable[[int, bool, float, float], None]
@@ -52,6 +52,30 @@ class _Job:
     prompt: int = field(compare=False)
     arrived: float = field(compare=False)
     answer: Answer = field(compare=False)
+
+
+def replayed(rates: Rates, servers: Sequence[Sequence[Sequence[tuple[int, int, int]]]]) -> float:
+    """The servers' own time: seconds until the last of them has answered a client that takes no time.
+
+    servers: for each, its trajectories, for each, its turns: tokens of the prompt, those that are computed, and those
+    that are sampled.
+    """
+    return max((_own(rates, trajectories) for trajectories in servers), default=0.0)
+
+
+def _own(rates: Rates, trajectories: Sequence[Sequence[tuple[int, int, int]]]) -> float:
+    machine, end = Machine(rates), 0.0
+
+    def ask(turns: Sequence[tuple[int, int, int]], number: int) -> None:
+        if number < len(turns):
+            machine.add(end, *turns[number], lambda *_: ask(turns, number + 1))
+
+    for turns in trajectories:
+        ask(turns, 0)
+    while machine.due < math.inf:
+        end = machine.due
+        machine.run(end)
+    return end
 
 
 class Machine:

@@ -113,7 +113,7 @@ class StandIn:
             first = draw.randrange(VARIETY)
             meta = {
                 "finish_reason": {"type": reason}, "prompt_tokens": prompt, "cached_tokens": cached,
-                "weight_version": self.version, "e2e_latency": seconds, "late": late,
+                "weight_version": self.version, "e2e_latency": seconds,
             }  # fmt: skip
             talk.send(self._answer(first, sampled, reason == "stop", meta))
 

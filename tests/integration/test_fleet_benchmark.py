@@ -48,7 +48,7 @@ def test_a_lost_server_costs_no_trajectory(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_lost_host_and_a_lost_controller_are_survived(tmp_path: Path) -> None:
-    told = fleet(tmp_path, "--steps", "4", "--lose", "host@2", "--lose", "controller@3")
+    told = fleet(tmp_path, "--steps", "4", "--lose", "host@2", "--lose", "rank@3")
 
     assert [step["step"] for step in steps_of(told)] == [1, 2, 3, 4]
     assert all(step["failed"] == 0 for step in steps_of(told))

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from fleet_machine import Machine, Rates
+from fleet_machine import Machine, Rates, replayed
 
 PLAIN = Rates(prompt=0.001, context=0.0, weights=0.01, cached=0.0, load=1.0, mean=0.5, ids=(5,), end=(2,))
 
@@ -65,6 +65,13 @@ def test_what_is_cut_off_has_what_was_sampled_until_then() -> None:
     machine.cut_off(0.255)
     assert ended.answers == [("one", 25, True, pytest.approx(0.255))]
     assert machine.due == float("inf")
+
+
+def test_the_servers_own_time_is_that_of_the_slowest_with_turns_one_after_the_other() -> None:
+    turn = (100, 100, 10)  # a tenth of a second of reading and as long of sampling
+    assert replayed(PLAIN, [[[turn, turn]], [[turn, turn, turn]]]) == pytest.approx(0.6)
+    # Two at once: both prompts are read, then both are sampled in the same steps.
+    assert replayed(PLAIN, [[[turn, turn], [turn, turn]]]) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("seed", range(5))
