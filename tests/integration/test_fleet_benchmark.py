@@ -54,3 +54,16 @@ def test_a_lost_host_and_a_lost_controller_are_survived(tmp_path: Path) -> None:
     assert all(step["failed"] == 0 for step in steps_of(told))
     starts = [one for one in told if one["event"] == "start"]
     assert [(one["after_step"], one["servers"]) for one in starts] == [(0, 8), (2, 8)]
+
+
+@pytest.mark.long
+def test_controllers_in_processes_of_their_own_make_the_same_groups_and_one_may_be_lost(tmp_path: Path) -> None:
+    """What is sampled depends on the task and the turn alone, so also with others who ask."""
+    told = fleet(tmp_path, "--steps", "4", "--lose", "controller@2", "--lose", "server@3", "rollout.controllers=2")
+    (tmp_path / "alone").mkdir()
+    alone = fleet(tmp_path / "alone", "--steps", "4")
+
+    steps = steps_of(told)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert all(step["failed"] == 0 for step in steps)
+    assert [step["sampled_tokens"] for step in steps] == [step["sampled_tokens"] for step in steps_of(alone)]
