@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from clusterkit.capacity.expected import ExpectedStep, expected_steps, why_unknown
+from clusterkit.capacity.expected import controllers_wanted, expected_steps, why_unknown
 from clusterkit.capacity.speed import GPUS
+from clusterkit.common.text_plot import duration
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
 
@@ -29,6 +30,7 @@ def tables() -> str:
 def _table(name: str) -> str:
     size = presets.load_size(name)
     lines = [f"### {name}", "", f"| task: part | {' | '.join(GPUS)} | published |", f"|{'---|' * (len(GPUS) + 2)}"]
+    sure: list[str] = []
     for task in size.tasks:
         config = resolve(name, task).config
         if why := why_unknown(config):
@@ -36,20 +38,17 @@ def _table(name: str) -> str:
             continue
         steps = expected_steps(config)
         published = size.measured.get(task)
-        told = f"{published.step_seconds:g} s on {published.gpus} {published.gpu}".strip() if published else ""
+        told = f"{duration(published.step_seconds)} on {published.gpus} {published.gpu}".strip() if published else ""
         lines += [_row(f"{task}: {part}", [str(step.parts[part]) for step in steps], "") for part in steps[0].parts]
         lines.append(_row(f"**{task}: a step**", [f"**{step.whole}**" for step in steps], told))
-        lines += _sure(task, steps)
-    return "\n".join(lines)
+        sure.append(f"{task} on {steps[0].gpu}: {steps[0].sure}.")
+        if wanted := controllers_wanted(config, steps):
+            sure.append(f"{task}: rank 0 alone makes too few requests a second; `rollout.controllers={wanted}`.")
+    return "\n".join([*lines, *(f"\n{line[0].upper()}{line[1:]}" for line in sure)])
 
 
 def _row(first: str, cells: list[str], last: str) -> str:
     return f"| {first} | {' | '.join(cells)} | {last} |"
-
-
-def _sure(task: str, steps: list[ExpectedStep]) -> list[str]:
-    cells = ["measured" if not step.taken_over else f"from {len(step.taken_over)} assumptions" for step in steps]
-    return [_row(f"{task}: how sure", cells, "")]
 
 
 def main() -> int:

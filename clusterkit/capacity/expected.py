@@ -44,6 +44,8 @@ MEMORIES, ANSWERS = (0.25, 0.75), (0.2, 0.5)
 """Mean length of responses over their limit, at both ends of the range: of an agent with a memory, and where one
 response is all, which is worth nothing once it is cut off at its limit."""
 MEASURED_MODEL = "qwen2.5-1.5b-instruct"
+MANY = 1_000
+"""Controllers, so many that they bound nothing."""
 LEAST_PARAMETERS = 400_000_000
 """Steps of smaller models are bound by other things than the GPU: of SmolLM2-135M's by a factor of six."""
 
@@ -118,6 +120,25 @@ def why_unknown(config: RunConfig) -> str:
     return ""
 
 
+def controller_seconds(config: RunConfig) -> float:
+    """Return the processor time for a step's requests; one process has a second of it in a second."""
+    rollout = config.rollout
+    return rollout.batch_size * rollout.group_size * len(_turns(config, 1.0)) * CONTROLLER.request_seconds
+
+
+def controllers_wanted(config: RunConfig, steps: Sequence[ExpectedStep]) -> int:
+    """Return the controller processes (rollout.controllers) that keep the servers busy; 0 where rank 0 does alone.
+
+    None is to be busy for more than half of the time that sampling takes at best.
+    """
+    if not steps or "sampling" not in steps[0].parts:
+        return 0
+    many = config.rollout.model_copy(update={"controllers": MANY})
+    best = expected_steps(config.model_copy(update={"rollout": many}), [steps[0].gpu])[0].parts["sampling"].low
+    needed = math.ceil(2 * controller_seconds(config) / best)
+    return needed if needed > 1 and config.rollout.controllers < needed else 0
+
+
 @dataclass(frozen=True)
 class _Step:
     """A run's step on one kind of GPU. lengths: see `expected_steps`; the better case is number 0, the worse 1."""
@@ -171,8 +192,7 @@ class _Step:
         mean, limit = (sum(turn[2] for turn in _turns(config, length)) for length in (self.lengths[case], 1.0))
         weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, share)
         seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
-        requests = rollout.batch_size * rollout.group_size * len(turns)
-        return max(seconds, requests * CONTROLLER.request_seconds)
+        return max(seconds, controller_seconds(config) / max(1, rollout.controllers))
 
     def _training(self, case: int) -> float:
         """Seconds of a step's forward and backward passes, of other passes, and of the network between hosts."""

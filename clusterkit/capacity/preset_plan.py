@@ -10,7 +10,13 @@ from textwrap import wrap
 from typing import Any
 
 from clusterkit.capacity import checks, timing
-from clusterkit.capacity.expected import ExpectedStep, expected_steps, why_unknown
+from clusterkit.capacity.expected import (
+    ExpectedStep,
+    controller_seconds,
+    controllers_wanted,
+    expected_steps,
+    why_unknown,
+)
 from clusterkit.capacity.memory import GIB, disk_usage, reported_gib
 from clusterkit.capacity.rescale import Change, Target, rescale
 from clusterkit.capacity.runnable import missing_parts, require_inputs, require_local_gpus
@@ -18,6 +24,7 @@ from clusterkit.capacity.shapes import shape_of
 from clusterkit.capacity.speed import GPUS
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
+from clusterkit.common.text_plot import duration
 from clusterkit.config.fields import setting_text
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts import inventory
@@ -129,6 +136,7 @@ class PresetPlan:
             "step_basis": self.step.basis if self.step else "",
             "expected": [one.as_dict() for one in self.expected],
             "expected_unknown": why_unknown(config),
+            "controllers_wanted": controllers_wanted(config, self.expected),
             "first_save_seconds": timing.first_save_seconds(config, seconds) if seconds else None,
             "convergence_steps": measured.steps if measured else None,
             "convergence_hours": measured.steps * seconds / 3600 if measured and measured.steps and seconds else None,
@@ -265,6 +273,12 @@ def _expected_lines(plan: PresetPlan) -> list[str]:
     for one in plan.expected[1:]:
         more = [source for source in one.taken_over if source not in first.taken_over]
         said += [f"{one.gpu}: from {', '.join(more)}, too."] if more else []
+    if wanted := controllers_wanted(plan.config, plan.expected):
+        busy = duration(controller_seconds(plan.config))
+        said.append(
+            f"Requests of a step take {busy} of one processor, too much for rank 0 alone: rollout.controllers={wanted} "
+            "lets processes of their own make them."
+        )
     for sentence in said:
         lines += wrap(sentence, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return lines

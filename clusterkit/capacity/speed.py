@@ -89,8 +89,10 @@ STATE = 12
 
 @dataclass(frozen=True)
 class Controller:
-    """What rank 0's controller adds. wait_share: of sampling, beyond the servers' own time. request_seconds: of its
-    processor for each request. change_seconds: of a version change, beside what the slowest server takes.
+    """What the controllers add, by benchmarks/fleet.py (docs/scale.md).
+
+    wait_share: of sampling, beyond the servers' own time. request_seconds: of a processor for each request.
+    change_seconds: of a version change, beside what the slowest server takes.
     """
 
     wait_share: float
@@ -98,7 +100,7 @@ class Controller:
     change_seconds: float
 
 
-CONTROLLER = Controller(wait_share=0.0, request_seconds=0.0, change_seconds=0.0)
+CONTROLLER = Controller(wait_share=0.02, request_seconds=0.0017, change_seconds=0.05)
 
 
 def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation) -> tuple[float, float]:
