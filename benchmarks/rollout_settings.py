@@ -257,6 +257,7 @@ class Bench:
         )
         engine.sharing.enabled, engine.sharing.ahead = way.share, way.ahead
         tasks = [source.train(self.round * 1000 + i) for i in range(documents)]
+        prepared = [controller.agent.prepare(task) for task in tasks]
         await engine.pool.call(server, "POST", CACHES[self.given.engine], {}, 60)
         ends: list[float] = []
         jobs = []
@@ -264,8 +265,8 @@ class Bench:
         before, waits = replace(engine.stats), engine.sharing.waits
         began, cpu = time.perf_counter(), time.process_time()
         plan = SamplingPlan(f"round-{self.round}", config.rollout.group_size, 1.0)
-        for task in tasks:
-            job = asyncio.ensure_future(controller.group(task, plan))
+        for task, one in zip(tasks, prepared, strict=True):
+            job = asyncio.ensure_future(controller.group(task, one, plan))
             job.add_done_callback(lambda _: ends.append(time.perf_counter()))
             jobs.append(job)
         try:

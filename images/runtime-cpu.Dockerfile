@@ -44,7 +44,7 @@ RUN set -eu; \
       set -- /opt/wheels/torch-"$TORCH_CPU_VERSION"*.whl; [ ! -e "$1" ] || TORCH_CPU_INDEX=; \
       $pip ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} "torch==$TORCH_CPU_VERSION"; \
       $pip 'transformers>=5.10,<6' 'tokenizers>=0.22' 'safetensors>=0.6' 'tensorboard>=2.19' 'bm25s>=0.2' 'pyarrow>=18' \
-        'aiohttp>=3.11' 'orjson>=3.10' 'math-verify[antlr4_13_2]>=0.8'; \
+        'aiohttp>=3.12' 'orjson>=3.10' 'math-verify[antlr4_13_2]>=0.8'; \
     fi; \
     $pip "ray[default]==$RAY_VERSION" 'pydantic>=2.10' 'pyyaml>=6.0' 'numpy>=2.0' 'zstandard>=0.23' 'httpx>=0.27'
 

@@ -52,7 +52,7 @@ RUN set -eu; \
       "torch==$TORCH_VERSION" "sglang==$SGLANG_VERSION" "sglang-kernel==$SGLANG_KERNEL_VERSION" \
       "transformers==$TRANSFORMERS_VERSION" "ray[default]==$RAY_VERSION" \
       'pydantic>=2.10' 'pyyaml>=6.0' 'numpy>=2.0' 'safetensors>=0.6' 'zstandard>=0.23' 'tensorboard>=2.19' 'wandb>=0.19' \
-      'httpx>=0.27' 'bm25s>=0.2' 'pyarrow>=18' 'aiohttp>=3.11' 'orjson>=3.10' 'math-verify[antlr4_13_2]>=0.8'
+      'httpx>=0.27' 'bm25s>=0.2' 'pyarrow>=18' 'aiohttp>=3.12' 'orjson>=3.10' 'math-verify[antlr4_13_2]>=0.8'
 
 FROM system
 COPY --from=packages /opt/clusterkit/venv /opt/clusterkit/venv

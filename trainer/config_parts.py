@@ -94,6 +94,9 @@ class RolloutConfig(Section):
     prefetch_sections: bool = False
     """Engine servers: read the next section while the present turn is answered, where the agent announces how its next
     prompts begin (agent.prompt_order=section_first) and the server has room. Needs share_prefixes."""
+    controllers: Annotated[int, Field(ge=0)] = 0
+    """Engine servers: processes beside rank 0 that make requests and read answers, each for a part of the servers; 0:
+    rank 0 itself does, some hundred requests a second (docs/scale.md). Not with rewards that ask a judge."""
     stall_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Engine servers: seconds without any response after which the log names the unfinished trajectories."""
 

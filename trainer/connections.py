@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
+import socket
+import time
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 
 JSON = {"Content-Type": "application/json"}
+
+# A host that vanishes says nothing, and whoever waits for its answer sends nothing: the kernel asks after so many idle
+# seconds, then so often, and so many times. Packets that nobody acknowledges are given up after as long.
+IDLE_S, EVERY_S, TIMES = 20, 5, 4
+GONE_S = IDLE_S + EVERY_S * TIMES
+"""Seconds after which a connection to a host that vanished fails, at the latest."""
+BEAT_S = 0.05
+MOST_FILES = 1 << 16
 
 
 def open_session(**options: Any) -> aiohttp.ClientSession:
@@ -14,6 +27,50 @@ def open_session(**options: Any) -> aiohttp.ClientSession:
 
     aiohttp and not httpx, which takes milliseconds of this process for a request (benchmarks/judge_client.py).
     """
+    _allow_files()
     # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0, socket_factory=_socket)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, **options)
+
+
+class LoopLag:
+    """How long an event loop was kept from its work: by much to do at once, by other threads or other processes.
+
+    What was not done in that time says nothing about the servers. `start` within the loop; it ends with the loop.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._next = time.monotonic()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._next = time.monotonic() + BEAT_S
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+    def seconds(self) -> float:
+        """Seconds until now in which the loop did not come round."""
+        return self._total + max(0.0, time.monotonic() - self._next)
+
+    def _beat(self) -> None:
+        self._total = self.seconds()
+        self.start()
+
+
+def _allow_files() -> None:
+    """Every request under way is a socket, and a step has thousands: have as many as this user may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # a system may allow less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(address[0], address[1], address[2])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    wanted = {"KEEPIDLE": IDLE_S, "KEEPINTVL": EVERY_S, "KEEPCNT": TIMES, "USER_TIMEOUT": GONE_S * 1000}
+    for name, value in wanted.items():
+        if option := getattr(socket, f"TCP_{name}", None):  # they are Linux's
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

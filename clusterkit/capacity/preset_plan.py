@@ -10,12 +10,21 @@ from textwrap import wrap
 from typing import Any
 
 from clusterkit.capacity import checks, timing
+from clusterkit.capacity.expected import (
+    ExpectedStep,
+    controller_seconds,
+    controllers_wanted,
+    expected_steps,
+    why_unknown,
+)
 from clusterkit.capacity.memory import GIB, disk_usage, reported_gib
 from clusterkit.capacity.rescale import Change, Target, rescale
 from clusterkit.capacity.runnable import missing_parts, require_inputs, require_local_gpus
 from clusterkit.capacity.shapes import shape_of
+from clusterkit.capacity.speed import GPUS
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
+from clusterkit.common.text_plot import duration
 from clusterkit.config.fields import setting_text
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts import inventory
@@ -37,6 +46,7 @@ class PresetPlan:
         gpu_memory_gib: of one GPU, as it is sold.
         changes: for other hosts than the preset's.
         step: time of a step; None if nobody has published one.
+        expected: what a step is expected to take, on each kind of GPU; nothing if that cannot be said.
     """
 
     resolved: Resolved
@@ -45,6 +55,7 @@ class PresetPlan:
     changes: tuple[Change, ...]
     findings: tuple[Finding, ...]
     step: StepTime | None
+    expected: tuple[ExpectedStep, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -128,6 +139,9 @@ class PresetPlan:
             "steps": timing.total_steps(config),
             "step_seconds": seconds,
             "step_basis": self.step.basis if self.step else "",
+            "expected": [one.as_dict() for one in self.expected],
+            "expected_unknown": why_unknown(config),
+            "controllers_wanted": controllers_wanted(config, self.expected),
             "first_save_seconds": timing.first_save_seconds(config, seconds) if seconds else None,
             "convergence_steps": measured.steps if measured else None,
             "convergence_hours": measured.steps * seconds / 3600 if measured and measured.steps and seconds else None,
@@ -177,13 +191,21 @@ def plan_preset(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     gpu_memory_gib: float | None = None,
+    gpu: str | None = None,
 ) -> PresetPlan:
     """Plan a preset; with nodes, gpus_per_node or gpu_memory_gib (of one GPU), on those, with few changes.
 
+    gpu: kind of GPU, one of `GPUS`; has its memory unless gpu_memory_gib is given. None: as the preset's, and the
+    expected time of a step for all kinds.
+
     Raises:
-        UserError: an unknown preset or key, or hosts that the preset cannot be fitted to.
+        UserError: an unknown preset, key or kind, or hosts that the preset cannot be fitted to.
     """
     resolved = resolve(preset, task, overrides)
+    if gpu is not None and gpu not in GPUS:
+        raise UserError(f"--gpu {gpu}: rates are known for {', '.join(GPUS)}; for another kind give --gpu-memory alone")
+    if gpu is not None and gpu_memory_gib is None:
+        gpu_memory_gib = GPUS[gpu].memory_gib
     memory_gib = gpu_memory_gib or resolved.size.gpu_memory_gib or DEFAULT_GPU_MEMORY_GIB
     memory = int(reported_gib(memory_gib) * GIB)
     config: RunConfig = resolved.config
@@ -207,7 +229,8 @@ def plan_preset(
         *checks.check_saves(config, step),
         *checks.check_hours(config, resolved.task, step),
     ]
-    return PresetPlan(resolved, config, memory_gib, changes, tuple(findings), step)
+    expected = tuple(expected_steps(config, [gpu] if gpu else list(GPUS)))
+    return PresetPlan(resolved, config, memory_gib, changes, tuple(findings), step, expected)
 
 
 def plan_lines(plan: PresetPlan) -> list[str]:
@@ -231,6 +254,8 @@ def plan_lines(plan: PresetPlan) -> list[str]:
         if finding.fix:
             fix = wrap(f"-> {finding.fix}", _WIDTH - _INDENT, break_on_hyphens=False, subsequent_indent="   ")
             lines += [f"{'':<{_INDENT}}{line}" for line in fix]
+    if config.gpus:
+        lines += ["", *_expected_lines(plan)]
     if allocations := plan.allocations():
         lines += ["", "allocation_mode in every form"]
         lines += [f"  {dialect:<8}  {text}" for dialect, text in allocations.items()]
@@ -238,3 +263,27 @@ def plan_lines(plan: PresetPlan) -> list[str]:
         return [*lines, "", "It does not fit: change what is marked FAIL, and plan it again."]
     before = [f"First: {plan.before}"] if plan.before else []
     return [*lines, "", *before, f"Train it: {plan.command}"]
+
+
+def _expected_lines(plan: PresetPlan) -> list[str]:
+    if not plan.expected:
+        return wrap(f"The time of a step cannot be told beforehand: {why_unknown(plan.config)}.", _WIDTH)
+    beside = "; sampling and training beside one another" if plan.config.rollout.max_staleness else ""
+    lines = [f"Expected time of a step, evaluations and checkpoints apart{beside}"]
+    for one in plan.expected:
+        parts = " + ".join(f"{name} {part}" for name, part in one.parts.items())
+        lines.append(f"  {one.gpu:<8}  {one.whole}: {parts}")
+    first = plan.expected[0]
+    said = [f"How sure: {first.sure}."]
+    for one in plan.expected[1:]:
+        more = [source for source in one.taken_over if source not in first.taken_over]
+        said += [f"{one.gpu}: from {', '.join(more)}, too."] if more else []
+    if wanted := controllers_wanted(plan.config, plan.expected):
+        busy = duration(controller_seconds(plan.config))
+        said.append(
+            f"Requests of a step take {busy} of one processor, too much for rank 0 alone: rollout.controllers={wanted} "
+            "lets processes of their own make them."
+        )
+    for sentence in said:
+        lines += wrap(sentence, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return lines

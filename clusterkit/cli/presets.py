@@ -69,13 +69,19 @@ def plan(
     gpu_memory: str | None = typer.Option(
         None, "--gpu-memory", metavar="GIB", help="Memory of a GPU, such as 80 or 141GiB; else what the preset is for."
     ),
+    gpu: str | None = typer.Option(
+        None,
+        "--gpu",
+        metavar="KIND",
+        help="H200, H100 or A100: plan for its memory, and tell its time of a step alone.",
+    ),
     as_json: bool = _JSON,
 ) -> None:
     """Check a preset's arithmetic before any GPU is touched: GPUs, tokens, batch, memory, disk, hours.
 
     Exit code: 0 it fits, 1 it does not, 2 bad usage.
     """
-    actions.presets_plan.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, as_json=as_json)
+    actions.presets_plan.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, gpu, as_json=as_json)
 
 
 @app.command("convert")

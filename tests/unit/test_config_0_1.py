@@ -37,6 +37,7 @@ YOUNGER = {
     "task.curriculum_tasks": 640,
     "rollout.share_prefixes": True,
     "rollout.prefetch_sections": False,
+    "rollout.controllers": 0,
     "train.share_prefixes": True,
     "eval.save_trajectories": 8,
 }

@@ -78,7 +78,7 @@ def read(reader: Reader, breaks: int = 99) -> Group:
     task = Task("t", "Ada", ("paints",), chunks=CHUNKS, meta={"source": "facts"})
 
     async def one_group() -> Group:
-        group = await controller.group(task, SamplingPlan("p", 1))
+        group = await controller.group(task, controller.agent.prepare(task), SamplingPlan("p", 1))
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.wait_for(asyncio.gather(*others, return_exceptions=True), SECONDS)  # what was given up ends
         return group

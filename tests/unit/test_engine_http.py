@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.httpstub import Answer, Drop, Hang, HttpStub
+from trainer.connections import open_session
 from trainer.engines.base import EngineError
 from trainer.engines.http import Limits, RefusedError, Server, ServerPool
 
@@ -201,3 +207,62 @@ def test_one_pool_serves_one_event_loop_after_another() -> None:
     asyncio.run(scenario())
     asyncio.run(scenario())
     asyncio.run(pool.close())
+
+
+def test_a_connection_that_this_process_had_no_time_for_is_made_anew() -> None:
+    """A step's thousands of prompts are made at once: meanwhile no connection is finished, and none has failed."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, stubs = await pool_of(stack, well, limits=replace(FAST, connect=0.3))
+            job = asyncio.create_task(ask(pool))
+            for _ in range(8):
+                busy = time.monotonic() + 0.35
+                while time.monotonic() < busy:  # every turn of the loop takes longer than a connection may
+                    pass
+                await asyncio.sleep(0)
+            assert await job == "s0"
+            assert not pool.servers[0].problem
+            assert stubs[0].count("/generate") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_host_that_vanishes_is_noticed_though_nothing_is_sent_to_it() -> None:
+    """An answer may take half an hour, and a host without power closes no connection: the kernel has to ask."""
+
+    async def long(method: str, path: str, body: dict[str, Any]) -> Answer:
+        return 200, "x" * 10_000_000  # so that the connection is still there
+
+    async def scenario() -> dict[int, int]:
+        session = open_session()
+        async with HttpStub(long) as stub, session.get(stub.url) as response:
+            assert response.connection is not None
+            assert response.connection.transport is not None
+            made = response.connection.transport.get_extra_info("socket")
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            found = {name: made.getsockopt(socket.IPPROTO_TCP, name) for name in names}
+            found[0] = made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        await session.close()
+        return found
+
+    found = asyncio.run(scenario())
+    idle, every, times = (found[name] for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT))
+    assert found[0]
+    assert idle + every * times <= 60
+
+
+def test_as_many_requests_may_be_under_way_as_the_system_allows() -> None:
+    """Containers and shells begin with 1,024 files; AReaL's steps have 8,192 requests at once."""
+    code = (
+        "import asyncio, resource\n"
+        "from trainer.connections import open_session\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "async def main():\n"
+        "    await open_session().close()\n"
+        "asyncio.run(main())\n"
+        "soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "assert soft == min(hard, 1 << 16) or hard == resource.RLIM_INFINITY, (soft, hard)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -473,3 +473,36 @@ def test_hanging_servers_do_not_hang_the_update(scenario: Scenario) -> None:
         assert [s.name for s in rig.pool.usable()] == ["s0"]
 
     scenario(body)
+
+
+def test_requests_of_other_processes_are_cut_off_too_and_go_on_under_the_new_weights(scenario: Scenario) -> None:
+    """Controllers in processes of their own send to servers whose weights rank 0 changes."""
+
+    async def body(rig: Rig) -> None:
+        server = await rig.add()
+        beside = ServedEngine(ServerPool("/health", FAST), make_dialect("sglang"), rig.model, {2})
+        beside.pool.add(Server(server.name, server.url))
+
+        class Others:
+            async def hold(self) -> None:
+                await beside.hold()
+
+            async def idle(self) -> None:
+                await beside.idle()
+
+            def go_on(self) -> None:
+                beside.go_on(rig.engine.version)
+
+        rig.engine.others = Others()
+        rig.faults[0].hold = 2
+        job = asyncio.create_task(beside.generate([5, 6], PARAMS))
+        await rig.started(0, 1)
+        await rig.update(1)
+
+        done = await job
+        assert done.spans == ((0, 2), (1, 4))
+        assert done.token_ids == [102, 103, 104, 105, 106, 107]
+        assert (await beside.generate([5], SamplingParams(1))).version == 1
+        await beside.pool.close()
+
+    scenario(body)

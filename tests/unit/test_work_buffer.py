@@ -55,6 +55,16 @@ def test_no_group_is_older_than_allowed_whatever_finishes_first(
     assert len(set(done)) == len(done), "a task was learned from twice"
 
 
+def test_what_comes_next_is_known_beforehand_and_comes_next_all_the_same() -> None:
+    buffer = WorkBuffer(4, 0, 3, count(10))
+    assert buffer.upcoming(6) == [10, 11, 12, 13, 14, 15]
+    assert [slot.number for slot in buffer.admit(0)] == [10, 11, 12, 13]
+    assert buffer.upcoming(3) == [14, 15, 16]
+    buffer.drop(buffer.slots[0])
+    assert [slot.number for slot in buffer.admit(0)] == [14]
+    assert buffer.upcoming(2) == [15, 16]
+
+
 def test_without_staleness_a_step_is_the_next_tasks_and_nothing_else_is_under_way() -> None:
     buffer = WorkBuffer(4, 0, 3, count(10))
     slots = buffer.admit(0)

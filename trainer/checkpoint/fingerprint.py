@@ -56,6 +56,7 @@ FREE = (
     "rollout.stall_seconds",
     "rollout.share_prefixes",
     "rollout.prefetch_sections",
+    "rollout.controllers",
     "model.gradient_checkpointing",
     "judge.url",
     "judge.concurrency",

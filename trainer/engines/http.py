@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from trainer.connections import JSON, open_session
+from trainer.connections import JSON, LoopLag, open_session
 from trainer.engines.base import EngineError, EngineGoneError
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ Json = dict[str, Any]
 KEYS_KEPT = 1 << 16
 """Keys whose server is remembered."""
 WAIT_SECONDS = 0.2
+LAGGED = 0.2
+"""A connection that was not made in time counts for nothing where this process was kept from it for so much of that."""
 
 # Until the end of a server's process is noticed at the latest.
 NOTICE_SECONDS = 0.5
@@ -103,7 +105,7 @@ class ServerPool:
         self._homes: OrderedDict[str, Server] = OrderedDict()
         self._short = False
         self.redispatched = 0
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._sessions: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, LoopLag]] = {}
 
     def add(self, server: Server) -> None:
         """Send requests to this server too. Raises ValueError when its name is taken by one in use."""
@@ -237,19 +239,24 @@ class ServerPool:
     async def call(self, server: Server, method: str, path: str, body: Json | None, seconds: float) -> Json:
         """One call to one server, sent once. Returns the JSON answer (empty for an answer that is no JSON object).
 
+        A connection that was not made while this process did other things is tried anew: nothing was sent.
+
         Raises:
             ServerLostError, ServerFailedError, RefusedError: see there.
         """
         where = f"{server.name} ({server.url}) {path}"
         data = None if body is None else orjson.dumps(body)
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self.limits.connect)
-        session = await self._session()
+        session, lag = await self._session()
+        lagged = lag.seconds()
         try:
             async with session.request(
                 method, server.url + path, data=data, headers=JSON, timeout=timeout, allow_redirects=False
             ) as response:
                 status, content = response.status, await response.read()
         except aiohttp.ConnectionTimeoutError as error:
+            if lag.seconds() - lagged > LAGGED * self.limits.connect:
+                return await self.call(server, method, path, body, seconds)
             raise ServerLostError(f"{where}: no connection within {self.limits.connect:g} s") from error
         except TimeoutError as error:
             raise ServerLostError(f"{where} did not answer within {seconds:g} s") from error
@@ -269,19 +276,20 @@ class ServerPool:
         """Close the connections of this event loop, and of those that have ended."""
         loop = asyncio.get_running_loop()
         for other in [other for other in self._sessions if other is loop or other.is_closed()]:
-            await self._sessions.pop(other).close()
+            await self._sessions.pop(other)[0].close()
 
-    async def _session(self) -> aiohttp.ClientSession:
-        """The connections of this event loop; they belong to the one that they were made in."""
+    async def _session(self) -> tuple[aiohttp.ClientSession, LoopLag]:
+        """The connections of this event loop, which belong to the one that they were made in, and its lag."""
         loop = asyncio.get_running_loop()
         if found := self._sessions.get(loop):
             return found
-        session = open_session()
+        made = open_session(), LoopLag()
+        made[1].start()
         ended = [self._sessions.pop(other) for other in list(self._sessions) if other.is_closed()]
-        self._sessions[loop] = session
-        for other in ended:
-            await other.close()
-        return session
+        self._sessions[loop] = made
+        for session, _ in ended:
+            await session.close()
+        return made
 
 
 def _start(content: bytes) -> str:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError
@@ -37,6 +38,22 @@ STRAY_ABORTS = 3
 Load = Callable[[Server], Awaitable[None]]
 """Brings new weights onto one paused server. UntouchedError: it kept its old ones whole; any other EngineError leaves
 them in doubt, and the server is used no more."""
+
+
+class Others(Protocol):
+    """Other processes that send requests to the same servers."""
+
+    async def hold(self) -> None:
+        """Return once they send none any more."""
+        ...
+
+    async def idle(self) -> None:
+        """After `hold`: return once none is under way."""
+        ...
+
+    def go_on(self) -> None:
+        """Have them go on, with the servers and the version that the engine has now."""
+        ...
 
 
 @dataclass(slots=True)
@@ -83,6 +100,7 @@ class ServedEngine:
 
     Attributes:
         sharing: has prompts of one key that begin alike read once.
+        others: who else asks these servers, and is held back while they are updated.
     """
 
     def __init__(self, pool: ServerPool, dialect: Dialect, model: Path, stop_ids: set[int], version: int = 0) -> None:
@@ -98,6 +116,7 @@ class ServedEngine:
         self._waiting: list[asyncio.Future[None]] = []
         self._under_way, self._noted = 0, 0.0
         self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self.others: Others | None = None
         self.sharing = PrefixSharing(self._read_prefix, self._place, self._unpaused, self._has_room)
         self.sharing.holds = not dialect.shares_batches
 
@@ -148,6 +167,28 @@ class ServedEngine:
             if await self.pool.healthy(server):
                 return True
         return False
+
+    @property
+    def updating(self) -> bool:
+        """Whether requests are held back for an update."""
+        return self._updating
+
+    async def hold(self) -> None:
+        """For an update that another process makes: send no request until `go_on`."""
+        self._updating = True
+
+    async def idle(self) -> None:
+        """After `hold`: return once no server works for this engine any more; whoever updates cuts requests off."""
+        while any(server.in_flight and not server.problem for server in self.pool.servers):
+            await asyncio.sleep(ABORT_EVERY)
+
+    def go_on(self, version: int) -> None:
+        """After `hold`: the servers in use have these weights now."""
+        self._version = version
+        for server in self.pool.usable():
+            server.version = version
+        self._updating = False
+        self._wake()
 
     async def pause(self) -> None:
         """Send no request until `resume`; those on the way run on."""
@@ -247,7 +288,10 @@ class ServedEngine:
             self._updating = True
             try:
                 began = time.perf_counter()
-                await asyncio.gather(*(self._drain(server) for server in self.pool.usable()))
+                if self.others is not None:
+                    await self.others.hold()
+                idle = asyncio.ensure_future(self.others.idle() if self.others is not None else _at_once())
+                await asyncio.gather(idle, *(self._drain(server, idle) for server in self.pool.usable()))
                 await asyncio.gather(
                     *(self._pause_server(server) for server in self.pool.usable()), return_exceptions=True
                 )
@@ -263,6 +307,8 @@ class ServedEngine:
                 await asyncio.gather(*(self._continue(s) for s in self.pool.usable()), return_exceptions=True)
                 self._updating = False
                 self._wake()
+                if self.others is not None:
+                    self.others.go_on()
             self.stats.pause_seconds = paused - began
             self.stats.transfer_seconds = transferred - paused
             self.stats.resume_seconds = time.perf_counter() - transferred
@@ -379,10 +425,13 @@ class ServedEngine:
             return "stop"
         return "length" if len(ids) >= params.max_new_tokens else None
 
-    async def _drain(self, server: Server) -> None:
-        """Cut off what the server is sampling, until it runs nothing of ours. A server that cannot is used no more."""
+    async def _drain(self, server: Server, others: asyncio.Future[None]) -> None:
+        """Cut off what the server is sampling, until it runs nothing of ours. A server that cannot is used no more.
+
+        others: done once none of other processes' requests is under way.
+        """
         deadline = time.monotonic() + ABORT_DEADLINE
-        while server.in_flight and not server.problem:
+        while (server.in_flight or not others.done()) and not server.problem:
             try:
                 # Again and again: a request may have been under way to the server at the time of the first call.
                 await self.dialect.cut_off(self.pool, server)
@@ -390,7 +439,7 @@ class ServedEngine:
                 if not await self.pool.healthy(server):
                     server.discard(f"it could not be interrupted: {error}")
                     return
-            if time.monotonic() > deadline:
+            if server.in_flight and time.monotonic() > deadline:
                 server.discard(
                     f"{server.in_flight} requests were still running {ABORT_DEADLINE:.0f} s after being cut off"
                 )
@@ -423,6 +472,10 @@ class ServedEngine:
         except EngineError as error:
             server.discard(f"it did not go on after a pause: {error}")
             raise
+
+
+async def _at_once() -> None:
+    """There is nobody to wait for."""
 
 
 def _place_of(server: Server) -> Hashable:

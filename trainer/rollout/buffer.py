@@ -20,6 +20,7 @@ are being generated at a time until as many are generated.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -61,6 +62,7 @@ class WorkBuffer:
         self.slots: list[Slot] = []
         self.dropped: list[int] = []
         self._numbers = numbers
+        self._upcoming = deque[int]()
         self._in_training = 0
         self._admitted = 0
         self._first_alone = first_alone
@@ -79,11 +81,18 @@ class WorkBuffer:
                 self._first_alone = False
             else:
                 room = min(room, self.batch - generating)
-        numbers = enumerate(islice(self._numbers, max(room, 0)), self._admitted)
-        fresh = [Slot(number, version, order) for order, number in numbers]
+        numbers = self.upcoming(max(room, 0))
+        fresh = [Slot(number, version, order) for order, number in enumerate(numbers, self._admitted)]
+        for _ in fresh:
+            self._upcoming.popleft()
         self._admitted += len(fresh)
         self.slots += fresh
         return fresh
+
+    def upcoming(self, count: int) -> list[int]:
+        """Numbers of the tasks that are admitted next, in order."""
+        self._upcoming.extend(islice(self._numbers, max(0, count - len(self._upcoming))))
+        return list(islice(self._upcoming, count))
 
     def drop(self, slot: Slot) -> None:
         """Leave a group out; another is admitted in its place."""

@@ -102,12 +102,13 @@ class RolloutController:
         """Whether scores may have to be waited for: the reward counts what it asks."""
         return callable(getattr(self.reward, "counts", None))
 
-    async def group(self, task: Task, plan: SamplingPlan, generated: Callable[[], None] = lambda: None) -> Group:
-        """One task's group; the document is made ready in another thread, so that others go on meanwhile.
+    async def group(
+        self, task: Task, prepared: Any, plan: SamplingPlan, generated: Callable[[], None] = lambda: None
+    ) -> Group:
+        """One task's group.
 
-        generated: called when nothing but scores is missing.
+        prepared: what the agent's `prepare` made of the task. generated: called when nothing but scores is missing.
         """
-        prepared = await asyncio.to_thread(self.agent.prepare, task)
         left = plan.group_size
 
         def one_less() -> None:

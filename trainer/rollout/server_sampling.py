@@ -9,11 +9,13 @@ from typing import Any
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
+from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.placement import gives_memory_away
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.samplers import SamplerParts
 from trainer.rollout.server_sampler import Served, ServedSampler
+from trainer.rollout.workers import Workers
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet
 from trainer.train.learner import Learner
@@ -60,4 +62,13 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     engine.sharing.enabled = config.rollout.share_prefixes
     engine.sharing.ahead = config.rollout.prefetch_sections
     fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config)
-    return Served(engine, fleet, parts.controller(engine), loop)
+    controller = parts.controller(engine)
+    workers = None
+    if config.rollout.controllers:
+        if controller.asks_others:
+            raise UserError(
+                "rollout.controllers: a reward that asks a judge is scored in one process: set rollout.controllers=0"
+            )
+        workers = Workers(config, model, parts.stop_ids, parts.window, engine)
+        engine.others = workers
+    return Served(engine, fleet, controller, loop, workers)

@@ -19,13 +19,14 @@ def plan(
     nodes: int | None,
     gpus_per_node: int | None,
     gpu_memory: str | None,
+    gpu: str | None,
     *,
     as_json: bool,
 ) -> None:
     """Print the arithmetic of a preset; the exit code says whether it fits."""
     output.notes(translation_notes(overrides))
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
-    planned = plan_preset(name, task, overrides, nodes, gpus_per_node, memory)
+    planned = plan_preset(name, task, overrides, nodes, gpus_per_node, memory, gpu)
     if as_json:
         output.result_json(planned.as_dict())
     else:

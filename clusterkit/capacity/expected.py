@@ -1,0 +1,254 @@
+"""Expected seconds of a training step by part, on GPUs of several kinds.
+
+Rates are those that were measured with this trainer (clusterkit/capacity/speed.py); the rest is arithmetic. How long
+responses will be nobody knows before the run, so every part is a range: from short responses to long ones, and from the
+better to the worse of what was measured. Other people's step times are in clusterkit/capacity/timing.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterkit.capacity.memory import GIB, cache_of, reported_gib
+from clusterkit.capacity.plan import QUESTION_TOKENS, remote_plan, template_tokens
+from clusterkit.capacity.shapes import SHAPES, ModelShape, shape_of
+from clusterkit.capacity.speed import (
+    CONTROLLER,
+    DECODE_SHARE,
+    FAST_DECODE_SHARE,
+    GPUS,
+    MEASURED_ON,
+    MFU,
+    MOST_MEASURED,
+    NETWORK,
+    RECOMPUTED,
+    UNMEASURED,
+    WIDTH,
+    Gpu,
+    decode_seconds,
+    forward_flops,
+    handing_over_seconds,
+    prefill_seconds,
+    publishing_seconds,
+)
+from clusterkit.common.text_plot import duration
+from trainer.allocation import Allocation
+from trainer.config import RunConfig
+from trainer.config_agents import ChunksAgentConfig, OverwritingAgentConfig, QuestionAgentConfig, SingleTurnConfig
+from trainer.config_tasks import FactsConfig, RecallConfig
+
+MEMORIES, ANSWERS = (0.25, 0.75), (0.2, 0.5)
+"""Mean length of responses over their limit, at both ends of the range: of an agent with a memory, and where one
+response is all, which is worth nothing once it is cut off at its limit."""
+MEASURED_MODEL = "qwen2.5-1.5b-instruct"
+MANY = 1_000
+"""Controllers, so many that they bound nothing."""
+LEAST_PARAMETERS = 400_000_000
+"""Steps of smaller models are bound by other things than the GPU: of SmolLM2-135M's by a factor of six."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Seconds, from the better to the worse case."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.low + other.low, self.high + other.high)
+
+    def __str__(self) -> str:
+        low, high = duration(self.low), duration(self.high)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class ExpectedStep:
+    """A step on GPUs of one kind. parts: sampling, training, publishing; parts that go on beside one another count as
+    the longer one. taken_over: what the rates are taken over from, in words; nothing where they were measured. lengths:
+    what is assumed of responses, in words.
+    """
+
+    gpu: str
+    parts: dict[str, Range]
+    whole: Range
+    taken_over: tuple[str, ...]
+    lengths: str
+
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words."""
+        if not self.taken_over:
+            return f"rates were measured on this GPU with this model; {self.lengths}"
+        sources = ", ".join(self.taken_over)
+        return f"arithmetic, with {UNMEASURED:.0%} added at the long end, from {sources}; {self.lengths}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the shape of --json."""
+        parts = {name: {"low_s": part.low, "high_s": part.high} for name, part in self.parts.items()}
+        return {"gpu": self.gpu, "low_s": self.whole.low, "high_s": self.whole.high, "parts": parts, "sure": self.sure}
+
+
+def expected_steps(
+    config: RunConfig, gpus: Sequence[str] = tuple(GPUS), lengths: tuple[float, float] | None = None
+) -> list[ExpectedStep]:
+    """Return what a step takes on each of these kinds of GPUs; nothing where `why_unknown` says why.
+
+    lengths: mean length of responses over their limit, at both ends of the range, where that is known.
+    """
+    shape, allocation = shape_of(config), config.allocation
+    if shape is None or allocation is None or why_unknown(config):
+        return []
+    lengths = lengths or (MEMORIES if isinstance(config.agent, ChunksAgentConfig) else ANSWERS)
+    return [_Step(config, shape, allocation, GPUS[name], lengths).expected() for name in gpus]
+
+
+def why_unknown(config: RunConfig) -> str:
+    """Return why nothing can be said of a step's time; empty where something can."""
+    shape, allocation = shape_of(config), config.allocation
+    if allocation is None or allocation.training is None:
+        return "it trains on no GPU"
+    if shape is None:
+        return f"the shape of {config.model.path} is not known here: name a folder that has its config.json"
+    if shape.parameters < LEAST_PARAMETERS:
+        return "a model as small as this is bound by other things than the GPU's speed"
+    if config.trainer.type != "grpo" or not _turns(config, 1.0):
+        return "how many turns a trajectory has, and how long they are, only the texts say"
+    return ""
+
+
+def controller_seconds(config: RunConfig) -> float:
+    """Return the processor time for a step's requests; one process has a second of it in a second."""
+    rollout = config.rollout
+    return rollout.batch_size * rollout.group_size * len(_turns(config, 1.0)) * CONTROLLER.request_seconds
+
+
+def controllers_wanted(config: RunConfig, steps: Sequence[ExpectedStep]) -> int:
+    """Return the controller processes (rollout.controllers) that keep the servers busy; 0 where rank 0 does alone.
+
+    None is to be busy for more than half of the time that sampling takes at best.
+    """
+    if not steps or "sampling" not in steps[0].parts:
+        return 0
+    many = config.rollout.model_copy(update={"controllers": MANY})
+    best = expected_steps(config.model_copy(update={"rollout": many}), [steps[0].gpu])[0].parts["sampling"].low
+    needed = math.ceil(2 * controller_seconds(config) / best)
+    return needed if needed > 1 and config.rollout.controllers < needed else 0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A run's step on one kind of GPU. lengths: see `expected_steps`; the better case is number 0, the worse 1."""
+
+    config: RunConfig
+    shape: ModelShape
+    allocation: Allocation
+    gpu: Gpu
+    lengths: tuple[float, float]
+
+    def expected(self) -> ExpectedStep:
+        unmeasured = self._unmeasured()
+        margin = 1 + UNMEASURED if unmeasured else 1.0
+        parts = {}
+        if self.allocation.rollout is not None:
+            beyond = 1 + CONTROLLER.wait_share
+            parts["sampling"] = Range(self._sampling(0) * beyond, self._sampling(1) * beyond * margin)
+        parts["training"] = Range(self._training(0), self._training(1) * margin)
+        parts["publishing"] = Range(*publishing_seconds(self.config, self.shape, self.allocation))
+        whole = sum(parts.values(), start=Range(0.0, 0.0))
+        if self.config.rollout.max_staleness and "sampling" in parts:
+            beside = (parts["sampling"], parts["training"])
+            longer = Range(max(part.low for part in beside), max(part.high for part in beside))
+            whole = longer + parts["publishing"]
+        low, high = self.lengths
+        assumed = f"{low:.0%} to {high:.0%} of their limit" if low != high else f"{low:.0%} of their limit"
+        lengths = f"responses of {assumed} on average are assumed"
+        return ExpectedStep(self.gpu.name, parts, whole, tuple(unmeasured), lengths)
+
+    def _sampling(self, case: int) -> float:
+        """Seconds until the slowest trajectory of a step has ended.
+
+        A server reads the prompts of its sequences, of a group's shared beginnings one, and samples for as many at a
+        time as its cache holds. After the average response has ended the slowest go on among few others.
+        """
+        assert self.allocation.rollout is not None
+        config, rollout, layout = self.config, self.config.rollout, self.allocation.rollout.layout
+        turns, each = _turns(config, self.lengths[case]), layout.per_replica
+        count = max(1.0, rollout.batch_size * rollout.group_size / layout.data)
+        shared = 1 - 1 / rollout.group_size if rollout.share_prefixes else 0.0
+        share = (FAST_DECODE_SHARE, DECODE_SHARE)[case]
+        memory = int(reported_gib(self.gpu.memory_gib) * GIB)
+        room = cache_of(config, self.shape, layout, memory, 1).tokens
+        seconds = 0.0
+        for prompt, common, response in turns:
+            seconds += prefill_seconds(self.shape, self.gpu, count * (prompt - shared * common), prompt / 2, each)
+            at_once = min(count, max(1.0, room / (prompt + response)))
+            weights, cached = decode_seconds(self.shape, self.gpu, prompt + response / 2, each, share)
+            seconds += response * count / at_once * (weights + at_once * cached)
+        # The sum of a trajectory's responses, two standard deviations over the mean if lengths are exponential.
+        mean, limit = (sum(turn[2] for turn in _turns(config, length)) for length in (self.lengths[case], 1.0))
+        weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, share)
+        seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
+        return max(seconds, controller_seconds(config) / max(1, rollout.controllers))
+
+    def _training(self, case: int) -> float:
+        """Seconds of a step's forward and backward passes, of other passes, and of the network between hosts."""
+        assert self.allocation.training is not None
+        config, shape, layout = self.config, self.shape, self.allocation.training.layout
+        turns, rollout, train = _turns(config, self.lengths[case]), config.rollout, config.train
+        rows, ranks = rollout.batch_size * rollout.group_size, layout.gpus
+        shared = 1 - 1 / rollout.group_size if train.share_prefixes else 0.0
+        computed = rows * sum(prompt + response - shared * common for prompt, common, response in turns)
+        sampled = rows * sum(response for _, _, response in turns)
+        context = max(prompt + response for prompt, _, response in turns) / 2
+        forward = computed * forward_flops(shape, context) + 2 * sampled * shape.vocabulary * shape.hidden
+        backward = 3 * forward / (RECOMPUTED if config.model.gradient_checkpointing == "full" else 1.0)
+        others = forward * (config.algorithm.kl_coef > 0)
+        others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
+        seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
+        if config.n_nodes > 1:
+            # Layers come from all hosts for every forward and backward pass, gradients go once an optimizer step.
+            passes = max(computed / ranks * layout.tensor / train.max_tokens_per_mb, train.minibatches)
+            moved = 2 * WIDTH * shape.parameters / layout.tensor * passes + 4 * shape.parameters * train.minibatches
+            network = moved / NETWORK[self.gpu.name]
+            seconds = (max(seconds, network), seconds + network)[case]
+        hands_over = self.allocation.colocated and train.offload
+        return seconds + (handing_over_seconds(shape, ranks) if hands_over else 0.0)
+
+    def _unmeasured(self) -> list[str]:
+        """What the rates are taken over from."""
+        measured, found = SHAPES[MEASURED_MODEL], []
+        if self.gpu.name != MEASURED_ON:
+            found.append(f"an {MEASURED_ON}'s rates by the data sheets' FLOP/s and bytes/s")
+        if (self.shape.layers, self.shape.hidden) != (measured.layers, measured.hidden):
+            found.append("the share of a GPU's speed that a 1.5B model reached")
+        if self.allocation.rollout is not None and self.allocation.rollout.layout.data > 1:
+            found.append("one server's rates times the servers (only their control was simulated)")
+        if self.config.gpus > MOST_MEASURED:
+            found.append(f"training on {MOST_MEASURED} GPUs")
+        if self.config.n_nodes > 1:
+            found.append(f"{NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s between hosts for every GPU")
+        return found
+
+
+def _turns(config: RunConfig, share: float) -> list[tuple[float, float, float]]:
+    """Return, for each turn of a trajectory, the tokens of its prompt, those with which the prompts of its group begin
+    alike, and those of its response, which is `share` of its limit long. Nothing where the texts decide.
+    """
+    agent, task = config.agent, config.task
+    told = agent.max_question_tokens if isinstance(agent, QuestionAgentConfig) else 0
+    question = QUESTION_TOKENS.get(task.name, told)
+    if isinstance(agent, SingleTurnConfig):
+        return [(question, question, share * agent.max_final_tokens)]
+    chunks = remote_plan(config).chunks
+    if not isinstance(agent, OverwritingAgentConfig) or not chunks:
+        return []
+    fixed, memory = template_tokens(agent) + question, share * agent.max_memory_tokens
+    section = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
+    read = fixed + min(section, agent.chunk_tokens)
+    in_order = agent.prompt_order == "section_first"
+    updates = [(read + memory, read if in_order or not turn else fixed, memory) for turn in range(round(chunks))]
+    return [*updates, (fixed + memory, fixed, share * agent.max_final_tokens)]

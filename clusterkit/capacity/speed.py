@@ -1,0 +1,126 @@
+"""How fast GPUs sample and train: rates measured with this trainer, and the arithmetic that scales them.
+
+Measured on one H200 with the 1.5B shape (docs/performance.md). For another model the same share of what the GPU can do
+is assumed: of its bfloat16 FLOP/s where prompts are read and rows are trained, of its memory's bytes/s where tokens are
+sampled. For another GPU the share is kept and the data sheet's figure exchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterkit.capacity.shapes import ModelShape
+from trainer.allocation import Allocation
+from trainer.config import RunConfig
+
+WIDTH = 2
+"""Bytes of a weight and of a cached number: bfloat16."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its data sheet. flops: dense bfloat16 FLOP/s. bandwidth: of its memory, bytes/s. memory_gib: as sold."""
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory_gib: float
+
+
+GPUS = {
+    "H200": Gpu("H200", 989.5e12, 4.8e12, 141),
+    "H100": Gpu("H100", 989.5e12, 3.35e12, 80),
+    "A100": Gpu("A100", 312e12, 2.039e12, 80),
+}
+MEASURED_ON = "H200"
+
+# From two rows of docs/performance.md, "Shared prefixes", sampling, server as a run starts it: 1,280 requests of 2.0
+# million prompt tokens and 0.33 million sampled ones at 256 sequences. 15,340 tokens/s with 23.8 % of the prompts'
+# tokens from the cache, 20,521 with 75.8 %: 5.2 µs for each computed prompt token and 41 µs for each sampled one.
+PREFILL_SHARE = 0.54
+"""Of the GPU's FLOP/s, while prompts are read."""
+DECODE_SHARE = 0.31
+"""Of its memory's bytes/s, while tokens are sampled; prompts are read apart from that."""
+FAST_DECODE_SHARE = 0.39
+"""The same with `--enable-tf32-matmul` and CUDA graphs for 512 sequences (25,059 tokens/s)."""
+
+
+def forward_flops(shape: ModelShape, context: float) -> float:
+    """Return the FLOPs of one token's forward pass through the layers, behind `context` tokens on average."""
+    return 2 * shape.layers * shape.layer_parameters + 4 * shape.layers * shape.heads * shape.head_dim * context
+
+
+def prefill_seconds(shape: ModelShape, gpu: Gpu, tokens: float, context: float, gpus: int = 1) -> float:
+    """Return the seconds in which a server of `gpus` GPUs reads so many tokens, behind `context` tokens on average."""
+    return tokens * forward_flops(shape, context) / (PREFILL_SHARE * gpu.flops * gpus)
+
+
+def decode_seconds(
+    shape: ModelShape, gpu: Gpu, context: float, gpus: int = 1, share: float = DECODE_SHARE
+) -> tuple[float, float]:
+    """Return the seconds of a decoding step for the weights, and those for one sequence of `context` tokens."""
+    read = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
+    speed = share * gpu.bandwidth * gpus
+    return WIDTH * read / speed, shape.kv_bytes_per_token * context / speed
+
+
+# docs/performance.md, training of the 1.5B shape with compiled layers: 48.3 % on one H200, 45.6 % on each of four.
+MFU = (0.483, 0.456)
+"""Model FLOPs utilisation of training, at its best and at its worst."""
+RECOMPUTED = 32_511 / 40_894
+"""Of the speed of training, with every layer's activations computed again in the backward pass."""
+MOST_MEASURED = 4
+"""GPUs that trained together."""
+NETWORK = {"H200": 50e9, "H100": 50e9, "A100": 25e9}
+"""Bytes/s of a GPU's own network adapter: 400 Gbit/s, 200 in A100 hosts. Not measured."""
+UNMEASURED = 0.3
+"""Added to the worse end of what was not measured."""
+
+# docs/performance.md, weight updates of 3.09 GB.
+NCCL = (3.09e9 / 0.031, 3.09e9 / 0.042)
+IPC = (25e9, 22e9)
+FOLDER = 3.09e9 / (3.1 + 0.911)
+"""Bytes/s of one copy of the weights: NCCL between two GPUs of a host, CUDA IPC on one, a folder in memory."""
+HOST_MEMORY = 50e9
+"""Bytes/s between a GPU and pinned host memory, in either direction."""
+STATE = 12
+"""Bytes of a parameter that lie in host memory while servers have the GPU: master weights and Adam's moments."""
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What the controllers add, by benchmarks/fleet.py (docs/scale.md).
+
+    wait_share: of sampling, beyond the servers' own time. request_seconds: of a processor for each request.
+    change_seconds: of a version change, beside what the slowest server takes.
+    """
+
+    wait_share: float
+    request_seconds: float
+    change_seconds: float
+
+
+CONTROLLER = Controller(wait_share=0.02, request_seconds=0.0017, change_seconds=0.05)
+
+
+def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation) -> tuple[float, float]:
+    """Return the seconds, at best and at worst, until all servers have new weights.
+
+    Servers on the trainer's GPUs read them there, all at once. Others get them over NCCL from rank 0, one group of
+    servers after another; between hosts each broadcast goes through rank 0's adapter.
+    """
+    if allocation.rollout is None:
+        return 0.0, 0.0
+    size, servers = WIDTH * shape.parameters, allocation.rollout.layout.data
+    if allocation.colocated or config.weights.transport == "disk":
+        low, high = (size / IPC[0], size / IPC[1]) if allocation.colocated else (size / FOLDER, size / FOLDER)
+    else:
+        groups = -(-servers // (config.weights.servers_per_group or servers))
+        network = NETWORK["H200"] if config.n_nodes > 1 else NCCL[0]
+        low, high = (groups * size / min(speed, network) for speed in NCCL)
+    return low + CONTROLLER.change_seconds, high + CONTROLLER.change_seconds
+
+
+def handing_over_seconds(shape: ModelShape, ranks: int) -> float:
+    """Return the seconds in which a rank's state goes to host memory and comes back (train.offload)."""
+    return 2 * STATE * shape.parameters / ranks / HOST_MEMORY

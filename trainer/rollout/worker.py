@@ -1,0 +1,172 @@
+"""A controller process: takes tasks by number from rank 0, samples and scores their groups, and sends them back.
+
+It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `servers`
+(those to ask: name, url, version and generation, which tells a server from one of its name before), `hold` (number)
+and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number, value, totals),
+`lost` (name and generation of a server, why), `held` and `idle` (number of what it was told).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer.agents import make_agent
+from trainer.config import RunConfig
+from trainer.engines.dialects import make_dialect
+from trainer.engines.http import Server, ServerPool
+from trainer.engines.served import ServedEngine
+from trainer.judge.priority_limiter import ORDER
+from trainer.rewards.make import make_reward
+from trainer.rollout.controller import RolloutController, SamplingPlan
+from trainer.tasks import leave_out_misfits, make_source
+from trainer.train.model import load_tokenizer
+from trainer.types import Task
+
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What a controller process is made of. stop_ids, window: see `SamplerParts`."""
+
+    config: RunConfig
+    model: Path
+    stop_ids: Sequence[int]
+    window: int
+
+
+def work(job: WorkerJob, pipe: Connection) -> None:
+    """Serve rank 0 until the pipe is closed; the process's main function."""
+    # Ctrl-C is for rank 0, which ends its controllers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(processName)s %(message)s")
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_Controller(job, pipe).run())
+
+
+class _Controller:
+    def __init__(self, job: WorkerJob, pipe: Connection) -> None:
+        config = job.config
+        self.pipe, self.config = pipe, config
+        self.source = make_source(config)
+        tokenizer = load_tokenizer(job.model)
+        agent = make_agent(config, tokenizer)
+        leave_out_misfits(self.source, agent)
+        dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
+        self.pool = ServerPool(dialect.health_path)
+        # Of this share of the servers the last one may be lost: rank 0 then tells others.
+        self.pool.least, self.pool.patience = 1, config.serving.patience_seconds or config.serving.start_seconds
+        self.engine = ServedEngine(self.pool, dialect, job.model, set(job.stop_ids))
+        self.engine.sharing.enabled = config.rollout.share_prefixes
+        self.engine.sharing.ahead = config.rollout.prefetch_sections
+        self.controller = RolloutController(
+            agent, self.engine, config.seed, reward=make_reward(config, tokenizer), window=job.window
+        )
+        self._own: dict[str, tuple[int, Server]] = {}  # by name; one that was lost stays until rank 0 names another
+        self._told_lost: set[tuple[str, int]] = set()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._prepared: dict[int, asyncio.Task[tuple[Task, Any]]] = {}
+        self._sending = threading.Lock()
+
+    async def run(self) -> None:
+        """Do what rank 0 says until the pipe is closed."""
+        loop = asyncio.get_running_loop()
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+
+        def receive() -> None:
+            with suppress(OSError, EOFError):
+                while True:
+                    loop.call_soon_threadsafe(messages.put_nowait, pickle.loads(self.pipe.recv_bytes()))
+            os._exit(0)  # rank 0 has ended: nobody wants what is under way
+
+        await self.engine.hold()  # until the first version is named
+        threading.Thread(target=receive, daemon=True).start()
+        self._keep(self._look())
+        self._say("up")
+        while True:
+            what, *rest = await messages.get()
+            if what == "task":
+                self._keep(self._group(*rest))
+            elif what == "ready":
+                self._make_ready(rest[0])
+            elif what == "servers":
+                self._use(rest[0])
+            elif what == "hold":
+                await self.engine.hold()
+                self._say("held", rest[0])
+                self._keep(self._idle(rest[0]))
+            elif what == "go":
+                self.engine.go_on(rest[0])
+
+    def _keep(self, coroutine: Any) -> None:
+        job = asyncio.ensure_future(coroutine)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+    async def _group(self, number: int, order: int, plan: SamplingPlan) -> None:
+        ORDER.set(order)
+        try:
+            ready = self._prepared.pop(number, None)
+            task, prepared = await (self._task(number) if ready is None else ready)
+            group = await self.controller.group(task, prepared, plan, lambda: self._say("generated", number))
+        except Exception as error:
+            await asyncio.to_thread(self._say, "failed", number, error, replace(self.engine.stats))
+        else:
+            await asyncio.to_thread(self._say, "group", number, group, replace(self.engine.stats))
+
+    async def _idle(self, number: int) -> None:
+        await self.engine.idle()
+        self._say("idle", number)
+
+    def _make_ready(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if number not in self._prepared:
+                job = asyncio.ensure_future(self._task(number))
+                job.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is wanted
+                self._prepared[number] = job
+
+    async def _task(self, number: int) -> tuple[Task, Any]:
+        task = await asyncio.to_thread(self.source.train, number)
+        return task, await asyncio.to_thread(self.controller.agent.prepare, task)
+
+    def _use(self, servers: list[tuple[str, str, int, int]]) -> None:
+        """Ask these servers from now on; what others are answering is waited for."""
+        wanted = {(name, generation) for name, _, _, generation in servers}
+        for name, (generation, server) in list(self._own.items()):
+            if (name, generation) not in wanted:
+                del self._own[name]
+                self._keep(self.pool.remove(server))
+        for name, url, version, generation in servers:
+            if name not in self._own:
+                server = Server(name, url, version)
+                self._own[name] = generation, server
+                self.pool.add(server)
+
+    async def _look(self) -> None:
+        """Tell rank 0 of servers that were lost."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for name, (generation, server) in self._own.items():
+                if server.problem and (name, generation) not in self._told_lost:
+                    self._told_lost.add((name, generation))
+                    self._say("lost", name, generation, server.problem)
+
+    def _say(self, *message: Any) -> None:
+        try:
+            data = pickle.dumps(message)
+        except Exception as error:  # an exception that cannot be pickled, say
+            data = pickle.dumps(("failed", message[1], RuntimeError(f"{message[2]!r}: {error}"), self.engine.stats))
+        with self._sending:
+            self.pipe.send_bytes(data)
