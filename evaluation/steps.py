@@ -1,6 +1,7 @@
 """Checkpoints of a run by where they lie: their training step, those of a folder, and what is kept beside the run.
 
-A run's files are FILEROOT/checkpoints/USER/EXPERIMENT/TRIAL/actor/epoch…globalstepN and FILEROOT/logs/USER/….
+A run's files are FILEROOT/checkpoints/USER/EXPERIMENT/TRIAL/actor/epoch…globalstepN and FILEROOT/logs/USER/…; that of
+its supervised start is …/TRIAL/supervised.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from trainer.assets import cache_root
 from trainer.files import sha256, write_atomic
+from trainer.paths import SUPERVISED
 
 SCORES = "scores"
 _STEP = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)$")
@@ -36,6 +38,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def place_of_run(checkpoint: Path) -> tuple[Path, str, str, str] | None:
     """Fileroot, user, experiment and trial that a checkpoint's place says; None for another place."""
     parts = checkpoint.absolute().parts
+    if parts[-1:] == (SUPERVISED,):
+        parts = (*parts, "")  # the one of a supervised start lies a folder higher than the run's own
     # fileroot / checkpoints / user / experiment / trial / actor / epoch…
     if len(parts) < 7 or parts[-6] != "checkpoints":
         return None

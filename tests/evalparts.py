@@ -23,18 +23,18 @@ def recall_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def chat_checkpoint(folder: Path, seed: int = 0, window: int = WINDOW) -> Path:
+def chat_checkpoint(folder: Path, seed: int = 0, window: int = WINDOW, hidden: int = 32, heads: int = 4) -> Path:
     """A Llama of random weights over bytes, with a chat template and a context window of so many tokens."""
     tokenizer = byte_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
             max_position_embeddings=window,
             eos_token_id=tokenizer.eos_token_id,
             tie_word_embeddings=True,

@@ -19,6 +19,8 @@ from evalparts import chat_checkpoint
 from raycluster import FOLDER, end_processes_of, own_ports
 from realparts import write_jsonl
 from runs import ENVIRONMENT, Attempt, Forks, Trial, command
+from vllmflags import FLAGS as VLLM_FLAGS
+from vllmserver import vllm_python
 
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import read_summary, summary_lines
@@ -252,6 +254,24 @@ def test_two_ranks_share_a_start(forks: Forks, new_run: NewRun, undisturbed: Tri
     assert start_steps(trial) == list(range(1, START_STEPS + 1))
     mine, other = (one.summary()["supervised"]["heldout_loss"]["after"] for one in (trial, undisturbed))
     assert mine == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.long
+def test_servers_start_with_the_supervised_weights(tmp_path: Path, questions: Path) -> None:
+    model = chat_checkpoint(tmp_path / "model", window=2048, hidden=128, heads=2)  # as large as vLLM's kernels want it
+    servers = {"engine": "vllm", "python": vllm_python(), "flags": [*VLLM_FLAGS]}
+    more = {"train.total_steps": 1, "supervised.learning_rate": 1e-2, "algorithm.kl_coef": 0.01}
+    trial = make(tmp_path / "run", model, questions, servers=servers, **more)
+
+    running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    said = running.communicate(timeout=900)
+
+    assert running.returncode == 0, said
+    assert start_steps(trial) == list(range(1, START_STEPS + 1))
+    losses = trial.summary()["supervised"]["heldout_loss"]
+    assert losses["before"] - losses["after"] > 0.1, "the weights are others now"
+    # What the server sampled with before anything was published is what the trainer computes.
+    assert trial.records("step")[0]["stats"]["behave_ratio_max_dev"] <= 1e-2
 
 
 @pytest.fixture

@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytestmark = pytest.mark.data
 
 
-def train(folder: Path, model: Path, data: Path, *settings: str) -> tuple[Path, list[dict[str, Any]]]:
+def train(
+    folder: Path, model: Path, data: Path, *settings: str, preset: str = "135M_cpu"
+) -> tuple[Path, list[dict[str, Any]]]:
     """Train the preset for one step on short documents, sections and answers; the run's logs, and its records."""
-    command = [sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", "135M_cpu", "--task", "hotpotqa"]
+    command = [sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", preset, "--task", "hotpotqa"]
     common = [
         f"fileroot={folder}",
         "trial_name=one",
@@ -37,7 +39,7 @@ def train(folder: Path, model: Path, data: Path, *settings: str) -> tuple[Path, 
         [*command, *common, *settings], capture_output=True, text=True, env=os.environ, timeout=1400, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    logs = next(folder.glob("logs/*/135M_cpu-hotpotqa/one"))
+    logs = next(folder.glob(f"logs/*/{preset}-hotpotqa/one"))
     return logs, [json.loads(line) for line in (logs / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -79,24 +81,21 @@ def test_every_turn_of_a_step_is_learned_from(tmp_path: Path, shared_data: Path,
     assert task["before"]["scores"]["f1"] == next(r for r in evals if r["name"] == "before")["metrics"]["f1"]
 
 
-def test_questions_made_from_documents_are_learned_with_a_bonus_for_memories(
+def test_documents_are_learned_to_read_by_the_miniature_of_the_preset_for_it(
     tmp_path: Path, shared_data: Path, smollm2_path: Path
 ) -> None:
     prepare = [sys.executable, "-m", "clusterkit.cli.main", "data", "prepare", "reading"]
-    made = [*prepare, "--from", str(shared_data / "hotpotqa"), "--out", str(tmp_path / "questions"), "--traces", "10"]
+    made = [*prepare, "--from", str(shared_data / "hotpotqa"), "--out", str(tmp_path / "questions"), "--traces", "40"]
     subprocess.run(made, check=True, capture_output=True, timeout=600)
 
-    _, records = train(
+    logs, records = train(
         tmp_path,
         small_smollm2(smollm2_path, tmp_path / "model"),
         shared_data,
         f"task.path={tmp_path / 'questions'}",
-        "task.num_documents=4",
-        "task.curriculum=[2]",
-        "task.curriculum_tasks=1000",
-        "reward.name=reading",
-        "reward.memory_bonus=0.5",
-        "reward.memory_bonus_steps=10",
+        "eval.final_documents=[3]",
+        "supervised.total_steps=2",
+        preset="135M_read_cpu",
     )
 
     step = next(r for r in records if r["kind"] == "step")
@@ -104,6 +103,11 @@ def test_questions_made_from_documents_are_learned_with_a_bonus_for_memories(
     assert 0.0 <= step["stats"]["memory_holds"] <= 1.0
     assert all(task_id.startswith(("train-cloze-", "train-chain-")) for task_id in step["task_ids"])
     assert {r["name"] for r in records if r["kind"] == "eval"} == {"before", "after"}
+    assert [r["step"] for r in records if r.get("phase") == "supervised"][-1] == 2
+    summary = json.loads((logs / "summary.json").read_text())
+    assert [(row["documents"], row["blank_memory"]) for row in summary["table"]] == [(0, False), (3, False), (0, True)]
+    assert all(row[side] is not None for row in summary["table"] for side in ("before", "after"))
+    assert summary["supervised"]["heldout_loss"]["after"] < summary["supervised"]["heldout_loss"]["before"]
 
 
 @pytest.mark.long

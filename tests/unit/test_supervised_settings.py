@@ -9,6 +9,7 @@ import pytest
 from clusterkit.capacity.plan import RunPlan
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.trials import choose_trial
+from evaluation.steps import checkpoints_in, place_of_run
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -84,6 +85,19 @@ def test_it_lies_beside_the_run_and_out_of_the_way_of_its_checkpoints() -> None:
     assert run.supervised.recover.parent == run.recover
     assert run.supervised.checkpoints.parent == run.checkpoints.parent
     assert run.supervised.checkpoints != run.checkpoints
+
+
+def test_its_checkpoint_is_scored_with_the_settings_of_its_run_and_is_none_of_its_steps(tmp_path: Path) -> None:
+    config = read(f"fileroot={tmp_path}", "experiment_name=reader", "trial_name=one")
+    run = RunPaths.of(config)
+    own = run.checkpoints / "epoch1epochstep2globalstep2"
+    for folder in (own, run.supervised.checkpoints):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+
+    assert place_of_run(run.supervised.checkpoints) == place_of_run(own)
+    assert place_of_run(own) is not None
+    assert checkpoints_in(run.checkpoints.parent) == [own]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"fingerprint": {}}'])
