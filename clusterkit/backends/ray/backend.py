@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from clusterkit.backends.base import (
     RUNS,
+    Job,
     Log,
     LogName,
     Observation,
@@ -126,7 +127,7 @@ class RayBackend:
 
     def attach(self, request: RunRequest) -> SubmittedRun | None:
         """See `Backend.attach`."""
-        return attach(request, self.jobs())
+        return attach(request, self.ray_jobs())
 
     def plan(self, request: RunRequest) -> PlannedRun:
         """See `Backend.plan`: which trial is meant, only the storage knows."""
@@ -151,7 +152,7 @@ class RayBackend:
         """See `Backend.stop`."""
         found = self.living(selector)
         if not found:
-            known, user = self.jobs(), selector.user or user_name()
+            known, user = self.ray_jobs(), selector.user or user_name()
             wanted = f" {selector}" if selector.experiment or selector.trial else ""
             others = ", ".join(f"{job.run} (--user {job.user})" for job in of_others(known, user) if job.user)
             raise RunError(
@@ -187,14 +188,19 @@ class RayBackend:
         mirror = Mirror(self.selection, Path(tempfile.mkdtemp(prefix="clusterkit-")), folder)
         return self._stack.enter_context(closing(mirror))
 
-    def jobs(self) -> list[RayJob]:
+    def jobs(self) -> list[Job]:
+        """See `Backend.jobs`."""
+        folder = self._typed_folder()
+        return [job.listed for job in self.ray_jobs() if folder is None or job.is_in(folder)]
+
+    def ray_jobs(self) -> list[RayJob]:
         """All jobs of the cluster's Ray, the oldest first."""
         return self.do(lambda head: head.ask(lambda jobs: jobs.all()))
 
     def living(self, selector: RunSelector) -> list[RayJob]:
         """Jobs of the runs that fit and are alive."""
         user, folder = selector.user or user_name(), self._typed_folder()
-        return matching_jobs(self.jobs(), user, selector.experiment, selector.trial, folder)
+        return matching_jobs(self.ray_jobs(), user, selector.experiment, selector.trial, folder)
 
     def newest_run(self, selector: RunSelector) -> ListedRun | None:
         """The run that was written to last, asked of any host that shows the storage; None without any."""

@@ -82,7 +82,7 @@ class ClusterStatus:
             return 1
         return 3 if self.unseen or not self.nodes.ready else 0
 
-    def told(self, value: T) -> T:
+    def with_original_paths(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the cluster instead of those of the copy here."""
         if self.run is None:
             return value
@@ -90,9 +90,9 @@ class ClusterStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json: the shape of a run's status, with the cluster around it."""
-        job = self.job
+        run, job = self.run, self.job
         return {
-            **({} if self.run is None else self.told({**self.run.as_dict(), "diagnosis": findings_of(self.run)})),
+            **self.with_original_paths({} if run is None else {**run.as_dict(), "diagnosis": findings_of(run)}),
             **({"run_dir": self.run_dir} if self.run_dir else {}),
             "cluster": self.nodes.as_dict(),
             "storage": None

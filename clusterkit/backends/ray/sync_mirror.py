@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.base import Runs
 from clusterkit.backends.ray.files import localise_paths
 from clusterkit.backends.ray.mirror import Copies
+from clusterkit.backends.records import Runs
 from clusterkit.runs.directory import RunDirectory
 from trainer.errors import UserError
 
@@ -71,8 +71,8 @@ class Mirror(Runs):
         found: dict[str, Any] = self._do(self._copies.look(folder))
         return found
 
-    def told(self, value: T) -> T:
-        """See `Runs.told`."""
+    def with_original_paths(self, value: T) -> T:
+        """See `Runs.with_original_paths`."""
         return localise_paths(value, self.folder, self.fileroot, self.cluster.name)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def _run_lines(status: ClusterStatus) -> list[str]:
     if status.run is None:
         seen = "no run was found" if not status.unseen else "runs could not be looked at"
         return [f"{'run':<12} {seen} on cluster {status.cluster}"]
-    lines = status.told(status_lines(status.run))
+    lines = status.with_original_paths(status_lines(status.run))
     marks = exit_marks(status.run.run).items()
     ends = [(number, mark) for number, mark in marks if mark.get("code") not in (0, INTERRUPTED)]
     for number, mark in ends[-SHOWN_ENDS:]:

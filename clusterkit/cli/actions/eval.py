@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clusterkit.backends.base import Say
-from clusterkit.cli.actions.target import checked_user, hosts_of_cluster, place_of, told
+from clusterkit.cli.actions.target import announce, checked_user, hosts_of_cluster, place_of
 from clusterkit.cli.actions.target_of_run import for_checkpoint
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.evaluate.local import LocalEvaluator
@@ -45,7 +45,7 @@ def evaluate(
     arguments = EvalArguments(**typed_arguments)
     if arguments.watch and arguments.model_path is not None:
         raise UserError("--watch chooses the checkpoints itself: leave --model-path out")
-    cluster = told(for_checkpoint(arguments.watch or arguments.model_path, typed))
+    cluster = announce(for_checkpoint(arguments.watch or arguments.model_path, typed))
     with evaluator_at(cluster, say) as evaluator:
         if dry_run:
             _print_plan(evaluator.plan(arguments), as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterkit.cli.actions.eval import cluster_evaluator
-from clusterkit.cli.actions.target import Kind, target, told
+from clusterkit.cli.actions.target import Kind, announce, target
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
 from clusterkit.ssh.host_options import HostOptions
@@ -40,7 +40,7 @@ def show(
 
 def _of_current(folder: str) -> Path:
     """The latest results of the current cluster, copied here. Raises UserError where there are none."""
-    cluster = told(target(Kind.CLUSTER_FIRST, RunOptions()))
+    cluster = announce(target(Kind.CLUSTER_FIRST, RunOptions()))
     return find_results(str(_fetched(cluster, folder)) if cluster is not None else folder)
 
 

@@ -15,7 +15,7 @@ import typer
 
 from clusterkit.backends.base import RUNS
 from clusterkit.backends.ray.backend import RayBackend
-from clusterkit.cli.actions.target import place_of, told
+from clusterkit.cli.actions.target import announce, place_of
 from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.options import LOOPBACK
 from clusterkit.cli.runoptions import RunOptions
@@ -58,7 +58,7 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
     if hosts.hostnames is None:
         local = here or (hosts.cluster is None and ("," in options.gpus or chosen or bool(options.cache_dir)))
         typed = RunOptions(cluster=hosts.cluster, here=local, fileroot=options.fileroot)
-        hosts = replace(hosts, cluster=told(for_training(resolved, typed, start=False)))
+        hosts = replace(hosts, cluster=announce(for_training(resolved, typed, start=False)))
     there = hosts.cluster is not None or hosts.hostnames is not None
     order = JudgeOrder(
         options.experiment or config.experiment_name,

@@ -80,6 +80,23 @@ def place_of(where: str | HostOptions | None, fileroot: str | None = None) -> Pl
     return Place("ray", HostOptions(cluster=where) if isinstance(where, str) else where, fileroot)
 
 
+def slurm_place(on_cluster: bool, here: bool, options: object = None, fileroot: str | None = None) -> Place:
+    """Slurm, which --slurm means.
+
+    Args:
+        on_cluster: whether a cluster was named, too.
+        here: whether --here was.
+        options: fields of `SlurmOptions`, of the command that submits.
+        fileroot: --fileroot as typed.
+
+    Raises:
+        UserError: another place was named, too.
+    """
+    if on_cluster or here:
+        raise UserError(f"{'--here' if here else '--cluster NAME'} and --slurm (mode=slurm) are two places: choose one")
+    return Place("slurm", fileroot=fileroot, options=options)
+
+
 def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptions | None = None) -> Place:
     """Where a command about one run goes, told on stderr.
 
@@ -96,7 +113,7 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
             raise UserError("--here and --hostnames are two places: choose one")
         return place_of(hosts, run.fileroot)
     run = run if hosts is None else replace(run, cluster=hosts.cluster)
-    cluster = told(target(kind if run.user is None else Kind.CLUSTER_FIRST, run))
+    cluster = announce(target(kind if run.user is None else Kind.CLUSTER_FIRST, run))
     return place_of(None if cluster is None else replace(hosts or HostOptions(), cluster=cluster), run.fileroot)
 
 
@@ -104,10 +121,10 @@ def hosts_of_cluster(hosts: HostOptions) -> HostOptions:
     """The hosts that a command means which only a cluster can do."""
     if hosts.hostnames is not None:
         return hosts
-    return replace(hosts, cluster=told(target(Kind.ON_A_CLUSTER, RunOptions(cluster=hosts.cluster))))
+    return replace(hosts, cluster=announce(target(Kind.ON_A_CLUSTER, RunOptions(cluster=hosts.cluster))))
 
 
-def told(found: Target) -> str | None:
+def announce(found: Target) -> str | None:
     """Say on stderr where the command goes, unless the user said so; the cluster's name, or None."""
     if found.note:
         output.note(found.note)

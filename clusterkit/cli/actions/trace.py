@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from clusterkit.backends.base import told_errors
+from clusterkit.backends.records import errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
@@ -30,7 +30,7 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
         runs = backend.runs()
         (chosen,) = runs.choose(run.experiment, run.trial, None)
         runs.index_steps(chosen)
-        with told_errors(runs):
+        with errors_with_original_paths(runs):
             number, group = find_group(chosen, step, task, runs.fetch_step)
     if sample >= len(group):
         raise UserError(f"the task has {len(group)} trajectories: choose --sample 0 to {len(group) - 1}")
