@@ -103,6 +103,7 @@ def evaluate(
         help="Evaluate on that cluster, as a job of its Ray; results are copied here.",
     ),
     here: bool = typer.Option(False, "--here", help="Evaluate on this machine, whichever cluster is current."),
+    slurm: bool = typer.Option(False, "--slurm", hidden=True, help="Refused, with the command that does it."),
     detach: bool = typer.Option(False, "--detach", help="On a cluster: do not wait for the end."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration; ask nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
@@ -157,6 +158,7 @@ def evaluate(
     actions.eval.evaluate(
         arguments,
         RunOptions(cluster=cluster, here=here or by_itself, fileroot=fileroot),
+        slurm=slurm,
         detach=detach,
         dry_run=dry_run,
         as_json=as_json,

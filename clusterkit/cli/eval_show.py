@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import USER_OPTION
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
 
 def show(
@@ -22,17 +22,16 @@ def show(
     actions.eval_show.show(folder, question, dataset, sample, cluster, as_json)
 
 
+@takes_run("cluster", "here", "user")
 def stop(
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Where it runs; on the current cluster when left out."
-    ),
+    *,
+    run: RunOptions,
     output_path: str = typer.Option(
         "eval", "--output-path", "--output_path", help="That of the command that started it."
     ),
-    user: str | None = USER_OPTION,
 ) -> None:
-    """End your evaluation on a cluster in order, or that of --user; the same command goes on with it.
+    """End your evaluation on the current cluster in order, or that of --user; the same command goes on with it.
 
-    One of this machine: Ctrl-C.
+    --here and --cluster NAME say where it runs.
     """
-    actions.eval.stop(cluster, output_path, user)
+    actions.eval.stop(run, output_path)

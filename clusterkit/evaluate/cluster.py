@@ -14,28 +14,29 @@ from clusterkit.evaluate.remote_watch import follow_watch
 from clusterkit.evaluate.request import EvalArguments, SubmittedEval
 from clusterkit.runs.directory import FILEROOT
 from evaluation.config import EvalConfig, WatchConfig
+from evaluation.results import find_results
 from evaluation.steps import keep_scores
 from trainer.disk import file_failures
 from trainer.errors import InterruptedRunError
 
 
 class ClusterEvaluator:
-    """`clusterkit.evaluate.local.LocalEvaluator` of a cluster."""
+    """`clusterkit.evaluate.table.Evaluator` of a cluster."""
 
-    def __init__(self, cluster: RayBackend) -> None:
-        self._cluster = cluster
+    def __init__(self, backend: RayBackend) -> None:
+        self._cluster = backend
         self._source: Path | None = None
         """The checkpoint of a run of this machine that was copied there: its scores come back to that run."""
 
     def plan(self, arguments: EvalArguments) -> EvalConfig | WatchConfig:
-        """See `LocalEvaluator.plan`."""
+        """See `Evaluator.plan`."""
         return self._cluster.do(lambda head: remote_request(head, arguments, lambda _: None, change=False))
 
     def require(self) -> None:
-        """See `LocalEvaluator.require`: the runtime image has it all."""
+        """See `Evaluator.require`: the runtime image has it all."""
 
     def start(self, arguments: EvalArguments, *, detach: bool) -> SubmittedEval:  # noqa: ARG002 (any can be)
-        """See `LocalEvaluator.start`. What is missing on the storage is copied to it."""
+        """See `Evaluator.start`. What is missing on the storage is copied to it."""
 
         async def begin(head: Head) -> SubmittedEval:
             request = await remote_request(head, arguments, self._cluster.say)
@@ -50,7 +51,7 @@ class ClusterEvaluator:
     def follow(
         self, arguments: EvalArguments, submitted: SubmittedEval | None, show: Callable[[Path], None]
     ) -> Finished | None:
-        """See `LocalEvaluator.follow`."""
+        """See `Evaluator.follow`."""
         assert submitted is not None
         selection, say = self._cluster.selection, self._cluster.say
         here = self.copy_of(arguments.output_path)
@@ -63,29 +64,17 @@ class ClusterEvaluator:
                 keep_scores({**finished.results, "model_path": str(self._source)}, finished.folder)
         return finished
 
-    def fetch_newest(self, output_path: str) -> Path:
-        """Copy the latest results of an output path.
-
-        Returns their folder here.
-
-        Raises:
-            UserError: there are none.
-        """
+    def results(self, output_path: str) -> Path:
+        """See `Evaluator.results`: they are copied to this machine."""
 
         async def fetch(head: Head) -> Path:
             folder = output_folder(head, output_path)
             return await copy_results(head, folder, await newest_results(head, folder), self.copy_of(output_path))
 
-        return self._cluster.do(fetch)
+        return find_results(str(self._cluster.do(fetch)))
 
     def stop(self, output_path: str, user: str) -> str:
-        """End a user's evaluation that writes into an output path.
-
-        Returns a sentence about how that went.
-
-        Raises:
-            RunError: none does, or it does not end.
-        """
+        """See `Evaluator.stop`."""
         say = self._cluster.say
         return self._cluster.do(lambda head: stop(head, output_folder(head, output_path, user), say, user))
 

@@ -61,7 +61,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
     for job in known:
         if job.alive and job.metadata.get("output") == output:
             if job.user == user and job.metadata.get("fingerprint") == fingerprint:
-                return SubmittedEval(job.submission_id, output, job.metadata["log"], attached=True)
+                return SubmittedEval(job.submission_id, output, job.metadata["log"], _named(head), attached=True)
             whose = "another" if job.user == user else f"{job.user}'s"
             raise UserError(
                 f"{whose} evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
@@ -105,7 +105,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
         },
         gpus=0 if watches else gpus,  # a watch asks for them when there is something to score
     )
-    return SubmittedEval(submission_id, output, log)
+    return SubmittedEval(submission_id, output, log, _named(head))
 
 
 async def _gpus(head: Head, config: EvalConfig) -> int:

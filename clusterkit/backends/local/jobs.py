@@ -24,11 +24,12 @@ def training_jobs(fileroot: Path) -> list[Job]:
 
 def evaluation_jobs(folder: Path) -> list[Job]:
     """Evaluations whose --output-path is in a folder."""
-    found = [_job(lock, _owner(lock), "eval", lock.parent.name) for lock in folder.glob(f"*/{LOCK}")]
+    found = [_job(lock, owner_of(lock), "eval", lock.parent.name) for lock in folder.glob(f"*/{LOCK}")]
     return [job for job in found if job is not None]
 
 
-def _owner(file: Path) -> str:
+def owner_of(file: Path) -> str:
+    """The user that a file belongs to."""
     number = file.stat().st_uid
     try:
         return user_name() if number == os.getuid() else file.owner()

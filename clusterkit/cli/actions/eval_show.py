@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from clusterkit.cli.actions.eval import cluster_evaluator
-from clusterkit.cli.actions.target import Kind, announce, target
+from clusterkit.backends.table import open_backend
+from clusterkit.cli.actions.target import Kind, announce, place_of, target
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
-from clusterkit.ssh.host_options import HostOptions
+from clusterkit.evaluate.table import evaluator_of
 from clusterkit.ui import output
 from evaluation.results import find_results, read_results
 from trainer.errors import UserError
@@ -18,12 +19,7 @@ def show(
     folder: str, question: str | None, dataset: str | None, sample: str, cluster: str | None, as_json: bool
 ) -> None:
     """Print one question, or all as a list, of results that are here or are copied here first."""
-    if cluster is not None:
-        folder = str(_fetched(cluster, folder))
-    try:
-        path = find_results(folder)
-    except UserError:  # nothing of an evaluation here: those of the current cluster
-        path = _of_current(folder)
+    path = _results(cluster, folder)
     row = read_row(read_results(path), path.parent, dataset)
     if question is None:
         if as_json:
@@ -38,12 +34,11 @@ def show(
         output.result(shown_question(row, entry))
 
 
-def _of_current(folder: str) -> Path:
-    """The latest results of the current cluster, copied here. Raises UserError where there are none."""
-    cluster = announce(target(Kind.CLUSTER_FIRST, RunOptions()))
-    return find_results(str(_fetched(cluster, folder)) if cluster is not None else folder)
-
-
-def _fetched(cluster: str, folder: str) -> Path:
-    with cluster_evaluator(HostOptions(cluster=cluster), output.note) as evaluator:
-        return evaluator.fetch_newest(folder)
+def _results(cluster: str | None, folder: str) -> Path:
+    """The results that are meant: of the cluster that was named, else those here, else those of the current cluster."""
+    if cluster is None:
+        with suppress(UserError):
+            return find_results(folder)
+        cluster = announce(target(Kind.CLUSTER_FIRST, RunOptions()))
+    with open_backend(place_of(cluster), output.note) as backend:
+        return evaluator_of(backend).results(folder)
