@@ -36,7 +36,9 @@ Score = Callable[[Path], int]
 """Runs the evaluation of a request's file; its exit code."""
 
 
-def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool], tell: Callable[..., None]) -> bool:
+def watch(
+    config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool], print_event: Callable[..., None]
+) -> bool:
     """Score the checkpoints that are there, oldest first, then those that appear; returns whether none failed.
 
     Args:
@@ -44,7 +46,7 @@ def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool
         logs: folder for the evaluations' configurations.
         score: runs an evaluation.
         stop: whether to stop.
-        tell: gets every event of a checkpoint, as names and values.
+        print_event: gets every event of a checkpoint, as names and values.
 
     Raises:
         InterruptedRunError: `stop` said so.
@@ -56,15 +58,15 @@ def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool
         fresh = [path for path in checkpoints_in(Path(config.folder)) if path not in done]
         for checkpoint in fresh:
             done.add(checkpoint)
-            tell(event="scoring", checkpoint=str(checkpoint))
+            print_event(event="scoring", checkpoint=str(checkpoint))
             code = score(_request(config.evaluation, checkpoint, logs))
             if stop():
                 raise InterruptedRunError("interrupted: what is answered is written; the same command goes on")
             if code:
                 failed.append(checkpoint.name)
-            tell(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
+            print_event(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
         if complete and not fresh:
-            tell(event="ended", scored=len(done) - len(failed), failed=failed)
+            print_event(event="ended", scored=len(done) - len(failed), failed=failed)
             return not failed
         end = time.monotonic() + (0.0 if fresh else LOOK_SECONDS)
         while time.monotonic() < end:
@@ -90,11 +92,11 @@ def _request(evaluation: EvalConfig, checkpoint: Path, logs: Path) -> Path:
 def run_evaluation(request: str, stop: Callable[[], bool]) -> int:
     """Run one evaluation in a process of its own, with our output; returns its exit code."""
     process = subprocess.Popen([sys.executable, "-m", "evaluation", request])
-    told = False
+    stopping = False
     try:
         while process.poll() is None:
-            if stop() and not told:
-                told = True
+            if stop() and not stopping:
+                stopping = True
                 process.terminate()
             time.sleep(POLL_SECONDS)
     except BaseException:
@@ -112,7 +114,7 @@ def on_gpus(request: str, log: str) -> int:
     return run_evaluation(request, lambda: False)
 
 
-def scored_by_ray(gpus: int, log: Path, stop: StopFlag, tell: Callable[..., None]) -> Score:
+def scored_by_ray(gpus: int, log: Path, stop: StopFlag, print_event: Callable[..., None]) -> Score:
     """Make a Score that runs every evaluation on `gpus` GPUs of one host, once Ray has them free."""
     import ray  # noqa: PLC0415 (only where evaluations want GPUs)
 
@@ -122,22 +124,22 @@ def scored_by_ray(gpus: int, log: Path, stop: StopFlag, tell: Callable[..., None
 
     def score(request: Path) -> int:
         reference = task.remote(str(request), str(log))
-        told = False
+        stopping = False
         while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
-            if stop() and not told:
-                told = True
+            if stop() and not stopping:
+                stopping = True
                 ray.cancel(reference)
         try:
             return int(ray.get(reference))
         except ray.exceptions.RayError as error:
             if not stop():
-                tell(event="lost", reason=str(error).strip().splitlines()[-1][:500])
+                print_event(event="lost", reason=str(error).strip().splitlines()[-1][:500])
             return 1
 
     return score
 
 
-def tell(**values: object) -> None:
+def print_event(**values: object) -> None:
     """Print what became of a checkpoint."""
     print(json.dumps({EVENT: values.pop("event"), **values}), flush=True)
 
@@ -154,10 +156,10 @@ def main() -> int:
         logs = Path(config.evaluation.output_path) / "logs" / "watch"
         logs.mkdir(parents=True, exist_ok=True)
         if gpus := config.evaluation.server.gpus:
-            score = scored_by_ray(gpus, arguments.log, stop, tell)
+            score = scored_by_ray(gpus, arguments.log, stop, print_event)
         else:
             score = lambda request: run_evaluation(str(request), stop)  # noqa: E731
-        return 0 if watch(config, logs, score, stop, tell) else 1
+        return 0 if watch(config, logs, score, stop, print_event) else 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

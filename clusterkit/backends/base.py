@@ -436,11 +436,11 @@ def outcome_of_job(
         again: the command that goes on with it.
     """
     finish, step, on = history.finish or {}, history.global_step, f"To go on: {again}"
-    status, said = str(finish.get("status") or "killed"), str(finish.get("message") or "")
+    status, message = str(finish.get("status") or "killed"), str(finish.get("message") or "")
     if status == "completed" and done:
         return RunOutcome("completed", 0, "", summary(), step)
     if status == "interrupted":
-        return RunOutcome("interrupted", 130, f"{said}\n{on}", None, step)
-    if status == "failed" and said:
-        return RunOutcome("failed", 1, f"{said}\n{on}", None, step)
+        return RunOutcome("interrupted", 130, f"{message}\n{on}", None, step)
+    if status == "failed" and message:
+        return RunOutcome("failed", 1, f"{message}\n{on}", None, step)
     return RunOutcome("killed", 1, f"{ended}\n{on}", None, step)

@@ -66,11 +66,11 @@ def run_evaluation(config: EvalConfig, say: Say) -> Finished:
         request, console = logs / f"{name}.yaml", logs / f"{name}.log"
         request.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
         console.touch()
-    told = EvalOutputParser(say)
+    parser = EvalOutputParser(say)
     code = run_node(
-        ["evaluation", str(request)], console, told.feed, lambda: say("stopping: what is answered is written")
+        ["evaluation", str(request)], console, parser.feed, lambda: say("stopping: what is answered is written")
     )
-    return told.finished(code, None, f"the evaluation ended with code {code} and no message; its log is {console}")
+    return parser.finished(code, None, f"the evaluation ended with code {code} and no message; its log is {console}")
 
 
 def run_node(

@@ -55,36 +55,38 @@ class JobOutputParser(EvalOutputParser):
 
 
 async def follow_watch(
-    selection: Selection, asked: SubmittedEval, here: Path, say: Say, show: Callable[[Path], None]
+    selection: Selection, submitted: SubmittedEval, local: Path, say: Say, show: Callable[[Path], None]
 ) -> None:
     """Show what is scored until the job ends.
 
     Args:
         selection: how to reach the cluster.
-        asked: the job.
-        here: folder that results are copied to.
+        submitted: the job.
+        local: folder that results are copied to.
         say: gets what the job prints.
         show: gets the folder of every checkpoint's results.
 
     Raises:
         UserError: with the subclass that fits how it ended.
     """
-    told = JobOutputParser(say)
+    parser = JobOutputParser(say)
 
     async def copy(head: Head) -> None:
-        while told.scored:
-            place = await copy_results(head, asked.output, told.scored[0], here)
-            told.scored.popleft()  # not before it is here: a connection may be lost meanwhile
-            show(place)
+        while parser.scored:
+            folder = await copy_results(head, submitted.output, parser.scored[0], local)
+            parser.scored.popleft()  # not before it is here: a connection may be lost meanwhile
+            show(folder)
 
-    job = await follow_output(selection, asked, told, say, copy)
+    job = await follow_output(selection, submitted, parser, say, copy)
     if job.status == "STOPPED" or "exit code 130" in job.message:
         raise InterruptedRunError("the watch was stopped: what is answered is written; the same command goes on")
-    if told.failed:
-        raise RunError(f"{len(told.failed)} checkpoints could not be scored: {', '.join(told.failed)}")
+    if parser.failed:
+        raise RunError(f"{len(parser.failed)} checkpoints could not be scored: {', '.join(parser.failed)}")
     if job.status != "SUCCEEDED":
         reason = " ".join(job.message.split())[-400:]
-        raise RunError(told.error or f"job {job.submission_id} ended ({job.status}): {reason}; its log is {asked.log}")
-    if not told.count:
+        raise RunError(
+            parser.error or f"job {job.submission_id} ended ({job.status}): {reason}; its log is {submitted.log}"
+        )
+    if not parser.count:
         raise UserError("the run has no checkpoint yet (epoch…globalstepN)")
-    say(f"{told.count} checkpoints are scored")
+    say(f"{parser.count} checkpoints are scored")

@@ -88,7 +88,7 @@ def went(*words: str) -> str:
     if asked:
         assert len(asked) == 1, text
         return asked[0]
-    here = ["no runs found", "is alive (--fileroot", "no checkpoint of a run", "GPUs, and none", "no judge", "no jobs of"]
+    here = ["no runs found", "is alive (--fileroot", "no checkpoint of a run", "GPUs, and none", "no judge", "no jobs"]
     return HERE if any(part in text for part in here) or "preset: 1.5B_n1" in text else text
 
 

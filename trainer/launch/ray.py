@@ -65,8 +65,8 @@ class RayRun(RankedRun):
 
     def _servers(self, ranks: _Ranks) -> RayServers:
         """The run's engine servers on the cluster's nodes; on the ranks' own GPUs where the allocation shares them."""
-        wanted = self.config.allocation
-        if wanted is None or not wanted.colocated:
+        allocation = self.config.allocation
+        if allocation is None or not allocation.colocated:
             return RayServers(self.config, self.folder, self.stop)
         gpus = ranks.ask(lambda actor: actor.gpus.remote(), range(len(ranks.actors)))
         return RayServers(self.config, self.folder, self.stop, gpus)
@@ -91,12 +91,12 @@ class RayRun(RankedRun):
 
     def _await(self, group: Any, bundles: Sequence[dict[str, float]]) -> None:
         """Wait until Ray has resources for all ranks, and log what is missing: a node may still come back."""
-        told = time.monotonic()
+        last_message = time.monotonic()
         while not group.wait(timeout_seconds=POLL_SECONDS):
             if self.stop():
                 raise InterruptedRunError(f"interrupted by {self.stop.signal_name} while waiting for places in Ray")
-            if time.monotonic() - told > WAITING_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - last_message > WAITING_SECONDS:
+                last_message = time.monotonic()
                 kind = "GPU" if "GPU" in bundles[0] else "CPU"
                 log.warning(f"waiting for places: {len(bundles)} ranks want a {kind} each; {supply(kind)}")
 
@@ -164,8 +164,8 @@ class _Ranks:
 
     def _look(self) -> None:
         running = [rank for rank in range(len(self.actors)) if rank not in self.ended]
-        asked = {rank: self.actors[rank].poll.remote() for rank in running}
-        for rank, reference in asked.items():
+        polls = {rank: self.actors[rank].poll.remote() for rank in running}
+        for rank, reference in polls.items():
             try:
                 code = ray.get(reference, timeout=ANSWER_SECONDS)
             except GetTimeoutError:

@@ -153,10 +153,10 @@ class RayBackend:
         found = self.living(selector)
         if not found:
             known, user = self.ray_jobs(), selector.user or user_name()
-            wanted = f" {selector}" if selector.experiment or selector.trial else ""
+            named = f" {selector}" if selector.experiment or selector.trial else ""
             others = ", ".join(f"{job.run} (--user {job.user})" for job in of_others(known, user) if job.user)
             raise RunError(
-                f"no run{wanted} is alive {self.where} of user {user}"
+                f"no run{named} is alive {self.where} of user {user}"
                 + (f"; of others: {others}. To end one of those, name its user" if others else "")
                 + f": clusterkit jobs --cluster {self.cluster.name} lists what was there"
             )
@@ -165,10 +165,10 @@ class RayBackend:
 
     def log(self, selector: RunSelector, name: LogName, *, patient: bool = False) -> Log:
         """See `Backend.log`."""
-        wanted = self.in_folder(selector)
+        selector = self.in_folder(selector)
 
         async def find(head: Head) -> Path:
-            run = await require_newest(head, wanted)
+            run = await require_newest(head, selector)
             return name.path(run, await newest_attempt(head.session, run))
 
         path = self.do(find)
@@ -204,8 +204,8 @@ class RayBackend:
 
     def newest_run(self, selector: RunSelector) -> ListedRun | None:
         """The run that was written to last, asked of any host that shows the storage; None without any."""
-        wanted = self.in_folder(selector)
-        return self.wait(through_any(self.selection, lambda head: newest_of(head, wanted)))
+        selector = self.in_folder(selector)
+        return self.wait(through_any(self.selection, lambda head: newest_of(head, selector)))
 
     def _typed_folder(self, fileroot: str | None = None) -> str | None:
         """The folder of runs that was asked for, a path of the cluster; None for the cluster's own.

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Known:
+class _CopiedRun:
     """What there is here of a run. records, logs: as the files were there when they were fetched."""
 
     copy: Copy
@@ -69,7 +69,7 @@ class Copies:
         self.selection, self.folder, self.fileroot = selection, folder, fileroot
         self._sessions: dict[str, Session] = {}
         self._silent: dict[str, float] = {}
-        self._known: dict[RunDirectory, _Known] = {}
+        self._known: dict[RunDirectory, _CopiedRun] = {}
 
     async def index(self) -> None:
         """Have a folder here for every run of this user, as old as the run's last sign of life there.
@@ -78,7 +78,7 @@ class Copies:
             RunError: there is none, or no host shows them.
         """
         user, cluster = user_name(), self.selection.cluster.name
-        found = await self._through(lambda head: list_runs(head.session, self.fileroot, user))
+        found = await self._on_any_host(lambda head: list_runs(head.session, self.fileroot, user))
         if not found:
             raise RunError(
                 f"cluster {cluster} has no run of {user} under {self.fileroot}: start one with clusterkit train "
@@ -95,7 +95,7 @@ class Copies:
         Raises:
             RunError: no host shows them.
         """
-        await self._through(lambda head: self.bring(head, run, logs=logs))
+        await self._on_any_host(lambda head: self.update(head, run, logs=logs))
 
     async def index_steps(self, run: RunDirectory) -> None:
         """Have an empty file for every step whose trajectories are recorded there.
@@ -104,8 +104,8 @@ class Copies:
             RunError: no host shows them.
         """
         folder = run.logs / ROLLOUTS
-        script = f"cd {shlex.quote(str(self.there(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
-        names = (await self._through(lambda head: run_checked(head, script))).splitlines()
+        script = f"cd {shlex.quote(str(self.original(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
+        names = (await self._on_any_host(lambda head: run_checked(head, script))).splitlines()
         folder.mkdir(exist_ok=True)
         for name in names:
             (folder / Path(name).name).touch()
@@ -116,8 +116,8 @@ class Copies:
         Raises:
             RunError: no host shows it.
         """
-        there = Path(self.fileroot) / file.relative_to(self.folder)
-        file.write_bytes(await self._through(lambda head: read_whole(head.session, there)))
+        original = Path(self.fileroot) / file.relative_to(self.folder)
+        file.write_bytes(await self._on_any_host(lambda head: read_whole(head.session, original)))
 
     async def put(self, run: RunDirectory, name: str, text: str) -> None:
         """Write a file beside the run on the cluster.
@@ -125,15 +125,17 @@ class Copies:
         Raises:
             RunError: no host takes it.
         """
-        await self._through(lambda head: head.session.put(text.encode(), str(self.there(run).logs / name), root=True))
+        await self._on_any_host(
+            lambda head: head.session.put(text.encode(), str(self.original(run).logs / name), root=True)
+        )
 
-    async def look(self, place: str) -> dict[str, Any]:
+    async def look(self, folder_there: str) -> dict[str, Any]:
         """What there is to go on from in a folder there, found by a script in a container (or on its host without one).
 
         Raises:
             RunError: no host shows it.
         """
-        folder = shlex.quote(place)
+        folder = shlex.quote(folder_there)
         script = (
             # Without Docker, or with one that does not answer, the host itself looks.
             f"ids=$({docker.ps(f'label={LABEL_CLUSTER}={self.selection.cluster.name}')} 2>/dev/null) || ids=\n"
@@ -142,7 +144,7 @@ class Copies:
             f"exec python3 - {folder}\n"
         )
         source = Path(slots.__file__).read_bytes()
-        text = await self._through(lambda head: run_checked(head, script, source, HASH_SECONDS))
+        text = await self._on_any_host(lambda head: run_checked(head, script, source, HASH_SECONDS))
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -150,7 +152,7 @@ class Copies:
         """Close all connections."""
         await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
 
-    def there(self, run: RunDirectory) -> RunDirectory:
+    def original(self, run: RunDirectory) -> RunDirectory:
         """The run itself, of its copy."""
         return RunDirectory(Path(self.fileroot), run.user, run.experiment, run.trial)
 
@@ -158,18 +160,18 @@ class Copies:
         """The records of a run that was brought."""
         return self._known[run].copy.history
 
-    async def bring(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
+    async def update(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
         """Bring a run's records up to date over this host, and its logs where they are wanted.
 
         Raises:
             HostError: the host was lost, or cannot read there.
         """
-        there = self.there(run)
-        facts = await listing(head, there)
+        original = self.original(run)
+        facts = await listing(head, original)
         known = self._known.get(run)
         if known is None or facts.get(METRICS, (0, 0.0))[0] < known.copy.size:  # another run has the name now
             shutil.rmtree(run.logs, ignore_errors=True)
-            known = self._known[run] = _Known(Copy(there, self.folder))
+            known = self._known[run] = _CopiedRun(Copy(original, self.folder))
         is_record = {name: name != METRICS and (not name.endswith(".log") or "/console" in name) for name in facts}
         records = {name: fact for name, fact in facts.items() if is_record[name]}
         if records != known.records:
@@ -181,12 +183,12 @@ class Copies:
             known.records = records
         await known.copy.refresh(head)
         if logs:
-            await fetch_logs(head, there, run, facts, known.logs)
-        self._note_holder(run, await self._holder(head, there, run))
+            await fetch_logs(head, original, run, facts, known.logs)
+        self._write_holder(run, await self._holder(head, original, run))
         signs = [moment for name, (_, moment) in facts.items() if not name.startswith(f"{SCORES}/")]
         _date(run, max(signs, default=0.0))  # an old run that is scored is no new one
 
-    async def _holder(self, head: Head, there: RunDirectory, run: RunDirectory) -> str:
+    async def _holder(self, head: Head, original: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
         jobs: list[RayJob] | None = None
         if head.session.host.name == self.selection.cluster.head_host.name and head.token:
@@ -194,17 +196,17 @@ class Copies:
                 jobs = await head.ask(lambda api: api.all())
         if jobs is None:
             return UNASKED if _still_open(run) else ""
-        job = job_of(there, jobs)
+        job = job_of(original, jobs)
         return f"job {job.submission_id}" if job is not None and job.alive else ""
 
-    def _note_holder(self, run: RunDirectory, holder: str) -> None:
+    def _write_holder(self, run: RunDirectory, holder: str) -> None:
         path = run.logs / HOLDER_FILE
         if holder:
             path.write_text(holder, encoding="utf-8")
         else:
             path.unlink(missing_ok=True)
 
-    async def _through(self, work: Callable[[Head], Awaitable[T]]) -> T:
+    async def _on_any_host(self, work: Callable[[Head], Awaitable[T]]) -> T:
         """Do it over a host that shows the storage: the head where it answers, else any other.
 
         Raises:

@@ -230,11 +230,11 @@ class Watch:
         reader = self._reader
         assert reader is not None
         local = RunDirectory(self.folder, found.user, found.experiment, found.trial)
-        await self._copies.bring(reader, local)
+        await self._copies.update(reader, local)
         status = observe_run(local, time.time(), self._copies.history(local))
         if status.state in BAD:
             with contextlib.suppress(HostError):  # the run is told all the same
-                await self._copies.bring(reader, local, logs=True)
+                await self._copies.update(reader, local, logs=True)
         return status
 
 

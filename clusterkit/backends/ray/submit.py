@@ -118,7 +118,7 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
         raise
     say("waiting for the trainer to begin")
     try:
-        await _begun(session, jobs, submission_id, run, submitted)
+        await _wait_until_started(session, jobs, submission_id, run, submitted)
     except asyncio.CancelledError:  # Ctrl-C
         named = f"--cluster {head.cluster.name} --experiment {run.experiment} --trial {run.trial}"
         say(f"job {submission_id} is submitted and goes on; to end it: clusterkit stop {named}")
@@ -126,7 +126,9 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
     return SubmittedRun("started", run, submission_id, resume_step)
 
 
-async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory, submitted: Path) -> None:
+async def _wait_until_started(
+    head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory, submitted: Path
+) -> None:
     """Wait until the trainer has opened its log: Ray calls a job running whose first import is yet to fail.
 
     Raises:

@@ -30,7 +30,7 @@ class Mirror(Runs):
         self.fileroot, self.cluster = fileroot, selection.cluster
         self._copies = Copies(selection, folder, fileroot)
         self._loop = asyncio.new_event_loop()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -64,7 +64,7 @@ class Mirror(Runs):
 
     def look(self, run: RunDirectory) -> dict[str, Any]:
         """See `Runs.look`; every file is read there, not brought here."""
-        return self.look_at(str(self._copies.there(run).recover))
+        return self.look_at(str(self._copies.original(run).recover))
 
     def look_at(self, folder: str) -> dict[str, Any]:
         """See `Runs.look_at`."""
@@ -84,7 +84,7 @@ class Mirror(Runs):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        with self._turn:
+        with self._lock:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             try:
                 return future.result()

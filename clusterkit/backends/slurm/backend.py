@@ -99,22 +99,22 @@ def _listed(job: SlurmJob) -> Job:
 def _follow(submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
     """Watch its records, which lie on the shared file system, and the queue until its job ends."""
     run, number = submitted.run, submitted.submission_id
-    tail, history, told, asked = MetricsTail(run.metrics), History(), "", 0.0
+    tail, history, last_message, last_look = MetricsTail(run.metrics), History(), "", 0.0
     job: SlurmJob | None = None
     known = submitted.knows_records
     while True:
         alive = True
-        if time.monotonic() - asked > LOOK_SECONDS:
-            asked = time.monotonic()
+        if time.monotonic() - last_look > LOOK_SECONDS:
+            last_look = time.monotonic()
             try:
                 job = find_job(number)
                 alive = job is not None and job.alive
-                said = waiting_text(job) if job is not None and job.waiting else ""
+                message = waiting_text(job) if job is not None and job.waiting else ""
             except SlurmError as error:
-                said = f"{error}; trying again, the run goes on without us"
-            if said and said != told:
-                progress.say(said)
-            told = said
+                message = f"{error}; trying again, the run goes on without us"
+            if message and message != last_message:
+                progress.say(message)
+            last_message = message
         news = tail.read()
         for record in news:
             history.add(record)
