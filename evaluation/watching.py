@@ -32,21 +32,26 @@ from trainer.signals import StopFlag
 LOOK_SECONDS = 5.0
 POLL_SECONDS = 0.2
 EVENT = "watch"
-Score = Callable[[Path], int]
-"""Runs the evaluation of a request's file; its exit code."""
 
 
 def watch(
-    config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool], print_event: Callable[..., None]
-) -> bool:
-    """Score the checkpoints that are there, oldest first, then those that appear; returns whether none failed.
+    folder: Path,
+    score: Callable[[Path], int],
+    stop: Callable[[], bool],
+    print_event: Callable[..., None],
+    complete: Callable[[], bool],
+) -> tuple[int, list[str]]:
+    """Score the checkpoints that are there, oldest first, then those that appear.
 
     Args:
-        config: what to score.
-        logs: folder for the evaluations' configurations.
-        score: runs an evaluation.
+        folder: that they are in, at whatever depth.
+        score: runs the evaluation of a checkpoint; returns its exit code.
         stop: whether to stop.
         print_event: gets every event of a checkpoint, as names and values.
+        complete: whether no more checkpoints will come.
+
+    Returns:
+        How many were scored, and the names of the others.
 
     Raises:
         InterruptedRunError: `stop` said so.
@@ -54,20 +59,20 @@ def watch(
     done: set[Path] = set()
     failed: list[str] = []
     while True:
-        complete = config.once or is_complete(config.run_logs)  # looked at first: its last checkpoint is there then
-        fresh = [path for path in checkpoints_in(Path(config.folder)) if path not in done]
+        is_last = complete()  # looked at first: its last checkpoint is there then
+        fresh = [path for path in checkpoints_in(folder) if path not in done]
         for checkpoint in fresh:
             done.add(checkpoint)
             print_event(event="scoring", checkpoint=str(checkpoint))
-            code = score(_request(config.evaluation, checkpoint, logs))
+            code = score(checkpoint)
             if stop():
                 raise InterruptedRunError("interrupted: what is answered is written; the same command goes on")
             if code:
                 failed.append(checkpoint.name)
             print_event(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
-        if complete and not fresh:
+        if is_last and not fresh:
             print_event(event="ended", scored=len(done) - len(failed), failed=failed)
-            return not failed
+            return len(done) - len(failed), failed
         end = time.monotonic() + (0.0 if fresh else LOOK_SECONDS)
         while time.monotonic() < end:
             if stop():
@@ -114,16 +119,16 @@ def on_gpus(request: str, log: str) -> int:
     return run_evaluation(request, lambda: False)
 
 
-def scored_by_ray(gpus: int, log: Path, stop: StopFlag, print_event: Callable[..., None]) -> Score:
-    """Make a Score that runs every evaluation on `gpus` GPUs of one host, once Ray has them free."""
+def scored_by_ray(gpus: int, log: Path, stop: StopFlag, print_event: Callable[..., None]) -> Callable[[str], int]:
+    """Make a function that runs an evaluation on `gpus` GPUs of one host, once Ray has them free."""
     import ray  # noqa: PLC0415 (only where evaluations want GPUs)
 
     ray.init(address="auto", logging_level=logging.WARNING, log_to_driver=False)
     stop.install()  # Ray has put handlers of its own in place, which end the process at once
     task: Any = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0)(on_gpus)
 
-    def score(request: Path) -> int:
-        reference = task.remote(str(request), str(log))
+    def run(request: str) -> int:
+        reference = task.remote(request, str(log))
         stopping = False
         while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
             if stop() and not stopping:
@@ -136,7 +141,7 @@ def scored_by_ray(gpus: int, log: Path, stop: StopFlag, print_event: Callable[..
                 print_event(event="lost", reason=str(error).strip().splitlines()[-1][:500])
             return 1
 
-    return score
+    return run
 
 
 def print_event(**values: object) -> None:
@@ -156,10 +161,16 @@ def main() -> int:
         logs = Path(config.evaluation.output_path) / "logs" / "watch"
         logs.mkdir(parents=True, exist_ok=True)
         if gpus := config.evaluation.server.gpus:
-            score = scored_by_ray(gpus, arguments.log, stop, print_event)
+            run = scored_by_ray(gpus, arguments.log, stop, print_event)
         else:
-            score = lambda request: run_evaluation(str(request), stop)  # noqa: E731
-        return 0 if watch(config, logs, score, stop, print_event) else 1
+            run = lambda request: run_evaluation(request, stop)  # noqa: E731
+
+        def score(checkpoint: Path) -> int:
+            return run(str(_request(config.evaluation, checkpoint, logs)))
+
+        complete = lambda: config.once or is_complete(config.run_logs)  # noqa: E731
+        _, failed = watch(Path(config.folder), score, stop, print_event, complete)
+        return 1 if failed else 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

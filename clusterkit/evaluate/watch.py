@@ -1,21 +1,17 @@
-"""`clusterkit eval --watch DIR`: every checkpoint is scored as it appears, and the curve is drawn anew."""
+"""`clusterkit eval --watch DIR` on this machine: every checkpoint is scored as it appears, and the curve drawn anew."""
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from clusterkit.backends.base import Say
 from clusterkit.evaluate.process import require_evaluator, run_evaluation
 from clusterkit.ui import output
 from evaluation.config import EvalConfig
-from evaluation.steps import checkpoints_in
+from evaluation.watching import watch
 from trainer.errors import RunError, UserError
-
-LOOK_SECONDS = 5.0
+from trainer.signals import StopFlag
 
 
 def watch_folder(
@@ -32,54 +28,27 @@ def watch_folder(
 
     Raises:
         UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.
+        InterruptedRunError: by a signal.
     """
     if not folder.is_dir():
         raise UserError(
             f"--watch {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
         )
     require_evaluator()
-    stop = _Stop()
-    done: set[Path] = set()
-    failed: list[str] = []
-    told = False
-    while not stop.wanted:
-        fresh = [path for path in checkpoints_in(folder) if path not in done]
-        for checkpoint in fresh:
-            if stop.wanted:
-                return
-            done.add(checkpoint)
-            config = request(str(checkpoint))
-            say(f"scoring {checkpoint}")
-            try:
-                show(run_evaluation(config, say).folder)
-            except (RunError, OSError) as error:
-                failed.append(checkpoint.name)
-                output.error(f"{checkpoint.name}: {error}")
-        if once:
-            if failed:
-                raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
-            if not done:
-                raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")
-            return
-        if not told:
-            say(f"waiting for checkpoints below {folder}; Ctrl-C ends it")
-            told = True
-        stop.wait(LOOK_SECONDS)
 
+    def score(checkpoint: Path) -> int:
+        say(f"scoring {checkpoint}")
+        try:
+            show(run_evaluation(request(str(checkpoint)), say).folder)
+        except (RunError, OSError) as error:
+            output.error(f"{checkpoint.name}: {error}")
+            return 1
+        return 0
 
-class _Stop:
-    """Ctrl-C between two evaluations; during one it is the evaluation's."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._set)
-
-    def _set(self, _number: int, _frame: FrameType | None) -> None:
-        self.wanted = True
-
-    def wait(self, seconds: float) -> None:
-        """Wait, but not longer than until it is set."""
-        end = time.monotonic() + seconds
-        while not self.wanted and time.monotonic() < end:
-            time.sleep(0.1)
+    if not once:
+        say(f"every checkpoint below {folder} is scored, also those to come; Ctrl-C ends it")
+    scored, failed = watch(folder, score, StopFlag().install(), lambda **_: None, lambda: once)
+    if failed:
+        raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
+    if not scored:
+        raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")
