@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.eval_show import show, stop
-from clusterkit.cli.options import FILEROOT_OPTION, new_app
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.options import new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
 
 
 @app.callback(invoke_without_command=True)
+@takes_run("fileroot", "cluster", "here")
 def evaluate(
     context: typer.Context,
     *,
+    run: RunOptions,
     model_path: str | None = typer.Option(
         None,
         "--model-path",
@@ -88,7 +91,6 @@ def evaluate(
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
     ] = None,
     cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
-    fileroot: str | None = FILEROOT_OPTION,
     watch: str | None = typer.Option(
         None,
         "--watch",
@@ -96,13 +98,6 @@ def evaluate(
         help="Score every checkpoint below DIR, and each new one as it appears; on a cluster: of EXPERIMENT/TRIAL.",
     ),
     once: bool = typer.Option(False, "--once", help="With --watch: end after the checkpoints that are there."),
-    cluster: str | None = typer.Option(
-        None,
-        "--cluster",
-        metavar="NAME",
-        help="Evaluate on that cluster, as a job of its Ray; results are copied here.",
-    ),
-    here: bool = typer.Option(False, "--here", help="Evaluate on this machine, whichever cluster is current."),
     slurm: bool = typer.Option(False, "--slurm", hidden=True, help="Refused, with the command that does it."),
     detach: bool = typer.Option(False, "--detach", help="On a cluster: do not wait for the end."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration; ask nothing."),
@@ -140,7 +135,7 @@ def evaluate(
             "tensor_parallel": tensor_parallel,
         },
     }
-    by_itself = cluster is None and bool(server_url or cache_dir)  # a server or a folder of this machine
+    by_itself = run.cluster is None and bool(server_url or cache_dir)  # a server or a folder of this machine
     arguments = {
         "model_path": model_path,
         "output_path": output_path,
@@ -151,13 +146,13 @@ def evaluate(
         "compare": tuple(compare or ()),
         "settings": tuple(setting or ()),
         "values": values,
-        "fileroot": fileroot,
+        "fileroot": run.fileroot,
         "watch": watch or "",
         "once": once,
     }
     actions.eval.evaluate(
         arguments,
-        RunOptions(cluster=cluster, here=here or by_itself, fileroot=fileroot),
+        replace(run, here=run.here or by_itself),
         slurm=slurm,
         detach=detach,
         dry_run=dry_run,

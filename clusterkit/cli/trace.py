@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, JSON_OPTION, new_app
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
 
 
 @app.command()
+@takes_run("fileroot", "cluster", "here")
 def trace(
-    run: str | None = typer.Argument(
+    *,
+    run: RunOptions,
+    name: str | None = typer.Argument(
         None, metavar="TRIAL or EXPERIMENT/TRIAL", help="The run; the newest one when left out."
     ),
     task: str = typer.Option("0", "--task", metavar="K", help="Number of a task within its step, or a task's id."),
     step: int | None = typer.Option(None, "--step", help="Training step; the newest recorded one when left out."),
     sample: int = typer.Option(0, "--sample", min=0, help="Which trajectory of the task's group."),
     full: bool = typer.Option(False, "--full", help="Do not cut texts."),
-    fileroot: str | None = FILEROOT_OPTION,
-    cluster: str | None = CLUSTER_OPTION,
-    here: bool = HERE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Show what every turn of a recorded trajectory did to the memory, and what that was worth.
@@ -31,6 +33,6 @@ def trace(
     questions it helps to answer. For memagent: the memory as every turn rewrote it. Without a name it goes to the run
     that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    experiment, _, trial = (run or "").rpartition("/")
-    typed = RunOptions(experiment or None, trial or None, fileroot, cluster, here)
-    actions.trace.trace(typed, task, step, sample, full=full, as_json=as_json)
+    experiment, _, trial = (name or "").rpartition("/")
+    run = replace(run, experiment=experiment or None, trial=trial or None)
+    actions.trace.trace(run, task, step, sample, full=full, as_json=as_json)

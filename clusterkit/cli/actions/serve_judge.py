@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -17,6 +17,7 @@ from clusterkit.backends.base import RUNS
 from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.cli.actions.target import announce, place_of
 from clusterkit.cli.actions.target_of_run import for_training
+from clusterkit.cli.judgeoptions import JudgeOptions
 from clusterkit.cli.options import LOOPBACK
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import resolve
@@ -32,32 +33,16 @@ from trainer.serving import registry
 from trainer.serving.registry import Registration
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was typed about the servers and their run; see the command's --help."""
-
-    model: str
-    preset: str
-    experiment: str
-    trial: str
-    gpus: str
-    per_server: int
-    engine: str
-    address: str
-    context_length: int
-    flags: str
-    fileroot: str | None
-    cache_dir: str
-
-
-def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, stop_them: bool, as_json: bool) -> None:
+def judge(
+    hosts: HostOptions, run: RunOptions, options: JudgeOptions, *, list_them: bool, stop_them: bool, as_json: bool
+) -> None:
     """Serve here until Ctrl-C, or on a cluster until they are ended; or list or end what serves."""
     resolved = resolve(options.preset)
     config = resolved.config
     own_address = options.address != LOOPBACK
     if hosts.hostnames is None:
-        local = here or (hosts.cluster is None and ("," in options.gpus or own_address or bool(options.cache_dir)))
-        typed = RunOptions(cluster=hosts.cluster, here=local, fileroot=options.fileroot)
+        local = hosts.cluster is None and ("," in options.gpus or own_address or bool(options.cache_dir))
+        typed = replace(run, cluster=hosts.cluster, here=run.here or local)
         hosts = replace(hosts, cluster=announce(for_training(resolved, typed, start=False)))
     on_cluster = hosts.cluster is not None or hosts.hostnames is not None
     request = JudgeRequest(
@@ -75,7 +60,7 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
             with RayBackend(place_of(hosts), output.note) as cluster:
                 _show_remote(cluster, request, stop_them, as_json)
         else:
-            folder = judges_folder(options.fileroot or RUNS, user_name(), request.experiment, request.trial)
+            folder = judges_folder(run.fileroot or RUNS, user_name(), request.experiment, request.trial)
             _show_local(folder, stop_them, as_json)
         return
     if not options.model:
@@ -90,11 +75,11 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
         with RayBackend(place_of(hosts), output.note) as cluster:
             _start_remote(cluster, replace(request, gpus=sum(map(len, groups))), options.preset, expected_model)
         return
-    _serve_local(request, options, expected_model)
+    _serve_local(request, options, run.fileroot or RUNS, expected_model)
 
 
-def _serve_local(request: JudgeRequest, options: Options, expected_model: str) -> None:
-    address, fileroot = options.address, options.fileroot or RUNS
+def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, expected_model: str) -> None:
+    address = options.address
     try:
         listening = ipaddress.ip_address(address)
     except ValueError:
