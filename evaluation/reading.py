@@ -22,7 +22,6 @@ from transformers.utils.logging import disable_progress_bar
 from evaluation.config import AskConfig, EvalConfig
 from evaluation.document import Document
 from evaluation.engines import context_window, open_engine
-from evaluation.entry import run_command
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import choose_kind, visible_gpus
 from evaluation.progress import say
@@ -33,6 +32,7 @@ from trainer.config_agents import MemagentConfig
 from trainer.configfile import read_config
 from trainer.engines.base import Engine, EngineError
 from trainer.engines.embedded import GenerationCancelledError
+from trainer.entry import run_command
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.rewards.qa import extract_answer
 from trainer.signals import StopFlag

@@ -1,15 +1,15 @@
-"""`python -m evaluation.watching CONFIG.yaml LOG`: score every checkpoint of a folder as it appears.
+"""`python -m evaluation.watching CONFIG.yaml`: score every checkpoint of a folder as it appears.
 
 `clusterkit eval --cluster --watch` runs it as a job of the cluster; each evaluation is a process of its own. It ends
 when the run is complete and all of its checkpoints are scored, or on a signal. Evaluations that need GPUs are tasks of
-Ray, so that no GPU is held while there is nothing to score. Prints a line of JSON for every event of a checkpoint.
+Ray, so that no GPU is held while there is nothing to score. Prints a line of JSON for every event of a checkpoint; what
+it prints, and what such tasks print, goes into the file CONFIG.log.
 
 Exit codes: 0 all scored, 1 some were not, 2 bad configuration, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -25,7 +25,8 @@ import yaml
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in
 from trainer.configfile import read_config
-from trainer.errors import InterruptedRunError, UserError
+from trainer.entry import run_command
+from trainer.errors import InterruptedRunError
 from trainer.files import last_records
 from trainer.signals import StopFlag
 
@@ -151,29 +152,24 @@ def print_event(**values: object) -> None:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.watching", description=__doc__)
-    parser.add_argument("config", type=Path, help="the WatchConfig, as `clusterkit eval` writes it")
-    parser.add_argument("log", type=Path, help="file that this process prints into")
-    arguments = parser.parse_args()
-    stop = StopFlag().install()
-    try:
-        config = read_config(arguments.config, WatchConfig)
-        logs = Path(config.evaluation.output_path) / "logs" / "watch"
-        logs.mkdir(parents=True, exist_ok=True)
-        if gpus := config.evaluation.server.gpus:
-            run = scored_by_ray(gpus, arguments.log, stop, print_event)
-        else:
-            run = lambda request: run_evaluation(request, stop)  # noqa: E731
+    return run_command("python -m evaluation.watching", __doc__, _watch)
 
-        def score(checkpoint: Path) -> int:
-            return run(str(_request(config.evaluation, checkpoint, logs)))
 
-        complete = lambda: config.once or is_complete(config.run_logs)  # noqa: E731
-        _, failed = watch(Path(config.folder), score, stop, print_event, complete)
-        return 1 if failed else 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+def _watch(path: Path, stop: StopFlag) -> int:
+    config = read_config(path, WatchConfig)
+    logs = Path(config.evaluation.output_path) / "logs" / "watch"
+    logs.mkdir(parents=True, exist_ok=True)
+    if gpus := config.evaluation.server.gpus:
+        run = scored_by_ray(gpus, path.with_suffix(".log"), stop, print_event)
+    else:
+        run = lambda request: run_evaluation(request, stop)  # noqa: E731
+
+    def score(checkpoint: Path) -> int:
+        return run(str(_request(config.evaluation, checkpoint, logs)))
+
+    complete = lambda: config.once or is_complete(config.run_logs)  # noqa: E731
+    _, failed = watch(Path(config.folder), score, stop, print_event, complete)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

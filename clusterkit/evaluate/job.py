@@ -84,7 +84,7 @@ async def _submit(head: Head, request: EvalConfig | WatchConfig, jobs: RayJobs, 
     await head.session.put(text.encode(), request_file, root=True)
     for_gpus = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
     say(f"submitting the job{for_gpus}")
-    words = ["-m", "evaluation.watching", request_file, log] if watches else ["-m", "evaluation", request_file]
+    words = ["-m", "evaluation.watching", request_file] if watches else ["-m", "evaluation", request_file]
     await jobs.submit(
         submission_id,
         f"exec python3 {shlex.join(words)} >>{shlex.quote(log)} 2>&1",
