@@ -35,6 +35,23 @@ class Problem:
     solutions: tuple[str, ...]
 
 
+def question_row(question: Question) -> dict[str, Any]:
+    """What a line of questions.jsonl says of a question, without where it comes from."""
+    return {
+        "id": question.id,
+        "question": question.question,
+        "answers": list(question.answers),
+        "gold_titles": [d.title for d in question.gold],
+        "supporting": [d.id for d in question.gold],
+        "own_documents": [d.id for d in question.own],
+    }
+
+
+def document_row(document: Document) -> dict[str, Any]:
+    """A line of documents.jsonl."""
+    return {"id": document.id, "title": document.title, "text": document.text}
+
+
 def corpus_of(given: Input) -> tuple[Corpus, int]:
     """Return questions and documents of a hotpotqa- or squad-style file, and how many rows were left out.
 

@@ -30,7 +30,6 @@ from trainer.tasks.jsonl import Row, read_rows, read_table
 
 TEXT = "text"
 TEXT_ENDINGS = (".txt", ".md", ".rst", ".text")
-STYLES = ("hotpotqa", "squad", "booksum", "memalpha", "math")
 _COLUMNS = {
     "memalpha": [{"chunks"}, {"questions_and_answers"}],
     "hotpotqa": [{"question"}, {"context"}, {"supporting_facts"}],

@@ -15,7 +15,7 @@ from typing import Any
 
 from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.cloze import Made, Maker, best_sentence
-from clusterkit.data.datasets.corpora import corpus_of
+from clusterkit.data.datasets.corpora import corpus_of, document_row, question_row
 from clusterkit.data.datasets.inputs import TEXT, Input
 from clusterkit.data.datasets.passages import Passage
 from trainer.errors import UserError
@@ -216,27 +216,14 @@ def _require_enough(inputs: list[Input], sides: Sides, items: dict[str, list[Ite
 
 def _questions(split: str, items: Sequence[Item]) -> Output:
     def make(number: int) -> dict[str, Any]:
-        question, evidence = items[number].question, items[number].evidence
-        return {
-            "id": question.id,
-            "question": question.question,
-            "answers": list(question.answers),
-            "gold_titles": [d.title for d in question.gold],
-            "supporting": [d.id for d in question.gold],
-            "own_documents": [d.id for d in question.own],
-            "evidence": list(evidence),
-            "source": question.source,
-            "form": question.form,
-        }
+        question, evidence = items[number].question, list(items[number].evidence)
+        return {**question_row(question), "evidence": evidence, "source": question.source, "form": question.form}
 
     return Output(f"{split}/{QUESTIONS}", len(items), make, "source", PART_ROWS)
 
 
 def _documents(split: str, documents: Sequence[Document]) -> Output:
-    def make(number: int) -> dict[str, Any]:
-        return {"id": documents[number].id, "title": documents[number].title, "text": documents[number].text}
-
-    return Output(f"{split}/{DOCUMENTS}", len(documents), make, "kind", PART_ROWS)
+    return Output(f"{split}/{DOCUMENTS}", len(documents), lambda n: document_row(documents[n]), "kind", PART_ROWS)
 
 
 def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -> Output:
