@@ -7,10 +7,9 @@ from pathlib import Path, PurePosixPath
 
 from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.backends.ray.head import Head
-from clusterkit.evaluate.job import copy_results, follow, newest_results, stop, submit
+from clusterkit.evaluate.job import copy_results, follow, follow_watch, newest_results, stop, submit
 from clusterkit.evaluate.process import Finished
 from clusterkit.evaluate.remote import copied_from, output_folder, remote_request
-from clusterkit.evaluate.remote_watch import follow_watch
 from clusterkit.evaluate.request import EvalArguments, SubmittedEval
 from clusterkit.runs.directory import FILEROOT
 from evaluation.config import EvalConfig, WatchConfig

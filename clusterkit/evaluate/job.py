@@ -21,14 +21,14 @@ from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.jobs import RayJob, RayJobs, next_id, origin, submit_or_attach
 from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from, read_whole
-from clusterkit.evaluate.process import EvalOutputParser, Finished
+from clusterkit.evaluate.process import EvalOutputParser, Finished, WatchOutputParser
 from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.runs.directory import user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
 from evaluation.results import RESULTS
 from trainer.disk import file_failures
-from trainer.errors import RunError, UserError
+from trainer.errors import InterruptedRunError, RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.ssh.selection import Selection
@@ -160,20 +160,62 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
     """
     parser = EvalOutputParser(say)
     job = await follow_output(selection, submitted, parser, say)
-    if job.status == "SUCCEEDED":
-        code = 0
-    else:
-        found = _EXIT_CODE.search(job.message)
-        code = 130 if job.status == "STOPPED" else int(found[1]) if found else -1
+    code = _exit_code(job)
     folder = None
     if parser.answer is not None and code in (0, 1):
         async with head_of(selection) as head:
             folder = await copy_results(head, submitted.output, PurePosixPath(parser.answer["results"]).name, local)
-    reason = " ".join(job.message.split())[-400:]
-    without_words = (
-        f"job {job.submission_id} ended ({job.status}): {reason or 'no reason given'}; its log is {submitted.log}"
-    )
-    return parser.finished(code, folder, without_words)
+    return parser.finished(code, folder, _ending(job, submitted))
+
+
+async def follow_watch(
+    selection: Selection, submitted: SubmittedEval, local: Path, say: Say, show: Callable[[Path], None]
+) -> None:
+    """Show what is scored until the job ends.
+
+    Args:
+        selection: how to reach the cluster.
+        submitted: the job.
+        local: folder that results are copied to.
+        say: gets what the job prints.
+        show: gets the folder of every checkpoint's results.
+
+    Raises:
+        UserError: with the subclass that fits how it ended.
+    """
+    parser = WatchOutputParser(say)
+
+    async def copy(head: Head) -> None:
+        while parser.scored:
+            folder = await copy_results(head, submitted.output, parser.scored[0], local)
+            parser.scored.popleft()  # not before it is here: a connection may be lost meanwhile
+            show(folder)
+
+    job = await follow_output(selection, submitted, parser, say, copy)
+    code = _exit_code(job)
+    if code == InterruptedRunError.exit_code:
+        raise InterruptedRunError("the watch was stopped: what is answered is written; the same command goes on")
+    if parser.failed:
+        raise RunError(f"{len(parser.failed)} checkpoints could not be scored: {', '.join(parser.failed)}")
+    if code:
+        raise RunError(parser.error or _ending(job, submitted))
+    if not parser.count:
+        raise UserError("the run has no checkpoint yet (epoch…globalstepN)")
+    say(f"{parser.count} checkpoints are scored")
+
+
+def _exit_code(job: RayJob) -> int:
+    """Exit code of a job that has ended; -1 where Ray does not know it."""
+    if job.status == "SUCCEEDED":
+        return 0
+    found = _EXIT_CODE.search(job.message)
+    return InterruptedRunError.exit_code if job.status == "STOPPED" else int(found[1]) if found else -1
+
+
+def _ending(job: RayJob, submitted: SubmittedEval) -> str:
+    """How a job ended, for one that has not said so itself."""
+    reason = " ".join(job.message.split())[-400:] or "no reason given"
+    return f"job {job.submission_id} ended ({job.status}): {reason}; its log is {submitted.log}"
 
 
 async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
