@@ -166,8 +166,8 @@ def output_lock(folder: Path) -> Iterator[None]:
 
 def disk_failure(path: Path, error: OSError) -> UserError:
     """Exception for an error of the disk; the same command goes on with what is written."""
-    told = file_failure(error, path, "choose another --output-path")
-    return type(told)(f"{told}. The same command then goes on with what is written")
+    failure = file_failure(error, path, "choose another --output-path")
+    return type(failure)(f"{failure}. The same command then goes on with what is written")
 
 
 def _ends_with_newline(path: Path) -> bool:

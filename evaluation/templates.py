@@ -23,8 +23,8 @@ Template = Callable[[str, Any], str]
 
 def bare_question(problem: str) -> str:
     """The memory agent's wording for a question without anything to read."""
-    asked = "Answer the problem below and put the answer in \\boxed{}."
-    return f"{asked}\n\n<problem>\n{problem}\n</problem>\n\nYour answer:"
+    instruction = "Answer the problem below and put the answer in \\boxed{}."
+    return f"{instruction}\n\n<problem>\n{problem}\n</problem>\n\nYour answer:"
 
 
 def _chat(text: str, tokenizer: Any, thinking: bool | None = None) -> str:

@@ -62,8 +62,8 @@ def build_items(folder: Path, documents: int, limit: int = 0) -> list[Task]:
     """The items, or the first `limit` of them; the same in every call. Raises UserError for too few documents."""
     sides = load_sides(folder, EVAL_FRACTION)
     # Of a prepared folder the real ones, where there are any: what was made by rule is for training.
-    asked = (*sides.test.questions, *(() if is_prepared(folder) else sides.dev.questions))
-    questions = ([q for q in asked if q.source not in GENERATED] or list(asked))[:MOST_QUESTIONS]
+    candidates = (*sides.test.questions, *(() if is_prepared(folder) else sides.dev.questions))
+    questions = ([q for q in candidates if q.source not in GENERATED] or list(candidates))[:MOST_QUESTIONS]
     if not questions:
         raise UserError(f"{folder}: no question is held out there: more questions are needed")
     pool: Sequence[Document] = sides.test.pool

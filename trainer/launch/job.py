@@ -106,8 +106,8 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     records = [record for record in last_records(metrics) if record.get("attempt") == attempt]
     finish = [record for record in records if record.get("kind") == "finish"]
     steps = [record["global_step"] for record in records if record.get("kind") == "step"]
-    begun = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
-    started_at = begun[-1] if begun else before
+    resume_steps = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
+    started_at = resume_steps[-1] if resume_steps else before
     step = steps[-1] if steps else started_at
     if finish:
         last = finish[-1]

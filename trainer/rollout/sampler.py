@@ -100,7 +100,7 @@ class EmbeddedSampler(Sampler):
         super().__init__(config, source, course)
         self.engine, self.controller, self.world = engine, controller, world
         self.replica, self.policy = replica, policy
-        self._told = (0, 0)
+        self._reported = (0, 0)
 
     def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """See Sampler."""
@@ -135,9 +135,9 @@ class EmbeddedSampler(Sampler):
 
     def stats(self) -> dict[str, float]:
         """See Sampler."""
-        done, before = self.engine.stats, self._told
-        self._told = (done.prompt_tokens, done.prefilled_tokens)
-        mine = [now - then for now, then in zip(self._told, before, strict=True)]
+        done, before = self.engine.stats, self._reported
+        self._reported = (done.prompt_tokens, done.prefilled_tokens)
+        mine = [now - then for now, then in zip(self._reported, before, strict=True)]
         prompts, computed = (sum(one) for one in zip(*self.world.gather(mine), strict=True))
         return super().stats() | ({"cached_share": 1 - computed / prompts} if prompts else {})
 

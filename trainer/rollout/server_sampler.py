@@ -91,7 +91,7 @@ class ServedSampler(Sampler):
         self._jobs: set[asyncio.Task[None]] = set()
         self._ids: dict[Slot, str] = {}
         self._staleness: list[int] = []
-        self._told = ServedStats()
+        self._reported = ServedStats()
 
     def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
         """See Sampler."""
@@ -141,8 +141,8 @@ class ServedSampler(Sampler):
         if ages:
             numbers |= {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
         if self.served is not None:
-            now, before = replace(self.served.engine.stats), self._told
-            self._told = now
+            now, before = replace(self.served.engine.stats), self._reported
+            self._reported = now
             prompts, cached = now.prompt_tokens - before.prompt_tokens, now.served_tokens - before.served_tokens
             numbers |= {"cached_share": cached / prompts} if prompts else {}
             numbers |= self._decoding(self.served, now, before)

@@ -24,7 +24,7 @@ class Facts(Recall[QuestionsConfig]):
         count = chunks or rng.randint(config.min_chunks, config.max_chunks)
         places = [(chunk, place) for chunk in range(count) for place in range(config.facts_per_chunk)]
         wanted = min(config.num_questions, len(places), len(self.keys) // 2)
-        asked = set(rng.sample(places, wanted))
+        asked_places = set(rng.sample(places, wanted))
         drawn = rng.sample(self.keys, len(self.keys))
         question_keys, other_keys = drawn[:wanted], drawn[wanted:]
         questions: list[Fact] = []
@@ -34,7 +34,7 @@ class Facts(Recall[QuestionsConfig]):
             used: set[str] = set()
             facts = []
             for place in range(config.facts_per_chunk):
-                if (chunk, place) in asked:
+                if (chunk, place) in asked_places:
                     fact = self.fact(rng, split, question_keys.pop(), used)
                     questions.append(fact)
                 else:

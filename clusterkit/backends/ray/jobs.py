@@ -244,16 +244,16 @@ class RayJobs:
                 "clusterkit ray-status shows how the cluster is"
             ) from error
         if answer.is_error:
-            said = _last_line(answer.text)
+            reason = _last_line(answer.text)
             if DUPLICATE in answer.text:
-                raise DuplicateJobError(f"{self._head}: {said}")
+                raise DuplicateJobError(f"{self._head}: {reason}")
             fix = (
                 "its token is another one than ours: run clusterkit setup again"
                 if answer.status_code in (401, 403)
                 else "clusterkit ray-status shows how the cluster is"
             )
             kind = NoAgentError if NO_AGENT in answer.text else RunError
-            raise kind(f"{self._head}: Ray's job API refused {method} {path} ({answer.status_code}): {said}; {fix}")
+            raise kind(f"{self._head}: Ray's job API refused {method} {path} ({answer.status_code}): {reason}; {fix}")
         return answer.json()
 
 

@@ -146,8 +146,8 @@ class Watch:
         await self._connect()
         cluster, unseen = self.selection.cluster, [str(error).splitlines()[0] for error in self._silent.values()]
         nodes = await observe(self.sessions, cluster, unreachable=self._silent, inside=False)
-        jobs, said = await self._jobs()
-        unseen += [said] if said else []
+        jobs, problem = await self._jobs()
+        unseen += [problem] if problem else []
         disk, run, run_dir, job = None, None, "", None
         try:
             disk = await self._disk()
@@ -218,9 +218,9 @@ class Watch:
         if reader is None:
             return None
         path = self.selection.cluster.storage
-        said = await reader.session.run(f"timeout 10 df -P -B1 {path}", timeout=20.0)
-        words = (said.stdout.splitlines() or [""])[-1].split()
-        return Disk(path, int(words[1]), int(words[3])) if said.ok and len(words) > 4 else None
+        df_output = await reader.session.run(f"timeout 10 df -P -B1 {path}", timeout=20.0)
+        words = (df_output.stdout.splitlines() or [""])[-1].split()
+        return Disk(path, int(words[1]), int(words[3])) if df_output.ok and len(words) > 4 else None
 
     async def _find(self) -> RunDirectory | None:
         found = None if self._reader is None else await newest_of(self._reader, self.selector)

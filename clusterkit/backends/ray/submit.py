@@ -136,15 +136,15 @@ async def _wait_until_started(
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + START_SECONDS
-    begun = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(submitted))} ]"
+    has_started = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(submitted))} ]"
     while True:
         job = await jobs.get(submission_id)
-        if job.status == "SUCCEEDED" or (await head.run(begun, root=True)).ok:
+        if job.status == "SUCCEEDED" or (await head.run(has_started, root=True)).ok:
             return
         if not job.alive:
             lines = (await jobs.logs(submission_id)).strip().splitlines()[-8:]
-            told = "\n".join(f"  {line}" for line in lines)
-            raise RunError(f"job {submission_id} ended at once ({job.status}): {job.message}\n{told}".rstrip())
+            shown = "\n".join(f"  {line}" for line in lines)
+            raise RunError(f"job {submission_id} ended at once ({job.status}): {job.message}\n{shown}".rstrip())
         if loop.time() > end:
             raise RunError(
                 f"job {submission_id} has not begun to train within {START_SECONDS:.0f} s ({job.status} "

@@ -270,11 +270,11 @@ def best_sentence(document: Document, question: str, answers: Iterable[str], oth
     """
     wanted = [answer for answer in answers if answer.lower() not in ("yes", "no")]
     names = [name_of(title) for title in other_titles]
-    asked = {word.lower() for word in _WORD.findall(question) if len(word) > 3}
+    question_words = {word.lower() for word in _WORD.findall(question) if len(word) > 3}
 
     def worth(sentence: str) -> tuple[bool, bool, int]:
         low = sentence.lower()
-        shared = len(asked & {word.lower() for word in _WORD.findall(sentence)})
+        shared = len(question_words & {word.lower() for word in _WORD.findall(sentence)})
         return any(_has(low, one.lower()) for one in wanted), any(_has(sentence, name) for name in names), shared
 
     found = sentences(document.text) or [document.title]

@@ -88,8 +88,8 @@ def _memagent(inputs: list[Input], most: int) -> BuildPlan:
             left_out += len(corpus.questions) - len(ordered)
         questions.update((question.id, question) for question in (ordered[:most] if most else ordered))
         documents.update((document.id, document) for document in corpus.documents)
-    asked = [questions[name] for name in sorted(questions)]
-    for question in asked:
+    rows = [questions[name] for name in sorted(questions)]
+    for question in rows:
         documents.update((document.id, document) for document in question.own)
     texts = [documents[name] for name in sorted(documents)]
 
@@ -98,7 +98,7 @@ def _memagent(inputs: list[Input], most: int) -> BuildPlan:
         "squad: one question of each paragraph, because two sides could not share it.",
     ]
     outputs = [
-        Output(QUESTIONS, len(asked), lambda n: {**question_row(asked[n]), "source": asked[n].source}, "source"),
+        Output(QUESTIONS, len(rows), lambda n: {**question_row(rows[n]), "source": rows[n].source}, "source"),
         Output(DOCUMENTS, len(texts), lambda n: document_row(texts[n]), "kind"),
     ]
     return BuildPlan("memagent", inputs, {"max_per_source": most}, outputs, left_out, notes)

@@ -129,8 +129,8 @@ def _sides(inputs: list[Input], share: float) -> tuple[Sides, int]:
         questions.update((question.id, question) for question in corpus.questions)
         for document in (*corpus.documents, *(one for question in corpus.questions for one in question.own)):
             documents.setdefault(document.key, document)
-    asked = [_with_kept(question, documents) for question in questions.values()]
-    sides = split_three(Corpus(asked, list(documents.values())), share)
+    real_questions = [_with_kept(question, documents) for question in questions.values()]
+    sides = split_three(Corpus(real_questions, list(documents.values())), share)
     passages = [passage for passage in passages if passage.document.key not in documents]
     parts = _split_passages(passages, share)
     train, dev, test = (_wider(getattr(sides, name), part) for name, part in zip(SPLITS, parts, strict=True))
