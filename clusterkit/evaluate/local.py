@@ -1,4 +1,4 @@
-"""Evaluations in a process of this machine."""
+"""Evaluations in a process of this machine, of one checkpoint or of each one as it appears (`--watch`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterkit.backends.base import Backend, folder_of_runs
+from clusterkit.backends.base import Backend, Say, folder_of_runs
 from clusterkit.backends.local.jobs import owner_of
 from clusterkit.backends.local.stop import send_signal
 from clusterkit.evaluate.process import Finished, require_evaluator, run_evaluation
@@ -19,12 +19,14 @@ from clusterkit.evaluate.request import (
     make_request,
     run_settings,
 )
-from clusterkit.evaluate.watch import watch_folder
 from clusterkit.runs.directory import lock_holder
+from clusterkit.ui import output
 from evaluation.config import EvalConfig
 from evaluation.record import LOCK
 from evaluation.results import find_results
+from evaluation.watching import watch
 from trainer.errors import RunError, UserError
+from trainer.signals import StopFlag
 
 STOP_SECONDS = 120
 POLL_SECONDS = 0.2
@@ -102,3 +104,43 @@ class LocalEvaluator:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
+
+
+def watch_folder(
+    folder: Path, request: Callable[[str], EvalConfig], say: Say, show: Callable[[Path], None], *, once: bool
+) -> None:
+    """Score what is there, oldest first, then what comes, until it is interrupted; one that fails is told and passed.
+
+    Args:
+        folder: of the checkpoints.
+        request: makes the evaluation of a checkpoint.
+        say: gets what the evaluations print.
+        show: gets the folder of every checkpoint's results.
+        once: end after the checkpoints that are there.
+
+    Raises:
+        UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.
+        InterruptedRunError: by a signal.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"--watch {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
+        )
+    require_evaluator()
+
+    def score(checkpoint: Path) -> int:
+        say(f"scoring {checkpoint}")
+        try:
+            show(run_evaluation(request(str(checkpoint)), say).folder)
+        except (RunError, OSError) as error:
+            output.error(f"{checkpoint.name}: {error}")
+            return 1
+        return 0
+
+    if not once:
+        say(f"every checkpoint below {folder} is scored, also those to come; Ctrl-C ends it")
+    scored, failed = watch(folder, score, StopFlag().install(), lambda **_: None, lambda: once)
+    if failed:
+        raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
+    if not scored:
+        raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")

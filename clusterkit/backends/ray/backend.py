@@ -29,15 +29,14 @@ from clusterkit.backends.ray.follow import closing as closing_table
 from clusterkit.backends.ray.follow import follow
 from clusterkit.backends.ray.head import Backoff, Head, head_of
 from clusterkit.backends.ray.jobs import RayJob, matching_jobs, of_others
+from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.backends.ray.newest import newest_of, require_newest, through_any
 from clusterkit.backends.ray.request import request_on
 from clusterkit.backends.ray.stage_inputs import have_assets
-from clusterkit.backends.ray.status import Watch, watching
+from clusterkit.backends.ray.status import Watch, cluster_lines, watching
 from clusterkit.backends.ray.stop import job_run
 from clusterkit.backends.ray.storage import ListedRun, fileroot_of, newest_attempt, read_from, size_of
 from clusterkit.backends.ray.submit import attach, dispatch
-from clusterkit.backends.ray.sync_mirror import Mirror
-from clusterkit.backends.ray.view import cluster_lines
 from clusterkit.backends.stop import end_run, require_one
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.ssh.api import HostError

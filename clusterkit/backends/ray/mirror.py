@@ -1,6 +1,7 @@
 """A copy of a cluster's runs on this machine, for the commands that read runs of this machine.
 
 The copy is laid out like a fileroot. Only what has changed is fetched again, and of metrics.jsonl only what is new.
+`Copies` awaits; `Mirror` is for code that waits, with a thread that keeps the connections.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import json
 import os
 import shlex
 import shutil
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
+from clusterkit.backends.ray.files import LOOK_SECONDS, Facts, fetch_logs, listing, localise_paths, run_checked
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import TRAINS, RayJob
 from clusterkit.backends.ray.storage import METRICS, fetch_records, list_runs, read_whole
+from clusterkit.backends.records import Runs
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
@@ -31,11 +35,14 @@ from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
 from trainer.checkpoint import slots
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.hosts.model import Host
     from clusterkit.ssh.selection import Selection
+if TYPE_CHECKING:
+    from clusterkit.ssh.selection import Selection
+
 
 HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""
@@ -263,3 +270,74 @@ def _still_open(run: RunDirectory) -> bool:
     """Whether the last attempt has left no mark of its end."""
     numbers = run.attempt_numbers()
     return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
+
+
+class Mirror(Runs):
+    """Runs of a cluster, copied below `folder`. Safe for threads."""
+
+    def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
+        super().__init__(folder)
+        self.fileroot, self.cluster = fileroot, selection.cluster
+        self._copies = Copies(selection, folder, fileroot)
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def index(self) -> None:
+        """See `Runs.index`."""
+        self._do(self._copies.index())
+
+    def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
+        """See `Runs.fetch`."""
+        self._do(self._copies.fetch(run, logs=logs))
+
+    def index_steps(self, run: RunDirectory) -> None:
+        """See `Runs.index_steps`."""
+        self._do(self._copies.index_steps(run))
+
+    def fetch_step(self, file: Path) -> None:
+        """See `Runs.fetch_step`."""
+        self._do(self._copies.fetch_step(file))
+
+    def checkpoint_folder(self, typed: str) -> str:
+        """See `Runs.checkpoint_folder`."""
+        if not typed.startswith(f"{self.cluster.storage}/"):
+            raise UserError(
+                f"--recover-from {typed} is not below {self.cluster.storage}, which is all that the hosts share"
+            )
+        return typed.rstrip("/")
+
+    def put(self, run: RunDirectory, name: str, text: str) -> None:
+        """See `Runs.put`."""
+        self._do(self._copies.put(run, name, text))
+
+    def look(self, run: RunDirectory) -> dict[str, Any]:
+        """See `Runs.look`; every file is read there, not brought here."""
+        return self.look_at(str(self._copies.original(run).recover))
+
+    def look_at(self, folder: str) -> dict[str, Any]:
+        """See `Runs.look_at`."""
+        found: dict[str, Any] = self._do(self._copies.look(folder))
+        return found
+
+    def with_original_paths(self, value: T) -> T:
+        """See `Runs.with_original_paths`."""
+        return localise_paths(value, self.folder, self.fileroot, self.cluster.name)
+
+    def close(self) -> None:
+        """Close the connections and remove the copy."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._copies.close(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise

@@ -1,8 +1,9 @@
-"""`clusterkit eval`: have a checkpoint scored, and print the table."""
+"""`clusterkit eval`: have a checkpoint scored and print the table; print a question with its answers and verdicts."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import Kind, announce, checked_user, place_of, slurm_place, target
 from clusterkit.cli.actions.target_of_run import for_checkpoint
 from clusterkit.cli.runoptions import RunOptions
+from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
 from clusterkit.evaluate.pages import PAGE, write_pages
 from clusterkit.evaluate.process import Finished
 from clusterkit.evaluate.request import EvalArguments, settings_in_words
 from clusterkit.evaluate.table import evaluator_of
 from clusterkit.ui import output
 from evaluation.config import EvalConfig, WatchConfig
-from evaluation.results import RESULTS
+from evaluation.results import RESULTS, find_results, read_results
 from trainer.errors import UserError
 
 
@@ -125,3 +127,32 @@ def _print_results(finished: Finished, as_json: bool) -> None:
             f"incomplete: {missing} answers failed and count as wrong here; the same command asks for them again"
         )
         raise typer.Exit(1)
+
+
+def show(
+    folder: str, question: str | None, dataset: str | None, sample: str, cluster: str | None, as_json: bool
+) -> None:
+    """Print one question, or all as a list, of results that are here or are copied here first."""
+    path = _results(cluster, folder)
+    row = read_row(read_results(path), path.parent, dataset)
+    if question is None:
+        if as_json:
+            output.result_json([entry.as_dict() for entry in row.entries])
+        else:
+            output.result(listing(row))
+        return
+    entry = find_question(row, question, sample)
+    if as_json:
+        output.result_json(entry.as_dict())
+    else:
+        output.result(shown_question(row, entry))
+
+
+def _results(cluster: str | None, folder: str) -> Path:
+    """The results that are meant: of the cluster that was named, else those here, else those of the current cluster."""
+    if cluster is None:
+        with suppress(UserError):
+            return find_results(folder)
+        cluster = announce(target(Kind.CLUSTER_FIRST, RunOptions()))
+    with open_backend(place_of(cluster), output.note) as backend:
+        return evaluator_of(backend).results(folder)
