@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
+from clusterkit.cli.hostoptions import takes
 from clusterkit.cli.options import LOOPBACK
 
 
@@ -27,7 +29,7 @@ class JudgeOptions:
     cache_dir: str = ""
 
 
-OPTIONS: dict[str, Any] = {
+_OPTIONS: dict[str, Any] = {
     "model": typer.Option(
         "--model", help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start."
     ),
@@ -44,3 +46,8 @@ OPTIONS: dict[str, Any] = {
     "flags": typer.Option("--flags", help="More options of the server's own, in one quoted text."),
     "cache_dir": typer.Option("--cache-dir", help="On this machine: cache folder of assets."),
 }
+
+
+def takes_judge_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a Typer command the options of `JudgeOptions`; it gets them as its parameter `options`."""
+    return takes(command, "options", JudgeOptions, _OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -27,21 +28,24 @@ from clusterkit.backends.base import (
 )
 from clusterkit.backends.ray.follow import closing as closing_table
 from clusterkit.backends.ray.follow import follow
-from clusterkit.backends.ray.head import Backoff, Head, head_of
+from clusterkit.backends.ray.head import Backoff, Head, OnHead, head_of
 from clusterkit.backends.ray.jobs import RayJob, matching_jobs, of_others
 from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.backends.ray.newest import newest_of, require_newest, through_any
 from clusterkit.backends.ray.request import request_on
 from clusterkit.backends.ray.stage_inputs import have_assets
 from clusterkit.backends.ray.status import Watch, cluster_lines, watching
-from clusterkit.backends.ray.stop import job_run
 from clusterkit.backends.ray.storage import ListedRun, fileroot_of, newest_attempt, read_from, size_of
 from clusterkit.backends.ray.submit import attach, dispatch
-from clusterkit.backends.stop import end_run, require_one
-from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.backends.stop import LiveRun, end_run, require_one
+from clusterkit.hosts.model import Cluster
+from clusterkit.provision import docker
+from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
+from clusterkit.runs.directory import RunDirectory, resume_hint, user_name
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
+from clusterkit.ssh.shell import first_of
 from clusterkit.ui.progress import Progress
 from trainer.errors import RunError, UserError
 
@@ -239,3 +243,27 @@ class RayBackend:
         self._head = None
         self._watches.clear()
         await self._connection.aclose()
+
+
+KILL_SECONDS = 60.0
+
+
+def job_run(cluster: Cluster, on_head: OnHead, job: RayJob) -> LiveRun:
+    """A living run that is a Ray job. Its functions raise RunError where the cluster does not answer."""
+    logs = Path(job.metadata["run_dir"])
+    latest = shlex.quote(str(RunDirectory(logs.parents[3], *logs.parts[-3:]).recover / "LATEST"))
+    # Ray waits as long as it was told when the job was submitted: only the processes themselves can be hurried.
+    pattern = shlex.quote("trainer.* " + re.escape(f"{logs}/config.yaml"))
+    kill = (
+        first_of(docker.ps(f"label={LABEL_CLUSTER}={cluster.name}", f"label={LABEL_ROLE}={HEAD}"))
+        + f'exec docker exec "$id" pkill -KILL -f -- {pattern}\n'
+    )
+    return LiveRun(
+        job.run,
+        interrupt=lambda: on_head(lambda head: head.ask(lambda jobs: jobs.stop(job.submission_id))),
+        kill=lambda: on_head(lambda head: head.session.run(kill, root=True, timeout=KILL_SECONDS)),
+        alive=lambda: on_head(lambda head: head.ask(lambda jobs: jobs.get(job.submission_id))).alive,
+        resume_hint=lambda: resume_hint(on_head(lambda head: head.session.run(f"test -e {latest}", root=True)).ok),
+        stuck=lambda: "clusterkit down ends all of the cluster's Ray",
+        poll_seconds=1.0,
+    )
