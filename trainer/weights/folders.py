@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError
-from trainer.files import disk_error, is_full, sync_folder, sync_tree, write_atomic
+from trainer.files import disk_error, is_full, sync, sync_tree, write_atomic
 from trainer.train.learner import Learner
 from trainer.weights.publisher import Outlet, PublishStats, agree, may_come_back, measured, same_host, wait_together
 from trainer.weights.source import WeightSource
@@ -145,7 +145,7 @@ class FolderPublisher:
         sync_tree(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
 
 
 def offer(folders: FolderPublisher, outlet: Outlet | None, version: int) -> None:
