@@ -37,13 +37,13 @@ class ClusterEvaluator:
     def start(self, arguments: EvalArguments, *, detach: bool) -> SubmittedEval:  # noqa: ARG002 (any can be)
         """See `Evaluator.start`. What is missing on the storage is copied to it."""
 
-        async def begin(head: Head) -> SubmittedEval:
+        async def submit_request(head: Head) -> SubmittedEval:
             request = await remote_request(head, arguments, self._cluster.say)
             self._source = copied_from(head, arguments, request)
             return await submit(head, request, self._cluster.say)
 
         try:
-            return self._cluster.do(begin)
+            return self._cluster.do(submit_request)
         except KeyboardInterrupt:
             raise InterruptedRunError("interrupted: what is copied stays there; the same command goes on") from None
 
@@ -53,11 +53,11 @@ class ClusterEvaluator:
         """See `Evaluator.follow`."""
         assert submitted is not None
         selection, say = self._cluster.selection, self._cluster.say
-        here = self.copy_of(arguments.output_path)
+        copies = self.copy_of(arguments.output_path)
         if arguments.watch:
-            self._cluster.wait(follow_watch(selection, submitted, here, say, show))
+            self._cluster.wait(follow_watch(selection, submitted, copies, say, show))
             return None
-        finished = self._cluster.wait(follow(selection, submitted, here, say))
+        finished = self._cluster.wait(follow(selection, submitted, copies, say))
         if self._source is not None:
             with file_failures(self._source, FILEROOT):
                 keep_scores({**finished.results, "model_path": str(self._source)}, finished.folder)
