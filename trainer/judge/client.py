@@ -278,12 +278,12 @@ def served_models(listing: Any) -> list[str]:
         raise ValueError("no list of models") from error
 
 
-def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
+def verify_model(url: str, expected: str, timeout: float = 10.0) -> str:
     """Name under which a server serves the wanted model.
 
     Args:
         url: address of the server.
-        wanted: the model's name, or its last part (org/name, /models/name); empty: the only one that it serves.
+        expected: the model's name, or its last part (org/name, /models/name); empty: the only one that it serves.
         timeout: seconds.
 
     Raises:
@@ -301,14 +301,14 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
             "--model NAME, or your own OpenAI-compatible server and judge.url=http://HOST:PORT), then this command "
             "again"
         ) from error
-    matching = [name for name in served if not wanted or name == wanted or _last(name) == _last(wanted)]
+    matching = [name for name in served if not expected or name == expected or _last(name) == _last(expected)]
     if len(matching) == 1:
         return matching[0]
     raise UserError(
         f"the judge at {url} serves {', '.join(served) or 'nothing'}"
         + (
-            f", not {wanted}: start it with that model, or set judge.model"
-            if wanted
+            f", not {expected}: start it with that model, or set judge.model"
+            if expected
             else ": choose one with judge.model"
         )
     )

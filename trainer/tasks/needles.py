@@ -58,13 +58,13 @@ class Needles(GeneratedSource[SectionsConfig]):
         gold = rng.randrange(count)
         sections = []
         for number in range(count):
-            told = [
+            needle_sentences = [
                 NEEDLE.format(key=key, value=rng.randint(10_000, 99_999))
                 for key in rng.sample(others, config.facts_per_chunk - (number == gold))
             ]
             if number == gold:
-                told.append(NEEDLE.format(key=target, value=answer))
-            sentences = told + rng.choices(NOISE, k=config.filler_per_chunk)
+                needle_sentences.append(NEEDLE.format(key=target, value=answer))
+            sentences = needle_sentences + rng.choices(NOISE, k=config.filler_per_chunk)
             rng.shuffle(sentences)
             sections.append(" ".join(sentences))
         return Task(

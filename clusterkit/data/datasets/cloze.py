@@ -268,14 +268,14 @@ def best_sentence(document: Document, question: str, answers: Iterable[str], oth
     One that holds an answer comes first, then one that mentions the title of another document that is needed, then the
     one that shares most words with the question; the earlier of equals.
     """
-    wanted = [answer for answer in answers if answer.lower() not in ("yes", "no")]
+    needed = [answer for answer in answers if answer.lower() not in ("yes", "no")]
     names = [name_of(title) for title in other_titles]
     question_words = {word.lower() for word in _WORD.findall(question) if len(word) > 3}
 
     def worth(sentence: str) -> tuple[bool, bool, int]:
         low = sentence.lower()
         shared = len(question_words & {word.lower() for word in _WORD.findall(sentence)})
-        return any(_has(low, one.lower()) for one in wanted), any(_has(sentence, name) for name in names), shared
+        return any(_has(low, one.lower()) for one in needed), any(_has(sentence, name) for name in names), shared
 
     found = sentences(document.text) or [document.title]
     return max(found, key=worth)  # the first of equals
