@@ -56,7 +56,7 @@ def nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("an engine was opened")
 
     with monkeypatch.context() as patch:
-        patch.setattr("evaluation.evaluate.open_engine", refuse)
+        patch.setattr("evaluation.asking.open_engine", refuse)
         yield
 
 
