@@ -244,8 +244,8 @@ class Bench:
         from rollout import CACHES  # noqa: PLC0415
 
         from trainer.agents import make_agent  # noqa: PLC0415
+        from trainer.rollout.batch import distinct_prompt_tokens  # noqa: PLC0415
         from trainer.rollout.controller import RolloutController, SamplingPlan  # noqa: PLC0415
-        from trainer.rollout.prompt_overlap import distinct_prompt_tokens  # noqa: PLC0415
         from trainer.tasks import make_source  # noqa: PLC0415
         from trainer.train.model import load_tokenizer  # noqa: PLC0415
 

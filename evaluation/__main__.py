@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from evaluation.config import EvalConfig
-from evaluation.entry import run_command
 from evaluation.evaluate import evaluate
 from trainer.configfile import read_config
+from trainer.entry import run_command
 from trainer.signals import StopFlag
 
 

@@ -173,10 +173,10 @@ def _interpreter(server: ServerConfig, kind: str) -> str:
 
 
 def _gpu_groups(server: ServerConfig, kind: str) -> list[tuple[int, ...]]:
-    there = visible_gpus()
-    count = server.gpus or there
-    if count > there:
-        raise UserError(f"--gpus {count}: this machine has {there}; lower it, or leave it out")
+    visible = visible_gpus()
+    count = server.gpus or visible
+    if count > visible:
+        raise UserError(f"--gpus {count}: this machine has {visible}; lower it, or leave it out")
     if not count and kind == "vllm":
         return [()]
     if not count:

@@ -62,8 +62,8 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
 
 def run_name(config: EvalConfig, folder: Path, checkpoint: str, rows: list[Row]) -> str:
     """Name of the folder of results: the checkpoint's, and a hash of all that was asked."""
-    asked = [[row.record.hash, row.record.verdicts.path.name, row.greedy, row.samples] for row in rows]
-    return f"{folder.name}-{digest([checkpoint, asked, config.num_questions])[:8]}"
+    row_inputs = [[row.record.hash, row.record.verdicts.path.name, row.greedy, row.samples] for row in rows]
+    return f"{folder.name}-{digest([checkpoint, row_inputs, config.num_questions])[:8]}"
 
 
 def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows: list[Row]) -> dict[str, Any]:

@@ -71,10 +71,10 @@ def _by_source(truths: Sequence[str], text: str, sample: dict[str, Any]) -> dict
     """The rule of the data source; where that is a model's judgement, what it said when the answer was made."""
     source = str(sample.get("rule", ""))
     if needs_judge(source):
-        said = sample.get("agrees")
-        if said is None:
+        agrees = sample.get("agrees")
+        if agrees is None:
             return {"answer": text[:2000], "right": False, "score": 0.0, "reason": "gave up: no judge said anything"}
-        return {"answer": text[:2000], "right": bool(said), "score": float(said), "reason": "the judge's verdict"}
+        return {"answer": text[:2000], "right": bool(agrees), "score": float(agrees), "reason": "the judge's verdict"}
     score = scorer(source)(text, truths)
     return {"answer": text[:2000], "right": score == 1.0, "score": score, "reason": f"the rule of {source}"}
 

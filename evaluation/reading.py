@@ -22,7 +22,6 @@ from transformers.utils.logging import disable_progress_bar
 from evaluation.config import AskConfig, EvalConfig
 from evaluation.document import Document
 from evaluation.engines import context_window, open_engine
-from evaluation.entry import run_command
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import choose_kind, visible_gpus
 from evaluation.progress import say
@@ -33,6 +32,7 @@ from trainer.config_agents import MemagentConfig
 from trainer.configfile import read_config
 from trainer.engines.base import Engine, EngineError
 from trainer.engines.embedded import GenerationCancelledError
+from trainer.entry import run_command
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.rewards.qa import extract_answer
 from trainer.signals import StopFlag
@@ -57,25 +57,25 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
         RunError: the engine does not start, or is lost.
         InterruptedRunError: `stop` said so.
     """
-    asked = _with_one_server(config.evaluation)
-    if not isinstance(asked.agent, MemagentConfig):
+    evaluation = _with_one_server(config.evaluation)
+    if not isinstance(evaluation.agent, MemagentConfig):
         raise UserError(
-            f"the checkpoint's agent is {asked.agent.name}, and questions are asked of agent.name=memagent, whose "
+            f"the checkpoint's agent is {evaluation.agent.name}, and questions are asked of agent.name=memagent, whose "
             "memory is a text: name a checkpoint of such an agent, or try --set agent.name=memagent"
         )
-    folder = resolve_model(asked.model_path, asked.cache_dir)
+    folder = resolve_model(evaluation.model_path, evaluation.cache_dir)
     tokenizer = load_tokenizer(folder)
-    agent = MemAgent(asked.agent, tokenizer)
-    agent.check_window(context_window(folder, asked.server))
+    agent = MemAgent(evaluation.agent, tokenizer)
+    agent.check_window(context_window(folder, evaluation.server))
     disable_progress_bar()  # a memory is shown, and loading takes a second
     task = Task("question", config.question, ("",))
     question = agent.prepare(task).question
-    document = Document(Path(config.document), tokenizer, asked.agent)
-    kind = choose_kind(asked.server)
+    document = Document(Path(config.document), tokenizer, evaluation.agent)
+    kind = choose_kind(evaluation.server)
 
     async def run() -> None:
-        logs = Path(asked.output_path) / "servers"
-        async with open_engine(asked, kind, folder, tokenizer, logs, stop) as opened:
+        logs = Path(evaluation.output_path) / "servers"
+        async with open_engine(evaluation, kind, folder, tokenizer, logs, stop) as opened:
             say(f"engine {kind} is ready")
             tell(
                 event="document",
@@ -98,11 +98,13 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
         raise RunError(f"the model stopped answering: {error}") from error
 
 
-def _with_one_server(asked: EvalConfig) -> EvalConfig:
+def _with_one_server(evaluation: EvalConfig) -> EvalConfig:
     """The same with the GPUs of one server, where all were meant: there is one reader."""
-    if asked.server.gpus or not visible_gpus():
-        return asked
-    return asked.model_copy(update={"server": asked.server.model_copy(update={"gpus": asked.server.tensor_parallel})})
+    if evaluation.server.gpus or not visible_gpus():
+        return evaluation
+    return evaluation.model_copy(
+        update={"server": evaluation.server.model_copy(update={"gpus": evaluation.server.tensor_parallel})}
+    )
 
 
 async def _read(
@@ -159,12 +161,12 @@ async def _cancelled_by(stop: Callable[[], bool]) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-def _tell(**event: Any) -> None:
+def _print_event(**event: Any) -> None:
     print(json.dumps(event), flush=True)  # ASCII: whatever the locale
 
 
 def _answer(path: Path, stop: StopFlag) -> int:
-    answer_question(read_config(path, AskConfig), _tell, stop)
+    answer_question(read_config(path, AskConfig), _print_event, stop)
     return 0
 
 

@@ -26,6 +26,8 @@ from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.locks import HeldError, hold
 
+LOCK = "eval.lock"
+"""File in an output folder, locked by the evaluation that writes there."""
 GREEDY = "greedy"
 Key = tuple[str, str]
 """Question id, and sample: "greedy" or a number from 0."""
@@ -156,7 +158,7 @@ def output_lock(folder: Path) -> Iterator[None]:
     """Hold an output folder against other evaluations. Raises UserError: one is at work, or it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "eval.lock").open("a+b")
+        file = (folder / LOCK).open("a+b")
     except OSError as error:
         raise disk_failure(folder, error) from error
     with file:
@@ -168,14 +170,14 @@ def output_lock(folder: Path) -> Iterator[None]:
                 "another --output-path"
             ) from None
         except OSError as error:  # a file system without locks, or a full one
-            raise disk_failure(folder / "eval.lock", error) from error
+            raise disk_failure(folder / LOCK, error) from error
         yield
 
 
 def disk_failure(path: Path, error: OSError) -> UserError:
     """Exception for an error of the disk; the same command goes on with what is written."""
-    told = file_failure(error, path, "choose another --output-path")
-    return type(told)(f"{told}. The same command then goes on with what is written")
+    failure = file_failure(error, path, "choose another --output-path")
+    return type(failure)(f"{failure}. The same command then goes on with what is written")
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -28,7 +28,7 @@ def row_results(
     per_question = {q: [outcomes[q, str(n)] for n in range(samples)] for q in questions}
     greedy_scores = [outcomes[q, GREEDY]["score"] for q in questions] if greedy else []
     sample_scores = [metrics.mean([o["score"] for o in per_question[q]]) for q in questions] if samples else []
-    there = [o for o in outcomes.values() if o["there"]]
+    answered = [o for o in outcomes.values() if o["there"]]
     row: dict[str, Any] = {
         "dataset": dataset,
         "num_questions": len(questions),
@@ -64,17 +64,17 @@ def row_results(
                 **{name: metrics.mean([o["metrics"].get(name, 0.0) for o in answers]) for name in ("f1", "em")},
                 **({"form": forms[q]} if q in forms else {}),
             }
-    kept = [float(o["counters"]["memory_tokens"]) for o in there if "memory_tokens" in o["counters"]]
+    kept = [float(o["counters"]["memory_tokens"]) for o in answered if "memory_tokens" in o["counters"]]
     if kept:
         row["memory_tokens"] = metrics.mean(kept)
     row |= {
         "answers": len(outcomes),
-        "missing": len(outcomes) - len(there),
+        "missing": len(outcomes) - len(answered),
         "failed": sum(bool(o["error"]) for o in outcomes.values()),
-        "no_answer": sum(not o["answer"] for o in there),
-        "cut_off": sum(o["cut"] for o in there),
-        "grading_gave_up": sum(o["reason"].startswith("gave up") for o in there),
-        "shortened_documents": sum("truncated_context" in o["counters"] for o in there),
+        "no_answer": sum(not o["answer"] for o in answered),
+        "cut_off": sum(o["cut"] for o in answered),
+        "grading_gave_up": sum(o["reason"].startswith("gave up") for o in answered),
+        "shortened_documents": sum("truncated_context" in o["counters"] for o in answered),
         "questions": {
             q: {
                 "greedy": outcomes[q, GREEDY]["score"] if greedy else None,
@@ -92,11 +92,11 @@ def _outcome(record: RowRecord, key: tuple[str, str]) -> dict[str, Any]:
     sample = record.samples.entries.get(key, {})
     text = str(sample.get("text", ""))
     verdict = record.verdicts.entries.get(key, {})
-    there = bool(sample) and not sample.get("error") and verdict.get("text_sha") == text_sha(text)
-    if not there:
+    answered = bool(sample) and not sample.get("error") and verdict.get("text_sha") == text_sha(text)
+    if not answered:
         verdict = {}
     return {
-        "there": there,
+        "there": answered,
         "error": sample.get("error") or "",
         "score": float(verdict.get("score", 0.0)),
         "right": bool(verdict.get("right", False)),

@@ -1,15 +1,15 @@
-"""`python -m evaluation.watching CONFIG.yaml LOG`: score every checkpoint of a folder as it appears.
+"""`python -m evaluation.watching CONFIG.yaml`: score every checkpoint of a folder as it appears.
 
 `clusterkit eval --cluster --watch` runs it as a job of the cluster; each evaluation is a process of its own. It ends
 when the run is complete and all of its checkpoints are scored, or on a signal. Evaluations that need GPUs are tasks of
-Ray, so that no GPU is held while there is nothing to score. Prints a line of JSON for every event of a checkpoint.
+Ray, so that no GPU is held while there is nothing to score. Prints a line of JSON for every event of a checkpoint; what
+it prints, and what such tasks print, goes into the file CONFIG.log.
 
 Exit codes: 0 all scored, 1 some were not, 2 bad configuration, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -25,26 +25,34 @@ import yaml
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in
 from trainer.configfile import read_config
-from trainer.errors import InterruptedRunError, UserError
+from trainer.entry import run_command
+from trainer.errors import InterruptedRunError
 from trainer.files import last_records
 from trainer.signals import StopFlag
 
 LOOK_SECONDS = 5.0
 POLL_SECONDS = 0.2
 EVENT = "watch"
-Score = Callable[[Path], int]
-"""Runs the evaluation of a request's file; its exit code."""
 
 
-def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool], tell: Callable[..., None]) -> bool:
-    """Score the checkpoints that are there, oldest first, then those that appear; returns whether none failed.
+def watch(
+    folder: Path,
+    score: Callable[[Path], int],
+    stop: Callable[[], bool],
+    print_event: Callable[..., None],
+    complete: Callable[[], bool],
+) -> tuple[int, list[str]]:
+    """Score the checkpoints that are there, oldest first, then those that appear.
 
     Args:
-        config: what to score.
-        logs: folder for the evaluations' configurations.
-        score: runs an evaluation.
+        folder: that they are in, at whatever depth.
+        score: runs the evaluation of a checkpoint; returns its exit code.
         stop: whether to stop.
-        tell: gets every event of a checkpoint, as names and values.
+        print_event: gets every event of a checkpoint, as names and values.
+        complete: whether no more checkpoints will come.
+
+    Returns:
+        How many were scored, and the names of the others.
 
     Raises:
         InterruptedRunError: `stop` said so.
@@ -52,20 +60,20 @@ def watch(config: WatchConfig, logs: Path, score: Score, stop: Callable[[], bool
     done: set[Path] = set()
     failed: list[str] = []
     while True:
-        complete = config.once or is_complete(config.run_logs)  # looked at first: its last checkpoint is there then
-        fresh = [path for path in checkpoints_in(Path(config.folder)) if path not in done]
+        is_last = complete()  # looked at first: its last checkpoint is there then
+        fresh = [path for path in checkpoints_in(folder) if path not in done]
         for checkpoint in fresh:
             done.add(checkpoint)
-            tell(event="scoring", checkpoint=str(checkpoint))
-            code = score(_request(config.evaluation, checkpoint, logs))
+            print_event(event="scoring", checkpoint=str(checkpoint))
+            code = score(checkpoint)
             if stop():
                 raise InterruptedRunError("interrupted: what is answered is written; the same command goes on")
             if code:
                 failed.append(checkpoint.name)
-            tell(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
-        if complete and not fresh:
-            tell(event="ended", scored=len(done) - len(failed), failed=failed)
-            return not failed
+            print_event(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
+        if is_last and not fresh:
+            print_event(event="ended", scored=len(done) - len(failed), failed=failed)
+            return len(done) - len(failed), failed
         end = time.monotonic() + (0.0 if fresh else LOOK_SECONDS)
         while time.monotonic() < end:
             if stop():
@@ -90,11 +98,11 @@ def _request(evaluation: EvalConfig, checkpoint: Path, logs: Path) -> Path:
 def run_evaluation(request: str, stop: Callable[[], bool]) -> int:
     """Run one evaluation in a process of its own, with our output; returns its exit code."""
     process = subprocess.Popen([sys.executable, "-m", "evaluation", request])
-    told = False
+    stopping = False
     try:
         while process.poll() is None:
-            if stop() and not told:
-                told = True
+            if stop() and not stopping:
+                stopping = True
                 process.terminate()
             time.sleep(POLL_SECONDS)
     except BaseException:
@@ -112,55 +120,56 @@ def on_gpus(request: str, log: str) -> int:
     return run_evaluation(request, lambda: False)
 
 
-def scored_by_ray(gpus: int, log: Path, stop: StopFlag, tell: Callable[..., None]) -> Score:
-    """Make a Score that runs every evaluation on `gpus` GPUs of one host, once Ray has them free."""
+def scored_by_ray(gpus: int, log: Path, stop: StopFlag, print_event: Callable[..., None]) -> Callable[[str], int]:
+    """Make a function that runs an evaluation on `gpus` GPUs of one host, once Ray has them free."""
     import ray  # noqa: PLC0415 (only where evaluations want GPUs)
 
     ray.init(address="auto", logging_level=logging.WARNING, log_to_driver=False)
     stop.install()  # Ray has put handlers of its own in place, which end the process at once
     task: Any = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0)(on_gpus)
 
-    def score(request: Path) -> int:
-        reference = task.remote(str(request), str(log))
-        told = False
+    def run(request: str) -> int:
+        reference = task.remote(request, str(log))
+        stopping = False
         while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
-            if stop() and not told:
-                told = True
+            if stop() and not stopping:
+                stopping = True
                 ray.cancel(reference)
         try:
             return int(ray.get(reference))
         except ray.exceptions.RayError as error:
             if not stop():
-                tell(event="lost", reason=str(error).strip().splitlines()[-1][:500])
+                print_event(event="lost", reason=str(error).strip().splitlines()[-1][:500])
             return 1
 
-    return score
+    return run
 
 
-def tell(**values: object) -> None:
+def print_event(**values: object) -> None:
     """Print what became of a checkpoint."""
     print(json.dumps({EVENT: values.pop("event"), **values}), flush=True)
 
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.watching", description=__doc__)
-    parser.add_argument("config", type=Path, help="the WatchConfig, as `clusterkit eval` writes it")
-    parser.add_argument("log", type=Path, help="file that this process prints into")
-    arguments = parser.parse_args()
-    stop = StopFlag().install()
-    try:
-        config = read_config(arguments.config, WatchConfig)
-        logs = Path(config.evaluation.output_path) / "logs" / "watch"
-        logs.mkdir(parents=True, exist_ok=True)
-        if gpus := config.evaluation.server.gpus:
-            score = scored_by_ray(gpus, arguments.log, stop, tell)
-        else:
-            score = lambda request: run_evaluation(str(request), stop)  # noqa: E731
-        return 0 if watch(config, logs, score, stop, tell) else 1
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    return run_command("python -m evaluation.watching", __doc__, _watch)
+
+
+def _watch(path: Path, stop: StopFlag) -> int:
+    config = read_config(path, WatchConfig)
+    logs = Path(config.evaluation.output_path) / "logs" / "watch"
+    logs.mkdir(parents=True, exist_ok=True)
+    if gpus := config.evaluation.server.gpus:
+        run = scored_by_ray(gpus, path.with_suffix(".log"), stop, print_event)
+    else:
+        run = lambda request: run_evaluation(request, stop)  # noqa: E731
+
+    def score(checkpoint: Path) -> int:
+        return run(str(_request(config.evaluation, checkpoint, logs)))
+
+    complete = lambda: config.once or is_complete(config.run_logs)  # noqa: E731
+    _, failed = watch(Path(config.folder), score, stop, print_event, complete)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

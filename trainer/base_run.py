@@ -80,8 +80,8 @@ class SteppedRun(ABC):
         self.saved_step = 0
         self.skipped_in_row = 0
         self.longest_row = 0  # tokens of the longest planned row; 0: log-probs are not compared
-        wanted = config.checkpoint.async_recover
-        self.in_background = world.device.type == "cuda" if wanted is None else wanted
+        chosen = config.checkpoint.async_recover
+        self.in_background = world.device.type == "cuda" if chosen is None else chosen
         self.checkpoint_seconds = 0.0  # time that the training waited for checkpoints since the last step's record
         self.last_recover_at = time.monotonic()
         self.recent: list[float] = []

@@ -1,7 +1,8 @@
-"""Sections of which one field chooses the class: task, agent and reward by `name`, servers by `engine`.
+"""Sections of the configuration whose class depends on one of their fields (discriminated unions).
 
-Each class has the fields that apply to what is chosen, and no others. A task, agent or reward of the user's own
-(`module:Class`) may build on any of ours, so its section has the fields of all of them.
+The sections task, agent and reward are chosen by their field `name`, the section servers by `engine`. Each class has
+only the fields that apply to the choice. The section for a class of the user's own (`module:Class`) has the fields of
+all classes, as the user's class may build on any of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, field_validato
 from pydantic_core import CoreSchema, core_schema
 
 OWN = "own"
-"""Tag of the section for a class of the user's own, which also refuses unknown names."""
+"""Tag of the section for a class of the user's own. That section also refuses names that are not known."""
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """`module:Class`, with dots within the module's name."""
@@ -33,13 +34,14 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Choice:
-    """A section and its classes; as metadata of an annotation, what tells pydantic which class a mapping belongs to.
+    """The classes of a section. In an annotation's metadata it is the discriminator of a pydantic union.
 
-    section: name of the section.
-    default: the name where none is given.
-    ours: classes by name.
-    own: the class for any other name; it refuses unknown ones.
-    key: the field that holds the name.
+    Attributes:
+        section: name of the section, such as task.
+        default: the choice where none is typed.
+        ours: our classes by name.
+        own: class for every other name, which refuses unknown ones.
+        key: the field that holds the name.
     """
 
     section: str
@@ -50,7 +52,7 @@ class Choice:
 
     @classmethod
     def by_name(cls, section: str, own: type[OwnSection], *ours: type[Section]) -> Choice:
-        """Choose between classes by the default of their field `name`; the first is the default."""
+        """Make a choice between classes, each named by the default of its field `name`. The first is the default."""
         names = {one.model_fields["name"].default: one for one in ours}
         own.choice = cls(section, next(iter(names)), names, own)
         return own.choice
@@ -61,17 +63,17 @@ class Choice:
 
     @property
     def setting(self) -> str:
-        """Dotted key of the name."""
+        """The setting that chooses, such as task.name."""
         return f"{self.section}.{self.key}"
 
     def tag(self, value: Any) -> str:
-        """Tag of the class that a mapping or a section belongs to: pydantic's discriminator."""
+        """Tag of the class that a mapping or a section belongs to (pydantic's discriminator function)."""
         mapping = isinstance(value, Mapping)
         name = value.get(self.key, self.default) if mapping else getattr(value, self.key, self.default)
         return OWN if self.chosen(name) is self.own else str(name)
 
     def chosen(self, name: Any) -> type[Section]:
-        """The class that a name chooses; the user's own for any other."""
+        """The class that a name chooses: one of ours, else that of the user's own classes."""
         return self.ours.get(name, self.own) if isinstance(name, str) else self.own
 
     def known(self, field: str) -> bool:
@@ -79,27 +81,27 @@ class Choice:
         return any(field in cls.model_fields for cls in (*self.ours.values(), self.own))
 
     def having(self, field: str) -> tuple[str, ...]:
-        """Those of our names that have a field."""
+        """Our names whose classes have a field."""
         return tuple(name for name, cls in self.ours.items() if field in cls.model_fields)
 
     def lacks(self, name: Any, field: str) -> bool:
-        """Whether a field is another name's."""
+        """Whether a name's class lacks a field that another name's class has."""
         return field not in self.chosen(name).model_fields and self.known(field)
 
     def defaults(self) -> dict[str, Any]:
-        """Field -> default of everything that any name has, but the name."""
+        """Defaults of the fields of all classes, without the field that chooses."""
         classes = (*self.ours.values(), self.own)
         infos = {field: info for cls in classes for field, info in cls.model_fields.items() if field != self.key}
         return {field: info.get_default(call_default_factory=True) for field, info in infos.items()}
 
     def refusal(self, name: str, field: str, what: str = "this run", advice: str = ": leave it out") -> str:
-        """Sentence for a field that the chosen name does not have.
+        """Error message for a field that the chosen class does not have.
 
         Args:
             name: the chosen name.
-            field: the field that does not apply.
-            what: what has that name.
-            advice: what to do, after the sentence.
+            field: the field.
+            what: subject of the sentence: what the choice was made for.
+            advice: end of the sentence: what to do.
         """
         names = self.having(field)
         whose = _listed(names) if names else "module:Class, one of your own"
@@ -112,7 +114,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def as_class(cls: type[S], section: Section) -> S:
-    """The section itself where it is of the class, else one of the class with the fields that both have."""
+    """The section itself if it is an instance of the class, else an instance with the fields that both have."""
     if isinstance(section, cls):
         return section
     shared = (name for name in cls.model_fields if name != "name" and name in type(section).model_fields)
@@ -120,7 +122,7 @@ def as_class(cls: type[S], section: Section) -> S:
 
 
 class OwnSection(Section):
-    """Part of the section of a class of the user's own."""
+    """Base of the sections for classes of the user's own."""
 
     options: dict[str, Any] = {}
     """Settings of a class of your own, as it wants them: options.NAME=VALUE, below the section's name."""

@@ -71,8 +71,8 @@ def load_class(setting: str, name: str, code_dir: str = "") -> type[Any]:
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
         own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module_name)
-        there = [cls.__name__ for cls in own]
-        named = f"its classes are {', '.join(there)}" if there else "it has no class of its own"
+        names = [cls.__name__ for cls in own]
+        named = f"its classes are {', '.join(names)}" if names else "it has no class of its own"
         raise UserError(f"{where}: {module.__file__ or module_name} has no class {class_name}: {named}")
     _check_methods(where, setting, found)
     return found

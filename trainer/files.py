@@ -38,15 +38,11 @@ def write_atomic(path: Path, text: str) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file's content, or renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -57,7 +53,7 @@ def _sync(path: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Make every file below `folder` durable."""
     for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
-        _sync(path)
+        sync(path)
 
 
 def last_records(path: Path, size: int = 1 << 18) -> list[dict[str, Any]]:

@@ -17,10 +17,10 @@ class Place:
 
 def gpus_per_server(config: RunConfig) -> int:
     """GPUs of one server; 0 where the run has none."""
-    wanted = config.allocation
+    allocation = config.allocation
     if not config.n_gpus_per_node:
         return 0
-    return wanted.rollout.layout.per_replica if wanted is not None and wanted.rollout is not None else 1
+    return allocation.rollout.layout.per_replica if allocation is not None and allocation.rollout is not None else 1
 
 
 def local_places(config: RunConfig) -> list[Place]:
@@ -31,15 +31,15 @@ def local_places(config: RunConfig) -> list[Place]:
 
 def first_training_gpu(config: RunConfig) -> int:
     """Number of the first GPU of this machine that trains: those before it generate, unless both share them."""
-    wanted = config.allocation
-    if wanted is not None:
-        return 0 if wanted.colocated else wanted.rollout_gpus
+    allocation = config.allocation
+    if allocation is not None:
+        return 0 if allocation.colocated else allocation.rollout_gpus
     return config.num_servers * gpus_per_server(config)
 
 
 def gives_memory_away(config: RunConfig) -> bool:
     """Whether servers free their GPU memory while the trainer, on the same GPUs, learns (`train.offload`)."""
-    wanted = config.allocation
-    shared = wanted is not None and wanted.colocated and config.engine == "sglang"
+    allocation = config.allocation
+    shared = allocation is not None and allocation.colocated and config.engine == "sglang"
     every_gpu = config.ranks == config.num_servers * gpus_per_server(config)
     return shared and every_gpu and config.train.offload and not config.rollout.max_staleness

@@ -16,7 +16,7 @@ from types import FrameType
 
 from trainer.disk import disk_of
 from trainer.errors import RunError, UserError
-from trainer.files import sync_folder, sync_tree
+from trainer.files import sync, sync_tree
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _publish(staging: Path, target: Path, replace: bool) -> None:
     except OSError:
         restore_replaced(target)
         raise
-    sync_folder(target.parent)
+    sync(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

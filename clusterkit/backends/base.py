@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from clusterkit.backends.records import Runs
 from clusterkit.common.node_code import content_of
-from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.diagnose.applied import with_applied
-from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, read_history
-from clusterkit.runs.status import find_run
 from clusterkit.runs.trials import Trial, TrialState
-from trainer.checkpoint.slots import look
 from trainer.config import RunConfig
 from trainer.errors import UserError
 
@@ -27,6 +24,8 @@ if TYPE_CHECKING:
     from clusterkit.ssh.host_options import HostOptions
     from clusterkit.ui.progress import Progress
 
+ALIVE = ("PENDING", "RUNNING")
+"""States of a job that has not ended."""
 RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
 
@@ -249,80 +248,57 @@ class Log:
     read: Callable[[int, int], bytes]
 
 
-class Runs:
-    """A place's runs as files of this machine: here those of a folder that it sees itself.
+@dataclass(frozen=True)
+class Job:
+    """What a place works on, or has worked on. The fields are those of `clusterkit jobs --json`.
 
-    A subclass copies those of other machines; its methods raise RunError where they cannot be seen.
+    Attributes:
+        submission_id: names it there: an ID, a number, `process 123`.
+        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        message: why it is so, in the place's words.
+        started: Unix seconds; None where it has not been.
+        ended: Unix seconds; None where it has not.
+        user: whose; None where that is not known.
+        submitted_from: user and machine that submitted it.
+        experiment: of its run; `eval` for an evaluation.
+        trial: of its run; the name of an evaluation's folder.
+        run_dir: folder of its run.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    submission_id: str
+    status: str
+    message: str = ""
+    started: float | None = None
+    ended: float | None = None
+    user: str | None = None
+    submitted_from: str | None = None
+    experiment: str | None = None
+    trial: str | None = None
+    run_dir: str | None = None
 
-    def index(self) -> None:
-        """Have a folder for every run."""
+    @property
+    def alive(self) -> bool:
+        """Whether it waits or runs."""
+        return self.status in ALIVE
 
-    def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
-        """Bring a run up to date. logs: with its logs."""
-
-    def find(self, experiment: str | None, trial: str | None, *, logs: bool = False) -> RunDirectory:
-        """The newest run that fits, up to date. logs: with its logs."""
-        self.index()
-        with told_errors(self):
-            run = find_run(self.folder, experiment, trial)
-        self.fetch(run, logs=logs)
-        return run
-
-    def choose(self, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
-        """The run that is meant and the one beside it, up to date; see `choose_runs`."""
-        self.index()
-        with told_errors(self):
-            chosen = choose_runs(self.folder, experiment, trial, compare)
-        for run in chosen:
-            self.fetch(run)
-        return chosen
-
-    def index_steps(self, run: RunDirectory) -> None:
-        """Have a file, be it empty, for every recorded step."""
-
-    def fetch_step(self, file: Path) -> None:
-        """Bring the trajectories of a recorded step."""
-
-    def fetch_heldout(self, run: RunDirectory) -> None:
-        """Bring the held-out trajectories of a run that is up to date; those that are here already stay."""
-
-    def put(self, run: RunDirectory, name: str, text: str) -> None:
-        """Have a file beside the run itself that was written beside it here."""
-
-    def look(self, run: RunDirectory) -> dict[str, Any]:
-        """What `trainer.checkpoint.slots.look` finds of a run."""
-        return self.look_at(str(run.recover))
-
-    def look_at(self, folder: str) -> dict[str, Any]:
-        """The same of any folder of the place."""
-        return look(Path(folder))
-
-    def checkpoint_folder(self, typed: str) -> str:
-        """The folder of the place that --recover-from names.
-
-        Raises:
-            UserError: it has no such folder.
-        """
-        folder = Path(typed).expanduser().absolute()
-        if not folder.is_dir():
-            raise UserError(f"--recover-from {typed}: there is no such folder; a run is named EXPERIMENT/TRIAL")
-        return str(folder)
-
-    def told(self, value: T) -> T:
-        """Text, or what holds text, with the places and commands of the run itself."""
-        return value
+    @property
+    def run(self) -> str:
+        """`EXPERIMENT/TRIAL`, after the user's name where that is not ours."""
+        name = f"{self.experiment or '-'}/{self.trial or '-'}"
+        return name if self.user == user_name() else f"{self.user or 'somebody'}'s {name}"
 
 
 class Backend(Protocol):
     """A place where runs live. It is entered for the length of a command; connections and locks are given back then.
 
-    where: names the place in sentences, such as `on cluster lab`; empty for this machine.
+    Attributes:
+        place: that it was made for.
+        say: gets what is being done and waited for.
+        where: names the place in sentences, such as `on cluster lab`; empty for this machine.
     """
 
+    place: Place
+    say: Say
     where: str
 
     def __enter__(self) -> Self: ...
@@ -407,6 +383,15 @@ class Backend(Protocol):
             RunError: there is no such run.
         """
 
+    def jobs(self) -> list[Job]:
+        """What the place works on and, where it keeps that, has worked on, for all users; the oldest first.
+
+        Only the runs in `Place.fileroot`, where that is given.
+
+        Raises:
+            RunError: the place does not answer.
+        """
+
     def runs(self, fileroot: str | None = None) -> Runs:
         """The place's runs as files of this machine, until the backend is left.
 
@@ -421,17 +406,6 @@ class Backend(Protocol):
 def folder_of_runs(fileroot: str | None) -> Path:
     """Where this machine's runs are, for --fileroot as typed."""
     return Path(fileroot or RUNS).expanduser().absolute()
-
-
-@contextmanager
-def told_errors(runs: Runs) -> Iterator[None]:
-    """Name the places of the runs themselves in errors about their copies."""
-    try:
-        yield
-    except UserError as error:
-        if (told := runs.told(str(error))) == str(error):
-            raise
-        raise type(error)(told) from None
 
 
 def applied(config: RunConfig, trial: Trial, say: Say) -> RunConfig:
@@ -462,11 +436,11 @@ def outcome_of_job(
         again: the command that goes on with it.
     """
     finish, step, on = history.finish or {}, history.global_step, f"To go on: {again}"
-    status, said = str(finish.get("status") or "killed"), str(finish.get("message") or "")
+    status, message = str(finish.get("status") or "killed"), str(finish.get("message") or "")
     if status == "completed" and done:
         return RunOutcome("completed", 0, "", summary(), step)
     if status == "interrupted":
-        return RunOutcome("interrupted", 130, f"{said}\n{on}", None, step)
-    if status == "failed" and said:
-        return RunOutcome("failed", 1, f"{said}\n{on}", None, step)
+        return RunOutcome("interrupted", 130, f"{message}\n{on}", None, step)
+    if status == "failed" and message:
+        return RunOutcome("failed", 1, f"{message}\n{on}", None, step)
     return RunOutcome("killed", 1, f"{ended}\n{on}", None, step)

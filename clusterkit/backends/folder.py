@@ -8,7 +8,8 @@ import time
 from contextlib import ExitStack
 from typing import Self
 
-from clusterkit.backends.base import RUNS, Log, LogName, Observation, Place, Runs, RunSelector, Say, folder_of_runs
+from clusterkit.backends.base import RUNS, Log, LogName, Observation, Place, RunSelector, Say, folder_of_runs
+from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
 from clusterkit.backends.table import mode_of, open_backend
 from clusterkit.runs.diagnose.model import BAD

@@ -65,8 +65,8 @@ def own_files(config: RunConfig) -> tuple[tuple[str, bytes], ...]:
         UserError: a module is not found, bears the name of one of ours, or there is too much.
     """
     packed: dict[str, bytes] = {}
-    wanted = [(name.partition(":")[0].partition(".")[0], setting) for setting, name in config.custom.items()]
-    for module, setting in dict(wanted).items():
+    roots = [(name.partition(":")[0].partition(".")[0], setting) for setting, name in config.custom.items()]
+    for module, setting in dict(roots).items():
         if module in (*NODE_SIDE, "clusterkit"):
             raise UserError(f"{setting}: a module of your own cannot be called {module}: rename it")
         root = _root_of(module, config.code_dir)
@@ -78,7 +78,7 @@ def own_files(config: RunConfig) -> tuple[tuple[str, bytes], ...]:
         _pack(module, root, packed)
     if (total := sum(map(len, packed.values()))) > MOST_BYTES:
         raise UserError(
-            f"the code of {', '.join(name for name, _ in wanted)} has {total >> 20} MiB with all that lies beside it, "
+            f"the code of {', '.join(name for name, _ in roots)} has {total >> 20} MiB with all that lies beside it, "
             f"and at most {MOST_BYTES >> 20} are sent: keep it in a folder of its own, data elsewhere"
         )
     return tuple(sorted(packed.items()))

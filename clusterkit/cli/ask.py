@@ -7,14 +7,17 @@ from typing import Annotated
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import FILEROOT_OPTION, new_app
+from clusterkit.cli.options import new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
 
 
 @app.command()
+@takes_run("fileroot")
 def ask(
     *,
+    run: RunOptions,
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FILE]...", help="Text files in UTF-8; - or none: standard input.", show_default=False),
@@ -45,7 +48,6 @@ def ask(
     server_python: str = typer.Option("", "--server-python", help="Interpreter that has SGLang or vLLM."),
     tensor_parallel: int = typer.Option(1, "--tensor-parallel", help="GPUs of the server."),
     cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
-    fileroot: str | None = FILEROOT_OPTION,
     as_json: bool = typer.Option(False, "--json", help="Print every section's memory and the answer as lines of JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Print the answer alone."),
 ) -> None:
@@ -65,7 +67,7 @@ def ask(
             "settings": tuple(setting or ()),
             "server": server,
             "cache_dir": cache_dir,
-            "fileroot": fileroot,
+            "fileroot": run.fileroot,
         },
         as_json=as_json,
         shown=not no_progress,

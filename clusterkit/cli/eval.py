@@ -1,23 +1,55 @@
-"""`clusterkit eval`: score a checkpoint, and look at the answers."""
+"""`clusterkit eval`: score a checkpoint, look at the answers, end an evaluation."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.eval_show import show, stop
-from clusterkit.cli.options import FILEROOT_OPTION, new_app
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.options import new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
+
+
+def show(
+    folder: str = typer.Argument("eval", metavar="FOLDER", help="Folder of results, or an output path (its newest)."),
+    question: str | None = typer.Option(None, "--question", help="Number (from 1) or id; all as a list when left out."),
+    dataset: str | None = typer.Option(None, "--dataset", help="Row of the table; the first when left out."),
+    sample: str = typer.Option("", "--sample", help="greedy, or a number from 0; all when left out."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", metavar="NAME", help="Copy the latest results of FOLDER from this cluster first."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """Print a question with its prompt, answers, what was extracted, and the verdicts with their reasons."""
+    actions.eval.show(folder, question, dataset, sample, cluster, as_json)
+
+
+@takes_run("cluster", "here", "user")
+def stop(
+    *,
+    run: RunOptions,
+    output_path: str = typer.Option(
+        "eval", "--output-path", "--output_path", help="That of the command that started it."
+    ),
+) -> None:
+    """End your evaluation on the current cluster in order, or that of --user; the same command goes on with it.
+
+    --here and --cluster NAME say where it runs.
+    """
+    actions.eval.stop(run, output_path)
+
 
 app = new_app()
 
 
 @app.callback(invoke_without_command=True)
+@takes_run("fileroot", "cluster", "here")
 def evaluate(
     context: typer.Context,
     *,
+    run: RunOptions,
     model_path: str | None = typer.Option(
         None,
         "--model-path",
@@ -88,7 +120,6 @@ def evaluate(
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
     ] = None,
     cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
-    fileroot: str | None = FILEROOT_OPTION,
     watch: str | None = typer.Option(
         None,
         "--watch",
@@ -96,13 +127,7 @@ def evaluate(
         help="Score every checkpoint below DIR, and each new one as it appears; on a cluster: of EXPERIMENT/TRIAL.",
     ),
     once: bool = typer.Option(False, "--once", help="With --watch: end after the checkpoints that are there."),
-    cluster: str | None = typer.Option(
-        None,
-        "--cluster",
-        metavar="NAME",
-        help="Evaluate on that cluster, as a job of its Ray; results are copied here.",
-    ),
-    here: bool = typer.Option(False, "--here", help="Evaluate on this machine, whichever cluster is current."),
+    slurm: bool = typer.Option(False, "--slurm", hidden=True, help="Refused, with the command that does it."),
     detach: bool = typer.Option(False, "--detach", help="On a cluster: do not wait for the end."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration; ask nothing."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
@@ -139,7 +164,7 @@ def evaluate(
             "tensor_parallel": tensor_parallel,
         },
     }
-    by_itself = cluster is None and bool(server_url or cache_dir)  # a server or a folder of this machine
+    by_itself = run.cluster is None and bool(server_url or cache_dir)  # a server or a folder of this machine
     arguments = {
         "model_path": model_path,
         "output_path": output_path,
@@ -150,13 +175,14 @@ def evaluate(
         "compare": tuple(compare or ()),
         "settings": tuple(setting or ()),
         "values": values,
-        "fileroot": fileroot,
+        "fileroot": run.fileroot,
         "watch": watch or "",
         "once": once,
     }
     actions.eval.evaluate(
         arguments,
-        RunOptions(cluster=cluster, here=here or by_itself, fileroot=fileroot),
+        replace(run, here=run.here or by_itself),
+        slurm=slurm,
         detach=detach,
         dry_run=dry_run,
         as_json=as_json,

@@ -13,7 +13,6 @@ import typer
 
 from clusterkit.ssh.host_options import HostOptions
 
-_GROUP = "Hosts"
 _SPELLINGS = {"--train-param": "--preset", "--private-key-files": "--private-key-file"}
 _SEVERAL = {"--hostnames", "--limit", "--exclude"}
 """Options after which several words may stand, as argparse's nargs='+' allows."""

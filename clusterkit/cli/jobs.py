@@ -1,4 +1,4 @@
-"""`clusterkit jobs`: what the cluster's Ray works on, and what it has worked on."""
+"""`clusterkit jobs`: what a place works on, and what it has worked on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
-from clusterkit.cli.options import JSON_OPTION, USER_OPTION, new_app
+from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 from clusterkit.ssh.host_options import HostOptions
 
 app = new_app()
@@ -14,16 +15,19 @@ app = new_app()
 
 @app.command()
 @takes_hosts
+@takes_run("fileroot", "here", "user")
 def jobs(
     *,
     hosts: HostOptions,
+    run: RunOptions,
+    slurm: bool = typer.Option(False, "--slurm", help="Those in Slurm's queue."),
     alive: bool = typer.Option(False, "--alive", help="Only those that wait or run."),
     as_json: bool = JSON_OPTION,
-    user: str | None = USER_OPTION,
 ) -> None:
-    """List your jobs on the cluster's Ray, the oldest first; those of others are counted, and listed with --user.
+    """List your jobs, the oldest first; those of others are counted, and listed with --user.
 
-    Ray forgets them when its head is started anew; the runs themselves stay on the storage. It goes to the current
-    cluster (clusterkit use); --cluster NAME names another.
+    It goes to the current cluster (clusterkit use), without one to this machine; --here, --cluster NAME and --slurm say
+    which. A cluster's Ray also lists jobs that have ended, until its head is started anew; Slurm lists its queue, this
+    machine what is at work: runs under --fileroot, and evaluations of this folder. --fileroot DIR: only its runs.
     """
-    actions.jobs.jobs(hosts, user, alive=alive, as_json=as_json)
+    actions.jobs.jobs(run, hosts, slurm=slurm, alive=alive, as_json=as_json)

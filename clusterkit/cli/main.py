@@ -37,7 +37,7 @@ COMMANDS = {
     "stop": Command("clusterkit.cli.stop", "End a training: a recover checkpoint first; it can go on later."),
     "logs": Command("clusterkit.cli.logs", "Print a run's log, and go on printing it."),
     "serve": Command("clusterkit.cli.serve", "Engine servers of a run: list them, add one while it trains, end one."),
-    "jobs": Command("clusterkit.cli.jobs", "List the jobs of the cluster's Ray."),
+    "jobs": Command("clusterkit.cli.jobs", "List what a cluster, Slurm or this machine works on."),
     "report": Command("clusterkit.cli.report", "Write a run, or two compared, as one web page."),
     "trace": Command("clusterkit.cli.trace", "Show how a memory grew chunk by chunk, and what each call was worth."),
     "dashboard": Command("clusterkit.cli.dashboard", "Serve that page live to a browser on this machine."),

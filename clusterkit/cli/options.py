@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import typer
 
-FILEROOT_OPTION = typer.Option(None, "--fileroot", help="Folder of this machine under which runs are [./runs].")
-CLUSTER_OPTION = typer.Option(
-    None, "--cluster", metavar="NAME", help="Runs of that cluster; --fileroot is then a folder there."
-)
-HERE_OPTION = typer.Option(False, "--here", help="Runs of this machine, whichever cluster is current.")
-USER_OPTION = typer.Option(None, "--user", metavar="NAME", help="Runs of that user, instead of your own.")
 JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 LOOPBACK = "127.0.0.1"

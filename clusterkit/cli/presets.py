@@ -81,7 +81,7 @@ def plan(
 
     Exit code: 0 it fits, 1 it does not, 2 bad usage.
     """
-    actions.presets_plan.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, gpu, as_json=as_json)
+    actions.presets.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, gpu, as_json=as_json)
 
 
 @app.command("convert")
@@ -90,4 +90,4 @@ def convert(
     as_json: bool = _JSON,
 ) -> None:
     """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
-    actions.presets_plan.convert(allocation_mode, as_json)
+    actions.presets.convert(allocation_mode, as_json)

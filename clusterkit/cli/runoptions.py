@@ -38,8 +38,8 @@ _OPTIONS: dict[str, Any] = {
     "experiment": typer.Option("--experiment", help="Experiment; any when left out."),
     "trial": typer.Option("--trial", help="Trial; any when left out."),
     "fileroot": typer.Option("--fileroot", help="Folder under which runs are [./runs, or the cluster's own]."),
-    "cluster": typer.Option("--cluster", metavar="NAME", help="Runs of that cluster."),
-    "here": typer.Option("--here", help="Runs of this machine, whichever cluster is current."),
+    "cluster": typer.Option("--cluster", metavar="NAME", help="That cluster."),
+    "here": typer.Option("--here", help="This machine, whichever cluster is current."),
     "user": typer.Option("--user", metavar="NAME", help="Runs of that user, instead of your own."),
 }
 

@@ -1,4 +1,4 @@
-"""`clusterkit serve`: the engine servers of a run: which there are, one more, one less."""
+"""`clusterkit serve`: the engine servers of a run: which there are, one more, one less; judge servers for a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import takes_hosts
+from clusterkit.cli.judgeoptions import JudgeOptions, takes_judge_options
 from clusterkit.cli.options import JSON_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
-from clusterkit.cli.serve_judge import judge
 from clusterkit.ssh.host_options import HostOptions
 
 takes_engine_run = takes_run("experiment", "trial", "fileroot", "here", "user")
@@ -71,4 +71,24 @@ def stop(
     actions.serve.stop(run, hosts, names or [])
 
 
-app.command()(takes_hosts(judge))
+@app.command()
+@takes_hosts
+@takes_judge_options
+@takes_run("fileroot", "here")
+def judge(
+    *,
+    hosts: HostOptions,
+    run: RunOptions,
+    options: JudgeOptions,
+    list_them: bool = typer.Option(False, "--list", help="Show the run's judge servers."),
+    stop_them: bool = typer.Option(False, "--stop", help="End the run's judge servers."),
+    as_json: bool = typer.Option(False, "--json", help="With --list: print JSON."),
+) -> None:
+    """Serve a reader and judge, registered for a run by experiment and trial.
+
+    It goes where train of the preset would go; --here and --cluster NAME say otherwise. On this machine it serves until
+    Ctrl-C; on a cluster on GPUs that its Ray has free, until --stop, and the command returns when they answer.
+    `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the same cluster) finds them,
+    checks their model, and waits for them when they are gone for a while.
+    """
+    actions.serve_judge.judge(hosts, run, options, list_them=list_them, stop_them=stop_them, as_json=as_json)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, JSON_OPTION, new_app
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 from trainer.errors import UserError
 
 app = new_app()
 
 
 @app.command()
+@takes_run("fileroot", "cluster", "here")
 def trace(
-    run: str | None = typer.Argument(
+    *,
+    run: RunOptions,
+    name: str | None = typer.Argument(
         None, metavar="TRIAL or EXPERIMENT/TRIAL", help="The run; the newest one when left out."
     ),
     task: str = typer.Option(
@@ -26,9 +31,6 @@ def trace(
     step: int | None = typer.Option(None, "--step", help="Training step; the newest recorded one when left out."),
     sample: int | None = typer.Option(None, "--sample", min=0, help="Which trajectory of the task's group; else 0."),
     full: bool = typer.Option(False, "--full", help="Do not cut texts."),
-    fileroot: str | None = FILEROOT_OPTION,
-    cluster: str | None = CLUSTER_OPTION,
-    here: bool = HERE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Show what every turn of a recorded trajectory did to the memory, and what that was worth.
@@ -39,11 +41,11 @@ def trace(
     and after the last one. Without a name it goes to the run that was started last, on this machine or on the current
     cluster; --here and --cluster NAME say which.
     """
-    experiment, _, trial = (run or "").rpartition("/")
-    typed = RunOptions(experiment or None, trial or None, fileroot, cluster, here)
+    experiment, _, trial = (name or "").rpartition("/")
+    run = replace(run, experiment=experiment or None, trial=trial or None)
     if not heldout:
-        actions.trace.trace(typed, task, step, sample or 0, full=full, as_json=as_json)
+        actions.trace.trace(run, task, step, sample or 0, full=full, as_json=as_json)
         return
     if step is not None or sample is not None:
         raise UserError("--heldout has one trajectory before training and one after it: leave out --step and --sample")
-    actions.trace.trace_heldout(typed, task, full=full, as_json=as_json)
+    actions.trace.trace_heldout(run, task, full=full, as_json=as_json)

@@ -8,26 +8,23 @@ import typer
 
 from clusterkit.cli import actions
 from clusterkit.cli.options import new_app
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
 
 
 @app.command()
+@takes_run("fileroot", "cluster", "here")
 def train(
     *,
+    run: RunOptions,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the preset's, such as seed=2."),
     ] = None,
     preset: str | None = typer.Option(None, "--preset", help="Preset, such as tiny; see clusterkit presets."),
     task: str | None = typer.Option(None, "--task", help="Task; the preset's default when left out."),
-    fileroot: str | None = typer.Option(None, "--fileroot", help="Folder under which the run is written [./runs]."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration and the plan; write nothing."),
-    cluster: str | None = typer.Option(
-        None, "--cluster", metavar="NAME", help="Train on that cluster, which clusterkit setup made."
-    ),
-    here: bool = typer.Option(False, "--here", help="Train on this machine, whichever cluster is current."),
     slurm: bool = typer.Option(
         False, "--slurm", help="Submit it to Slurm, from a login node; also mode=slurm (docs/slurm.md)."
     ),
@@ -79,7 +76,7 @@ def train(
         overrides or [],
         preset,
         task,
-        RunOptions(cluster=cluster, here=here, fileroot=fileroot),
+        run,
         slurm=slurm,
         slurm_options={
             "partition": partition,

@@ -96,23 +96,23 @@ def read_row(results: dict[str, Any], place: Path, dataset: str | None = None) -
     return RowAnswers(name, entries, first)
 
 
-def find_question(row: RowAnswers, wanted: str, sample: str = "") -> Entry:
+def find_question(row: RowAnswers, question: str, sample: str = "") -> Entry:
     """A question by number or id, with all answers or one. Raises UserError, saying what there is."""
     by_id = {entry.id: entry for entry in row.entries}
-    entry = by_id.get(wanted)
-    if entry is None and wanted.isdigit() and 1 <= int(wanted) <= len(row.entries):
-        entry = row.entries[int(wanted) - 1]
+    entry = by_id.get(question)
+    if entry is None and question.isdigit() and 1 <= int(question) <= len(row.entries):
+        entry = row.entries[int(question) - 1]
     if entry is None:
         raise UserError(
-            f"there is no question '{wanted}' in {row.dataset}: give a number from 1 to {len(row.entries)}, or an id "
+            f"there is no question '{question}' in {row.dataset}: give a number from 1 to {len(row.entries)}, or an id "
             f"such as {row.entries[0].id}"
         )
     if not sample:
         return entry
     chosen = [answer for answer in entry.answers if answer.sample == sample]
     if not chosen:
-        there = ", ".join(answer.sample for answer in entry.answers)
-        raise UserError(f"question {entry.number} has no sample '{sample}': there are {there}")
+        samples = ", ".join(answer.sample for answer in entry.answers)
+        raise UserError(f"question {entry.number} has no sample '{sample}': there are {samples}")
     return Entry(entry.number, entry.id, entry.question, entry.truths, entry.prompt, chosen)
 
 

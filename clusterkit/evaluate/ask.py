@@ -84,11 +84,11 @@ def ask(question: Question, say: Say, show: Show) -> None:
             text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
             request.write_text(text, encoding="utf-8")
             console.touch()
-        told = ReadingParser(say, show)
-        code = run_node(["evaluation.reading", str(request)], console, told.feed, lambda: say("stopping"))
-        if code or not told.answered:
+        parser = ReadingParser(say, show)
+        code = run_node(["evaluation.reading", str(request)], console, parser.feed, lambda: say("stopping"))
+        if code or not parser.answered:
             log = f"the reading ended with code {code} and no message; its log is {console}"
-            raise failure_of(code, told.error, "interrupted before the answer; nothing is kept", log)
+            raise failure_of(code, parser.error, "interrupted before the answer; nothing is kept", log)
 
 
 def write_document(files: Sequence[str], place: Path, *, titled: bool) -> None:

@@ -21,14 +21,14 @@ from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.jobs import RayJob, RayJobs, next_id, origin, submit_or_attach
 from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from, read_whole
-from clusterkit.evaluate.process import EvalOutputParser, Finished
+from clusterkit.evaluate.process import EvalOutputParser, Finished, WatchOutputParser
 from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.runs.directory import user_name
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
 from evaluation.results import RESULTS
 from trainer.disk import file_failures
-from trainer.errors import RunError, UserError
+from trainer.errors import InterruptedRunError, RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.ssh.selection import Selection
@@ -40,7 +40,7 @@ POLL_SECONDS = 1.0
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
-async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> SubmittedEval:
+async def submit(head: Head, request: EvalConfig | WatchConfig, say: Say) -> SubmittedEval:
     """Start the evaluation, or the watch over a run; where the very same one runs, attach to it.
 
     Raises:
@@ -48,41 +48,43 @@ async def submit(head: Head, order: EvalConfig | WatchConfig, say: Say) -> Submi
     """
     async with head.jobs() as jobs:
         return await submit_or_attach(
-            lambda: _submit(head, order, jobs, say),
-            f"others keep submitting the same evaluation; look with clusterkit jobs {_named(head)}",
+            lambda: _submit(head, request, jobs, say),
+            f"others keep submitting the same evaluation; look with clusterkit jobs {_place_options(head)}",
         )
 
 
-async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, say: Say) -> SubmittedEval:
-    config = order.evaluation if isinstance(order, WatchConfig) else order
+async def _submit(head: Head, request: EvalConfig | WatchConfig, jobs: RayJobs, say: Say) -> SubmittedEval:
+    config = request.evaluation if isinstance(request, WatchConfig) else request
     user, output = user_name(), config.output_path
-    fingerprint = hashlib.sha256(json.dumps(order.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
     known = [job for job in await jobs.all() if job.metadata.get("kind") == KIND]
     for job in known:
         if job.alive and job.metadata.get("output") == output:
             if job.user == user and job.metadata.get("fingerprint") == fingerprint:
-                return SubmittedEval(job.submission_id, output, job.metadata["log"], attached=True)
+                return SubmittedEval(
+                    job.submission_id, output, job.metadata["log"], _place_options(head), attached=True
+                )
             whose = "another" if job.user == user else f"{job.user}'s"
             raise UserError(
                 f"{whose} evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
-                f"clusterkit eval stop {_named(head)}, or choose another --output-path"
+                f"clusterkit eval stop {_place_options(head)}, or choose another --output-path"
             )
     gpus = await _gpus(head, config)
     config = config.model_copy(update={"server": config.server.model_copy(update={"gpus": gpus})})
-    watches = isinstance(order, WatchConfig)
-    asked = (order.model_copy(update={"evaluation": config}) if watches else config).model_dump()
+    watches = isinstance(request, WatchConfig)
+    values = (request.model_copy(update={"evaluation": config}) if watches else config).model_dump()
     say("sending code and request")
     code = await put_code(head.session, head.cluster)
     name = PurePosixPath(output).name
     prefix = f"{user}-eval-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}-{fingerprint[:8]}-"
     submission_id = next_id(prefix, known)
-    request, log = (f"{output}/logs/{submission_id}.{end}" for end in ("yaml", "log"))
+    request_file, log = (f"{output}/logs/{submission_id}.{end}" for end in ("yaml", "log"))
     await run_checked(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
-    text = yaml.safe_dump(asked, sort_keys=False, allow_unicode=True)
-    await head.session.put(text.encode(), request, root=True)
-    wanted = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
-    say(f"submitting the job{wanted}")
-    words = ["-m", "evaluation.watching", request, log] if watches else ["-m", "evaluation", request]
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    await head.session.put(text.encode(), request_file, root=True)
+    for_gpus = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
+    say(f"submitting the job{for_gpus}")
+    words = ["-m", "evaluation.watching", request_file] if watches else ["-m", "evaluation", request_file]
     await jobs.submit(
         submission_id,
         f"exec python3 {shlex.join(words)} >>{shlex.quote(log)} 2>&1",
@@ -105,7 +107,7 @@ async def _submit(head: Head, order: EvalConfig | WatchConfig, jobs: RayJobs, sa
         },
         gpus=0 if watches else gpus,  # a watch asks for them when there is something to score
     )
-    return SubmittedEval(submission_id, output, log)
+    return SubmittedEval(submission_id, output, log, _place_options(head))
 
 
 async def _gpus(head: Head, config: EvalConfig) -> int:
@@ -118,7 +120,7 @@ async def _gpus(head: Head, config: EvalConfig) -> int:
 
 async def follow_output(
     selection: Selection,
-    asked: SubmittedEval,
+    submitted: SubmittedEval,
     parser: EvalOutputParser,
     say: Say,
     more: Callable[[Head], Awaitable[None]] | None = None,
@@ -127,7 +129,7 @@ async def follow_output(
 
     Args:
         selection: how to reach the cluster.
-        asked: the job.
+        submitted: the job.
         parser: gets what it prints.
         say: gets why nothing is printed.
         more: called after every look.
@@ -141,67 +143,109 @@ async def follow_output(
         if job.status == "PENDING" and not waiting:
             waiting = True
             say("the job waits for its turn; one that waits for GPUs needs as many free ones on one host: see --gpus")
-        while data := await read_from(head.session, Path(asked.log), read):
+        while data := await read_from(head.session, Path(submitted.log), read):
             read += len(data)
             parser.feed(data)
         if more is not None:
             await more(head)
 
-    return await watch_job(selection, asked.submission_id, look, say)
+    return await watch_job(selection, submitted.submission_id, look, say)
 
 
-async def follow(selection: Selection, asked: SubmittedEval, here: Path, say: Say) -> Finished:
-    """Show what the evaluation prints until it ends, and copy its results to `here`.
+async def follow(selection: Selection, submitted: SubmittedEval, local: Path, say: Say) -> Finished:
+    """Show what the evaluation prints until it ends, and copy its results to `local`.
 
     Raises:
         UserError: with the subclass that fits how it ended. HostError: its results could not be copied.
     """
-    told = EvalOutputParser(say)
-    job = await follow_output(selection, asked, told, say)
-    if job.status == "SUCCEEDED":
-        code = 0
-    else:
-        found = _EXIT_CODE.search(job.message)
-        code = 130 if job.status == "STOPPED" else int(found[1]) if found else -1
-    place = None
-    if told.answer is not None and code in (0, 1):
+    parser = EvalOutputParser(say)
+    job = await follow_output(selection, submitted, parser, say)
+    code = _exit_code(job)
+    folder = None
+    if parser.answer is not None and code in (0, 1):
         async with head_of(selection) as head:
-            place = await copy_results(head, asked.output, PurePosixPath(told.answer["results"]).name, here)
-    reason = " ".join(job.message.split())[-400:]
-    without_words = (
-        f"job {job.submission_id} ended ({job.status}): {reason or 'no reason given'}; its log is {asked.log}"
-    )
-    return told.finished(code, place, without_words)
+            folder = await copy_results(head, submitted.output, PurePosixPath(parser.answer["results"]).name, local)
+    return parser.finished(code, folder, _ending(job, submitted))
 
 
-async def copy_results(head: Head, output: str, name: str, here: Path) -> Path:
+async def follow_watch(
+    selection: Selection, submitted: SubmittedEval, local: Path, say: Say, show: Callable[[Path], None]
+) -> None:
+    """Show what is scored until the job ends.
+
+    Args:
+        selection: how to reach the cluster.
+        submitted: the job.
+        local: folder that results are copied to.
+        say: gets what the job prints.
+        show: gets the folder of every checkpoint's results.
+
+    Raises:
+        UserError: with the subclass that fits how it ended.
+    """
+    parser = WatchOutputParser(say)
+
+    async def copy(head: Head) -> None:
+        while parser.scored:
+            folder = await copy_results(head, submitted.output, parser.scored[0], local)
+            parser.scored.popleft()  # not before it is here: a connection may be lost meanwhile
+            show(folder)
+
+    job = await follow_output(selection, submitted, parser, say, copy)
+    code = _exit_code(job)
+    if code == InterruptedRunError.exit_code:
+        raise InterruptedRunError("the watch was stopped: what is answered is written; the same command goes on")
+    if parser.failed:
+        raise RunError(f"{len(parser.failed)} checkpoints could not be scored: {', '.join(parser.failed)}")
+    if code:
+        raise RunError(parser.error or _ending(job, submitted))
+    if not parser.count:
+        raise UserError("the run has no checkpoint yet (epoch…globalstepN)")
+    say(f"{parser.count} checkpoints are scored")
+
+
+def _exit_code(job: RayJob) -> int:
+    """Exit code of a job that has ended; -1 where Ray does not know it."""
+    if job.status == "SUCCEEDED":
+        return 0
+    found = _EXIT_CODE.search(job.message)
+    return InterruptedRunError.exit_code if job.status == "STOPPED" else int(found[1]) if found else -1
+
+
+def _ending(job: RayJob, submitted: SubmittedEval) -> str:
+    """How a job ended, for one that has not said so itself."""
+    reason = " ".join(job.message.split())[-400:] or "no reason given"
+    return f"job {job.submission_id} ended ({job.status}): {reason}; its log is {submitted.log}"
+
+
+async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
     """Copy one evaluation with the records of its rows; what an earlier copy left of them is replaced.
 
     Args:
         head: a host that shows the storage.
         output: folder of evaluations there.
         name: of the results' folder in it.
-        here: folder that they are copied to.
+        local: folder that they are copied to.
 
     Returns the folder of the results here.
 
     Raises:
-        UserError: another command writes into `here`, or it cannot be written. HostError: it cannot be read there.
+        UserError: another command writes into `local`, or it cannot be written. HostError: it cannot be read there.
     """
     results = json.loads(await read_whole(head.session, Path(output, name, RESULTS)))
     names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
     with (
-        file_failures(here, "choose another --output-path"),
-        output_lock(here),
-        tempfile.TemporaryDirectory(prefix=".copy-", dir=here) as staging,
+        file_failures(local, "choose another --output-path"),
+        output_lock(local),
+        tempfile.TemporaryDirectory(prefix=".copy-", dir=local) as staging,
     ):
         await fetch_folders(head.session, output, names, Path(staging), leave_out="servers")
         for one in reversed(names):  # the results last: they say that all is there
-            target = here / one
+            target = local / one
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(target, ignore_errors=True)
             (Path(staging) / one).rename(target)
-    return here / name
+    return local / name
 
 
 async def newest_results(head: Head, output: str) -> str:
@@ -211,7 +255,7 @@ async def newest_results(head: Head, output: str) -> str:
     if not found:
         raise UserError(
             f"no results of an evaluation in {output} on cluster {head.cluster.name}: start one with clusterkit eval "
-            f"{_named(head)}"
+            f"{_place_options(head)}"
         )
     return PurePosixPath(found).parent.name
 
@@ -223,10 +267,12 @@ async def stop(head: Head, output: str, say: Say, user: str | None = None) -> st
         RunError: there is none, or it does not end.
     """
     async with head.jobs() as jobs:
-        there = [job for job in await jobs.all() if job.alive and job.metadata.get("output") == output]
-        alive = [job for job in there if job.user == (user or user_name())]
-        if there and not alive:
-            raise UserError(f"the evaluation that writes into {output} is {there[0].user}'s: --user {there[0].user}")
+        writing = [job for job in await jobs.all() if job.alive and job.metadata.get("output") == output]
+        alive = [job for job in writing if job.user == (user or user_name())]
+        if writing and not alive:
+            raise UserError(
+                f"the evaluation that writes into {output} is {writing[0].user}'s: --user {writing[0].user}"
+            )
         if not alive:
             raise RunError(f"no evaluation writes into {output} on cluster {head.cluster.name}")
         name = alive[0].submission_id
@@ -236,10 +282,12 @@ async def stop(head: Head, output: str, say: Say, user: str | None = None) -> st
         end = loop.time() + STOP_SECONDS + 60
         while (await jobs.get(name)).alive:
             if loop.time() > end:
-                raise RunError(f"{name} does not end: clusterkit ray-status {_named(head)} shows how the cluster is")
+                raise RunError(
+                    f"{name} does not end: clusterkit ray-status {_place_options(head)} shows how the cluster is"
+                )
             await asyncio.sleep(POLL_SECONDS)
     return f"{name} is stopped: what is answered is written, and the same command goes on"
 
 
-def _named(head: Head) -> str:
+def _place_options(head: Head) -> str:
     return f"--cluster {head.cluster.name}"

@@ -1,11 +1,15 @@
-"""Evaluations in a process of this machine."""
+"""Evaluations in a process of this machine, of one checkpoint or of each one as it appears (`--watch`)."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterkit.backends.base import Say, folder_of_runs
+from clusterkit.backends.base import Backend, Say, folder_of_runs
+from clusterkit.backends.local.jobs import owner_of
+from clusterkit.backends.local.stop import send_signal
 from clusterkit.evaluate.process import Finished, require_evaluator, run_evaluation
 from clusterkit.evaluate.request import (
     EvalArguments,
@@ -15,35 +19,35 @@ from clusterkit.evaluate.request import (
     make_request,
     run_settings,
 )
-from clusterkit.evaluate.watch import watch_folder
+from clusterkit.runs.directory import lock_holder
+from clusterkit.ui import output
 from evaluation.config import EvalConfig
-from trainer.errors import UserError
+from evaluation.record import LOCK
+from evaluation.results import find_results
+from evaluation.watching import watch
+from trainer.errors import RunError, UserError
+from trainer.signals import StopFlag
+
+STOP_SECONDS = 120
+POLL_SECONDS = 0.2
 
 
 class LocalEvaluator:
-    """Runs evaluations on this machine; `ClusterEvaluator` has the same methods for a cluster."""
+    """`clusterkit.evaluate.table.Evaluator` of this machine."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, backend: Backend) -> None:
+        self._say = backend.say
 
     def plan(self, arguments: EvalArguments) -> EvalConfig:
-        """What would be asked; nothing is copied or started.
-
-        Raises:
-            UserError: a checkpoint or data that are not there, or a setting that is not allowed.
-        """
+        """See `Evaluator.plan`."""
         return self._request(arguments, choose_checkpoint(arguments.model_path, folder_of_runs(arguments.fileroot)))
 
     def require(self) -> None:
-        """Refuse where the place lacks what evaluations need."""
+        """See `Evaluator.require`."""
         require_evaluator()
 
     def start(self, arguments: EvalArguments, *, detach: bool) -> None:  # noqa: ARG002 (`follow` starts it)
-        """Start the evaluation, or attach to it, where it goes on without us; None where `follow` is what evaluates.
-
-        Raises:
-            UserError: as `plan`; the place cannot be detached from. RunError: it refuses, or a copy failed.
-        """
+        """See `Evaluator.start`."""
         if detach:
             raise UserError("--detach belongs to --cluster: an evaluation of this machine ends with its command")
 
@@ -53,16 +57,7 @@ class LocalEvaluator:
         submitted: SubmittedEval | None,  # noqa: ARG002 (there is none)
         show: Callable[[Path], None],
     ) -> Finished | None:
-        """Show what the evaluation prints until it ends, with its results on this machine; None for a watch.
-
-        Args:
-            arguments: of the evaluation.
-            submitted: what `start` has returned.
-            show: gets the folder of every checkpoint's results that a watch has scored.
-
-        Raises:
-            UserError: with the subclass that fits how it ended.
-        """
+        """See `Evaluator.follow`."""
         if arguments.watch:
             folder = Path(arguments.watch).expanduser().absolute()
             watch_folder(folder, lambda path: self._request(arguments, path), self._say, show, once=arguments.once)
@@ -70,6 +65,27 @@ class LocalEvaluator:
         config = self.plan(arguments)
         require_evaluator()
         return run_evaluation(config, self._say)
+
+    def results(self, output_path: str) -> Path:
+        """See `Evaluator.results`."""
+        return find_results(output_path)
+
+    def stop(self, output_path: str, user: str) -> str:
+        """See `Evaluator.stop`."""
+        lock = Path(output_path).expanduser().absolute() / LOCK
+        name = lock_holder(lock) or ""
+        if not (number := name.removeprefix("process ")).isdigit():
+            raise RunError(f"no evaluation of this machine writes into {lock.parent}")
+        if (owner := owner_of(lock)) != user:
+            raise UserError(f"the evaluation that writes into {lock.parent} is {owner}'s: --user {owner}")
+        send_signal(int(number), signal.SIGTERM)
+        self._say(f"{name} ends its servers")
+        end = time.monotonic() + STOP_SECONDS
+        while lock_holder(lock) == name:
+            if time.monotonic() > end:
+                raise RunError(f"{name} has not ended within {STOP_SECONDS} s")
+            time.sleep(POLL_SECONDS)
+        return f"{name} is stopped: what is answered is written, and the same command goes on"
 
     def _request(self, arguments: EvalArguments, checkpoint: str) -> EvalConfig:
         trained = run_settings(checkpoint, arguments.preset)
@@ -88,3 +104,43 @@ class LocalEvaluator:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
+
+
+def watch_folder(
+    folder: Path, request: Callable[[str], EvalConfig], say: Say, show: Callable[[Path], None], *, once: bool
+) -> None:
+    """Score what is there, oldest first, then what comes, until it is interrupted; one that fails is told and passed.
+
+    Args:
+        folder: of the checkpoints.
+        request: makes the evaluation of a checkpoint.
+        say: gets what the evaluations print.
+        show: gets the folder of every checkpoint's results.
+        once: end after the checkpoints that are there.
+
+    Raises:
+        UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.
+        InterruptedRunError: by a signal.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"--watch {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
+        )
+    require_evaluator()
+
+    def score(checkpoint: Path) -> int:
+        say(f"scoring {checkpoint}")
+        try:
+            show(run_evaluation(request(str(checkpoint)), say).folder)
+        except (RunError, OSError) as error:
+            output.error(f"{checkpoint.name}: {error}")
+            return 1
+        return 0
+
+    if not once:
+        say(f"every checkpoint below {folder} is scored, also those to come; Ctrl-C ends it")
+    scored, failed = watch(folder, score, StopFlag().install(), lambda **_: None, lambda: once)
+    if failed:
+        raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
+    if not scored:
+        raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")

@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import yaml
@@ -66,11 +67,11 @@ def run_evaluation(config: EvalConfig, say: Say) -> Finished:
         request, console = logs / f"{name}.yaml", logs / f"{name}.log"
         request.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
         console.touch()
-    told = EvalOutputParser(say)
+    parser = EvalOutputParser(say)
     code = run_node(
-        ["evaluation", str(request)], console, told.feed, lambda: say("stopping: what is answered is written")
+        ["evaluation", str(request)], console, parser.feed, lambda: say("stopping: what is answered is written")
     )
-    return told.finished(code, None, f"the evaluation ended with code {code} and no message; its log is {console}")
+    return parser.finished(code, None, f"the evaluation ended with code {code} and no message; its log is {console}")
 
 
 def run_node(
@@ -176,6 +177,41 @@ class EvalOutputParser(OutputParser):
             return Finished(folder or Path(self.answer["results"]), self.answer["status"] == "complete")
         interrupted = "interrupted: what is answered is written; the same command goes on"
         raise failure_of(exit_code, self.error, interrupted, without_words)
+
+
+class WatchOutputParser(EvalOutputParser):
+    """What a watch over checkpoints prints: lines are handed on, what was scored waits in `scored` to be copied."""
+
+    def __init__(self, say: Say) -> None:
+        super().__init__(say)
+        self.scored: deque[str] = deque()
+        self.failed: list[str] = []
+        self.count = 0
+
+    def take(self, line: str) -> None:
+        """Take a line; what one evaluation says of its error is one of many."""
+        if line.startswith('{"watch": '):
+            self._event(json.loads(line))
+        elif line.startswith('{"results": '):
+            super().take(line)
+        else:
+            self.error = line.removeprefix("error: ") if line.startswith("error: ") else self.error
+            self.say(line)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        name = Path(event.get("checkpoint", "")).name
+        if event["watch"] == "scoring":
+            self.answer = None
+            self.say(f"scoring {name}")
+        elif event["watch"] == "lost":
+            self.say(f"the evaluation was lost: {event['reason']}")
+        elif event["watch"] != "ended":
+            self.count += 1
+            if event["watch"] == "failed":
+                self.failed.append(name)
+                self.say(f"{name} could not be scored (code {event['code']})")
+            if self.answer is not None:  # an incomplete one has results, too
+                self.scored.append(PurePosixPath(self.answer["results"]).name)
 
 
 class _Tail:

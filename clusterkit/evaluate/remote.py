@@ -62,13 +62,13 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
 
 
 async def remote_request(
-    head: Head, wanted: EvalArguments, say: Say, *, change: bool = True
+    head: Head, arguments: EvalArguments, say: Say, *, change: bool = True
 ) -> EvalConfig | WatchConfig:
     """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
 
     Args:
         head: the head node.
-        wanted: what was typed.
+        arguments: what was typed.
         say: gets what is being done.
         change: off for a look at what would be asked.
 
@@ -76,39 +76,39 @@ async def remote_request(
         UserError: a checkpoint or data that are neither there nor here, or a setting that is not allowed.
         RunError, HostError: a download or a copy failed.
     """
-    output = output_folder(head, wanted.output_path)
-    bring = InputStager(head, say, output, _data_path(head, wanted.data_path), change)
-    watched = await _watched(head, wanted.watch) if wanted.watch else None
+    output = output_folder(head, arguments.output_path)
+    stager = InputStager(head, say, output, _data_path(head, arguments.data_path), change)
+    watched = await _watched(head, arguments.watch) if arguments.watch else None
     if watched is not None:
         model, settings = "", await _settings(head, watched)
     else:
-        model, settings = await _model(head, wanted, bring)
-    if wanted.preset:
-        settings = run_settings(model, wanted.preset)
+        model, settings = await _model(head, arguments, stager)
+    if arguments.preset:
+        settings = run_settings(model, arguments.preset)
     names = []
-    for name in wanted.data_names or default_names(settings):
+    for name in arguments.data_names or default_names(settings):
         if name.startswith(f"{head.cluster.storage}/"):
             names.append(name)
         elif "/" in name or name.endswith(FILES):
-            names.append(await bring.file(Path(name).expanduser()))
+            names.append(await stager.file(Path(name).expanduser()))
         else:
-            if not await _own_data(name, settings, bring):
-                await bring.named(name)
+            if not await _own_data(name, settings, stager):
+                await stager.suite_data(name)
             names.append(name)
     values = {
-        **wanted.values,
+        **arguments.values,
         "model_path": model,
         "output_path": output,
         "data_names": names,
-        "data_path": await bring.data_path(),
+        "data_path": await stager.data_path(),
         "cache_dir": cache_of(head.cluster),
-        "compare": [output_folder(head, folder) for folder in wanted.compare],
+        "compare": [output_folder(head, folder) for folder in arguments.compare],
     }
-    request = make_request(values, settings, wanted.settings)
+    request = make_request(values, settings, arguments.settings)
     if watched is None:
         return request
     folder, logs = str(watched.checkpoints), str(watched.logs)
-    return WatchConfig(folder=folder, evaluation=request, run_logs=logs, once=wanted.once)
+    return WatchConfig(folder=folder, evaluation=request, run_logs=logs, once=arguments.once)
 
 
 async def _watched(head: Head, typed: str) -> RunDirectory:
@@ -121,7 +121,7 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
         run = next((found for path in below if (found := run_by_place(path)) is not None), None)
     if run is None:
         raise UserError(f"--watch {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
-    if not await _there(head, str(run.config)):
+    if not await _exists(head, str(run.config)):
         raise UserError(
             f"--watch {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
             f"--cluster {head.cluster.name} shows the newest"
@@ -129,14 +129,14 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
     return run
 
 
-def copied_from(head: Head, wanted: EvalArguments, request: EvalConfig | WatchConfig) -> Path | None:
+def copied_from(head: Head, arguments: EvalArguments, request: EvalConfig | WatchConfig) -> Path | None:
     """The checkpoint of a run of this machine that the request is of; None where it is one of the cluster's own."""
     if isinstance(request, WatchConfig) or not request.model_path.startswith(f"{head.cluster.storage}/models/"):
         return None
-    if wanted.model_path is None:
+    if arguments.model_path is None:
         return None
-    here = Path(choose_checkpoint(wanted.model_path, folder_of_runs(wanted.fileroot)))
-    return here if here.is_dir() and run_of(here) is not None else None
+    local = Path(choose_checkpoint(arguments.model_path, folder_of_runs(arguments.fileroot)))
+    return local if local.is_dir() and run_of(local) is not None else None
 
 
 def _data_path(head: Head, typed: str) -> str:
@@ -148,27 +148,27 @@ def _data_path(head: Head, typed: str) -> str:
     )
 
 
-async def _own_data(name: str, settings: RunConfig | None, bring: InputStager) -> bool:
+async def _own_data(name: str, settings: RunConfig | None, stager: InputStager) -> bool:
     """Whether a run's own data are where its settings say, on the cluster; its data of this machine are put there."""
     task = settings.task if settings is not None else None
     base = name.partition("@")[0]
-    if not isinstance(task, FilesConfig) or not task.path or bring.data:
+    if not isinstance(task, FilesConfig) or not task.path or stager.data:
         return False
     if task.name != ("hotpotqa" if base in HOTPOTQA else base):
         return False
-    if task.path.startswith(f"{bring.head.cluster.storage}/") and await bring.any_there([task.path]):
+    if task.path.startswith(f"{stager.head.cluster.storage}/") and await stager.any_exists([task.path]):
         return True
     place = Path(task.path).expanduser()
     if name == "math" and isinstance(task, MathConfig) and place.exists():
-        task.path, task.dataset = await bring.file(place / task.dataset if task.dataset else place), ""
+        task.path, task.dataset = await stager.file(place / task.dataset if task.dataset else place), ""
         return True
-    bring.own = place
+    stager.own = place
     return False
 
 
-async def _model(head: Head, wanted: EvalArguments, bring: InputStager) -> tuple[str, RunConfig | None]:
+async def _model(head: Head, arguments: EvalArguments, stager: InputStager) -> tuple[str, RunConfig | None]:
     """The checkpoint's folder there, and the settings of the run that it is of, here or there."""
-    storage, typed = head.cluster.storage, wanted.model_path
+    storage, typed = head.cluster.storage, arguments.model_path
     if typed is None or _is_run(typed):
         if newest := await _newest_checkpoint(head, typed):
             return newest, await _settings(head, run_by_place(Path(newest)))
@@ -177,22 +177,22 @@ async def _model(head: Head, wanted: EvalArguments, bring: InputStager) -> tuple
                 f"no checkpoint of a run of {user_name()} on cluster {head.cluster.name}: name one with --model-path"
             )
     elif typed.startswith(f"{storage}/"):
-        folder = await _inside(head, typed.rstrip("/"))
+        folder = await _checkpoint_in(head, typed.rstrip("/"))
         return folder, await _settings(head, run_by_place(Path(folder)))
-    elif "/" not in typed and await bring.any_there([f"{storage}/models/{typed}/config.json"]):
+    elif "/" not in typed and await stager.any_exists([f"{storage}/models/{typed}/config.json"]):
         return f"{storage}/models/{typed}", None
-    here = choose_checkpoint(typed, folder_of_runs(wanted.fileroot))
+    local = choose_checkpoint(typed, folder_of_runs(arguments.fileroot))
     try:
-        asset = asset_of("model", here, head.cluster, "--model-path")
+        asset = asset_of("model", local, head.cluster, "--model-path")
     except Refused as refusal:
         shelf = f"{storage}/models/{typed} is not there, and "
         raise UserError(f"{'' if '/' in typed else shelf}{refusal.message}: {refusal.fix}") from refusal
-    if asset.origin is Origin.HUB and wanted.model_path is not None:
-        bring.say(f"{typed} is no run here or on the cluster: taken as a repository of the hub")
+    if asset.origin is Origin.HUB and arguments.model_path is not None:
+        stager.say(f"{typed} is no run here or on the cluster: taken as a repository of the hub")
     settings = None
     if asset.origin is Origin.UPLOAD:
         settings, asset = _of_this_machine(Path(asset.source), asset)
-    return await bring.asset(asset), settings
+    return await stager.asset(asset), settings
 
 
 def _of_this_machine(folder: Path, asset: NodeAsset) -> tuple[RunConfig | None, NodeAsset]:
@@ -217,16 +217,16 @@ async def _newest_checkpoint(head: Head, run: str | None) -> str:
     if not found:
         return ""
     _, newest = max(found)
-    return _highest(path for _, path in found if path.parent == newest.parent)
+    return _of_highest_step(path for _, path in found if path.parent == newest.parent)
 
 
-async def _inside(head: Head, folder: str) -> str:
+async def _checkpoint_in(head: Head, folder: str) -> str:
     """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
-    if await _there(head, f"{folder}/config.json"):
+    if await _exists(head, f"{folder}/config.json"):
         return folder
     if not (found := await _checkpoints(head, folder)):
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")
-    return _highest(path for _, path in found)
+    return _of_highest_step(path for _, path in found)
 
 
 async def _checkpoints(head: Head, folder: str) -> list[tuple[float, Path]]:
@@ -238,7 +238,7 @@ async def _checkpoints(head: Head, folder: str) -> list[tuple[float, Path]]:
     return [one for one in found if global_step(one[1]) is not None]
 
 
-def _highest(checkpoints: Iterable[Path]) -> str:
+def _of_highest_step(checkpoints: Iterable[Path]) -> str:
     return str(max(checkpoints, key=lambda path: global_step(path) or 0))
 
 
@@ -251,19 +251,19 @@ async def _settings(head: Head, run: RunDirectory | None) -> RunConfig | None:
         settings = RunConfig.model_validate(yaml.safe_load(text))
     except (ValueError, yaml.YAMLError):
         return None
-    if not settings.judge.url and (url := await _judge(head, run)):
+    if not settings.judge.url and (url := await _judge_urls(head, run)):
         judge = settings.judge.model_copy(update={"url": url})
         settings = settings.model_copy(update={"judge": judge})
     return settings
 
 
-async def _judge(head: Head, run: RunDirectory) -> str:
+async def _judge_urls(head: Head, run: RunDirectory) -> str:
     """Addresses of the servers that answer for a run there, with commas; empty without any."""
     return ",".join(
         urls_of(await remote_servers(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial)))
     )
 
 
-async def _there(head: Head, path: str) -> bool:
+async def _exists(head: Head, path: str) -> bool:
     script = f"[ ! -e {shlex.quote(path)} ] || echo yes"
     return bool((await run_checked(head, script)).strip())

@@ -65,12 +65,14 @@ class SubmittedEval:
         submission_id: its job.
         output: folder of its results, as the place names it.
         log: what it prints.
+        place: options that name the place, such as `--cluster lab`.
         attached: it ran already.
     """
 
     submission_id: str
     output: str
     log: str
+    place: str
     attached: bool = False
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from clusterkit.common.records import json_object
 from clusterkit.hosts.folders import state_folder
 from clusterkit.provision.ray.model import LEASE_FILE, NODE_FOLDER, node_folder
+from clusterkit.runs.directory import user_name
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.disk import file_failure
 from trainer.errors import RunError, UserError
@@ -80,7 +80,7 @@ def new_lock_owner(cluster: str, command: str) -> LockOwner:
     """Return the owner that this process is."""
     process, now = os.getpid(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     identity = f"{_machine()}-{process}-{secrets.token_hex(8)}"
-    return LockOwner(cluster, command, identity, f"{_user()}@{socket.gethostname()}", process, now, _birth(process))
+    return LockOwner(cluster, command, identity, f"{user_name()}@{socket.gethostname()}", process, now, _birth(process))
 
 
 @contextmanager
@@ -240,13 +240,6 @@ async def release(leases: Iterable[Lease]) -> None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _machine() -> str:

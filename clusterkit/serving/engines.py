@@ -110,10 +110,10 @@ def stop_local(run: RunDirectory, names: Sequence[str]) -> list[str]:
     """
     found = {one.name: one for one in local_servers(run)}
     if unknown := [name for name in names if name not in found]:
-        there = ", ".join(found) or "none"
-        raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {there})")
-    wanted = set(names or found)
-    return end_all(registry.folder_of(run.logs), [one for one in found.values() if one.name in wanted])
+        servers = ", ".join(found) or "none"
+        raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {servers})")
+    chosen = set(names or found)
+    return end_all(registry.folder_of(run.logs), [one for one in found.values() if one.name in chosen])
 
 
 def end_all(folder: Path, servers: Sequence[Registration]) -> list[str]:

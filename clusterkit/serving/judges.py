@@ -23,7 +23,7 @@ POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class JudgeOrder:
+class JudgeRequest:
     """Judge servers to be started.
 
     Attributes:
@@ -52,56 +52,56 @@ class JudgeOrder:
         return max(self.gpus // self.per_server, 1)
 
 
-def remote_folder(head: Head, order: JudgeOrder) -> Path:
+def remote_folder(head: Head, request: JudgeRequest) -> Path:
     """Where the servers are registered."""
-    return judges_folder(head.fileroot, user_name(), order.experiment, order.trial)
+    return judges_folder(head.fileroot, user_name(), request.experiment, request.trial)
 
 
-async def remote_judges(head: Head, order: JudgeOrder) -> list[Registration]:
+async def remote_judges(head: Head, request: JudgeRequest) -> list[Registration]:
     """Judge servers of a run."""
-    return await remote_servers(head, remote_folder(head, order))
+    return await remote_servers(head, remote_folder(head, request))
 
 
-async def start_remote(head: Head, order: JudgeOrder, say: Callable[[str], None]) -> list[Registration]:
+async def start_remote(head: Head, request: JudgeRequest, say: Callable[[str], None]) -> list[Registration]:
     """Have the servers started, and wait until they answer; those that are there already are taken as they are.
 
     Raises:
         UserError: the model is not on the cluster, or another one is served already. RunError: there is no place for
             them, or one does not start: then all of them are ended.
     """
-    order = replace(order, model=await _model(head, order.model))
-    words = [_MODULE, "start", *_names(head, order), "--model", order.model, "--engine", order.engine]
-    words += ["--gpus", str(order.gpus) if order.gpus else "", "--per-server", str(order.per_server)]
-    words += ["--context-length", str(order.context_length), f"--flags={order.flags}"]
-    say(f"looking for a place for {order.count} server(s)")
-    said = await remote_job(head, _run(head, order), words)
-    names = said.removeprefix("starting: ").split(", ")
-    say(f"{said}; logs in {remote_folder(head, order)}")
+    request = replace(request, model=await _model(head, request.model))
+    words = [_MODULE, "start", *_names(head, request), "--model", request.model, "--engine", request.engine]
+    words += ["--gpus", str(request.gpus) if request.gpus else "", "--per-server", str(request.per_server)]
+    words += ["--context-length", str(request.context_length), f"--flags={request.flags}"]
+    say(f"looking for a place for {request.count} server(s)")
+    answer = await remote_job(head, _run(head, request), words)
+    names = answer.removeprefix("starting: ").split(", ")
+    say(f"{answer}; logs in {remote_folder(head, request)}")
     deadline = time.monotonic() + START_SECONDS
-    told: dict[str, str] = {}
+    states: dict[str, str] = {}
     while time.monotonic() < deadline:
-        found = {one.name: one for one in await remote_judges(head, order) if one.name in names}
+        found = {one.name: one for one in await remote_judges(head, request) if one.name in names}
         for one in found.values():
             state = f"{one.name} on {one.node} answers" if one.state == "ready" else one.reason
-            if state and told.get(one.name) != state:
-                told[one.name] = state
+            if state and states.get(one.name) != state:
+                states[one.name] = state
                 say(state)
         if given_up := [one for one in found.values() if one.state == "ended"]:
-            await stop_remote(head, order)
+            await stop_remote(head, request)
             raise RunError("; ".join(f"{one.name} on {one.node} did not start: {one.reason}" for one in given_up))
         if len(found) == len(names) and all(one.state == "ready" for one in found.values()):
             return list(found.values())
         await asyncio.sleep(POLL_SECONDS)
     raise RunError(
         f"the servers have not answered within {START_SECONDS:.0f} s; they go on starting (clusterkit serve judge "
-        f"--list shows them), with logs in {remote_folder(head, order)}"
+        f"--list shows them), with logs in {remote_folder(head, request)}"
     )
 
 
-async def stop_remote(head: Head, order: JudgeOrder) -> str:
+async def stop_remote(head: Head, request: JudgeRequest) -> str:
     """End all judge servers of a run; returns the last line that was printed."""
-    words = [_MODULE, "stop", *_names(head, order), "--model", "-"]
-    return await remote_job(head, _run(head, order), words)
+    words = [_MODULE, "stop", *_names(head, request), "--model", "-"]
+    return await remote_job(head, _run(head, request), words)
 
 
 async def _model(head: Head, typed: str) -> str:
@@ -109,18 +109,18 @@ async def _model(head: Head, typed: str) -> str:
         asset = asset_of("model", typed, head.cluster, "--model")
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
-    if said := asset_problem(asset, await look(head.session, asset)):
+    if problem := asset_problem(asset, await look(head.session, asset)):
         raise UserError(
-            f"model {asset.name} is not on the cluster ({said}): fetch it with clusterkit setup --cluster "
+            f"model {asset.name} is not on the cluster ({problem}): fetch it with clusterkit setup --cluster "
             f"{head.cluster.name} --preset PRESET --set judge.model={typed} --no-train"
         )
     return asset.folder
 
 
-def _run(head: Head, order: JudgeOrder) -> RunDirectory:
-    return RunDirectory(Path(head.fileroot), user_name(), order.experiment, order.trial)
+def _run(head: Head, request: JudgeRequest) -> RunDirectory:
+    return RunDirectory(Path(head.fileroot), user_name(), request.experiment, request.trial)
 
 
-def _names(head: Head, order: JudgeOrder) -> list[str]:
-    named = {"fileroot": head.fileroot, "user": user_name(), "experiment": order.experiment, "trial": order.trial}
+def _names(head: Head, request: JudgeRequest) -> list[str]:
+    named = {"fileroot": head.fileroot, "user": user_name(), "experiment": request.experiment, "trial": request.trial}
     return [word for name, value in named.items() for word in (f"--{name}", value)]

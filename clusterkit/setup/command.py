@@ -1,13 +1,20 @@
-"""What `clusterkit setup` does with its options: check them, set up, save the inventory, return the outcome."""
+"""What `clusterkit setup` does with its options: check them, set up, save the inventory, return the outcome.
+
+Which hosts failed is saved for `setup --retry`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.hosts import inventory
+from clusterkit.hosts.folders import state_folder, write_private
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.assets.hub import Hub
 from clusterkit.provision.cluster_lock import LockOwner, local_lock
@@ -26,7 +33,6 @@ from clusterkit.provision.site import (
     with_saved,
 )
 from clusterkit.setup import view
-from clusterkit.setup.failed import failed_hosts, save_failed
 from clusterkit.setup.hostlog import new_log_folder
 from clusterkit.setup.imagestage import ImageStage
 from clusterkit.setup.model import Report
@@ -256,3 +262,28 @@ def refuse_dropped_hosts(cluster: Cluster) -> None:
             f"For a part of it: --limit. For another cluster: --cluster NAME. To replace it: clusterkit init "
             f"{' '.join(host.name for host in cluster.hosts)} --cluster {cluster.name} --force"
         )
+
+
+def path_of(cluster: str) -> Path:
+    """Return the file with the list."""
+    return state_folder() / cluster / "failed.json"
+
+
+def failed_hosts(cluster: Cluster) -> tuple[str, ...]:
+    """Return the hosts that failed in their last set-up, in the cluster's order. A damaged list counts as empty."""
+    try:
+        failed = (json_object(path_of(cluster.name).read_bytes()) or {}).get("failed")
+    except OSError:
+        return ()
+    return tuple(host.name for host in cluster.hosts if isinstance(failed, list) and host.name in failed)
+
+
+def save_failed(cluster: Cluster, report: Report) -> None:
+    """Add the hosts that failed and remove those that are done. Hosts without a report stay as they were.
+
+    Raises:
+        OSError: the state folder cannot be written to.
+    """
+    failed = {host.name for host in report.failed} | (set(failed_hosts(cluster)) - report.hosts.keys())
+    names = [host.name for host in cluster.hosts if host.name in failed]
+    write_private(path_of(cluster.name), json.dumps({"failed": names}) + "\n")

@@ -76,13 +76,13 @@ class ImageStage(Stage):
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return what would be done where the image is missing."""
         self.reference = reference = self._wanted(setup.head_runner)
-        there = reference in runner.facts.docker.images
-        if there and not self.request.refresh:
+        present = reference in runner.facts.docker.images
+        if present and not self.request.refresh:
             return []
         if not setup.is_head(runner):
-            which = f"the runtime image {reference}" + (", should a newer one be there" if there else "")
+            which = f"the runtime image {reference}" + (", should a newer one be there" if present else "")
             return [f"get {which} from the head, the storage or a registry"]
-        if there:
+        if present:
             return [f"get the runtime image {reference} anew, should a newer one be there"]
         return [f"{'pull' if self.request.reference else 'build'} the runtime image {reference}"]
 
@@ -137,8 +137,8 @@ class ImageStage(Stage):
     async def _from_bundle(
         self, setup: Setup, runner: HostRunner, session: Session, image_id: str, archive: Path
     ) -> bool:
-        there = await inspect(session, self.reference)
-        if there is not None and not (self.request.refresh and there.image_id != image_id):
+        present = await inspect(session, self.reference)
+        if present is not None and not (self.request.refresh and present.image_id != image_id):
             return False
         target, size = f"/var/lib/clusterkit/{archive.name}", archive.stat().st_size
 

@@ -107,8 +107,8 @@ class Client(asyncssh.SSHClient):
                 answers.append(self._password)
                 continue
             with self._paused():  # a one-time code is valid once, so the key is unique to this attempt
-                asked = self._options.secrets.answer(f"{self._endpoint.name}: {prompt}", key=f"{id(self)} {prompt}")
-                answers.append(await asked)
+                reply = self._options.secrets.answer(f"{self._endpoint.name}: {prompt}", key=f"{id(self)} {prompt}")
+                answers.append(await reply)
         return answers
 
     def _note_methods(self) -> None:

@@ -75,8 +75,8 @@ class SudoDialogue:
         return self._ready in command.preamble()
 
     def _refused(self, command: Command, what: str) -> HostError:
-        said = command.preamble().replace(self._prompt, "").split()
-        reason = f": {' '.join(said)}" if said else ""
+        sudo_output = command.preamble().replace(self._prompt, "").split()
+        reason = f": {' '.join(sudo_output)}" if sudo_output else ""
         return HostError(
             self._host,
             ErrorKind.SUDO,

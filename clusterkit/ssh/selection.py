@@ -104,11 +104,9 @@ def _typed_login(options: HostOptions) -> dict[str, Any]:
 
 
 def _limited(cluster: Cluster, limit: list[str], exclude: list[str]) -> tuple[Host, ...]:
-    wanted = {name for pattern in limit for name in _matching(cluster, pattern, "--limit")} if limit else None
+    named = {name for pattern in limit for name in _matching(cluster, pattern, "--limit")} if limit else None
     unwanted = {name for pattern in exclude for name in _matching(cluster, pattern, "--exclude")}
-    hosts = tuple(
-        host for host in cluster.hosts if (wanted is None or host.name in wanted) and host.name not in unwanted
-    )
+    hosts = tuple(host for host in cluster.hosts if (named is None or host.name in named) and host.name not in unwanted)
     if not hosts:
         raise UserError("--limit and --exclude leave no host.")
     return hosts

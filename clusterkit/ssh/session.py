@@ -214,8 +214,8 @@ class SshSession:
         async with self._becoming_root:
             if self._root is None:
                 # Within the slot of the command that wants to be root.
-                said = (await self._run(PROBE, False, b"", _PROBE_SECONDS, Output())).stdout.strip()
-                self._root = Root(said) if said in {way.value for way in Root} else Root.NONE
+                printed = (await self._run(PROBE, False, b"", _PROBE_SECONDS, Output())).stdout.strip()
+                self._root = Root(printed) if printed in {way.value for way in Root} else Root.NONE
             if self._root is Root.NONE:
                 raise no_sudo(self.host.name, self._endpoint.username)
             return self._root
@@ -242,13 +242,13 @@ class SshSession:
         if command.exit_code is None:
             raise self._lost("the connection was lost in the middle of a command")
         if not command.started:
-            said = command.preamble().strip()
-            if "sudo" in said:
-                raise no_password(self.host.name, self._endpoint.username, said)
+            printed = command.preamble().strip()
+            if "sudo" in printed:
+                raise no_password(self.host.name, self._endpoint.username, printed)
             raise HostError(
                 self.host.name,
                 ErrorKind.LOGIN,
-                f"{self._endpoint.username} may log in but not run commands: {said or f'exit {command.exit_code}'}",
+                f"{self._endpoint.username} may log in but not run commands: {printed or f'exit {command.exit_code}'}",
                 "Give the user a shell (sudo chsh -s /bin/sh USER) or log in as another one (--username).",
             )
         return command.exit_code

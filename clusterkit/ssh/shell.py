@@ -39,10 +39,10 @@ def pipe(*parts: tuple[str, str]) -> str:
     """
     lines = []
     for number, (name, command) in enumerate(parts, 1):
-        said = f"printf . >&3 || echo {shlex.quote(name)} >&3"
+        report = f"printf . >&3 || echo {shlex.quote(name)} >&3"
         last = number == len(parts)
         # A part must not inherit 3: a process that it leaves would keep the pipe open.
-        lines.append(f"  {{ {{ {command}; }} 3>&- {'>&4 ' if last else ''}4>&- && {said}; }}{'' if last else ' |'}\n")
+        lines.append(f"  {{ {{ {command}; }} 3>&- {'>&4 ' if last else ''}4>&- && {report}; }}{'' if last else ' |'}\n")
     return (
         "exec 4>&1\n"
         f"went=$({{\n{''.join(lines)}}} 3>&1)\n"

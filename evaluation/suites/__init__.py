@@ -161,15 +161,15 @@ class Finder:
 
     def suites(self, names: Sequence[str]) -> list[Suite]:
         """Suites in the order of their names, each once. Raises UserError as `suite`, and where none is named."""
-        wanted = list(dict.fromkeys(name.strip() for name in names if name.strip()))
-        if not wanted:
+        requested = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+        if not requested:
             raise UserError(f"no data set named: add --data-names, such as {','.join(NAMES[:3])} or ruler_hqa@50")
         if self.split != "usual":
-            others = [name for name in wanted if name.partition("@")[0] not in SPLIT]
+            others = [name for name in requested if name.partition("@")[0] not in SPLIT]
             if others:
                 names = " and ".join(SPLIT)
                 raise UserError(f"split={self.split} is for {names}: leave {', '.join(others)} out, or the split")
-        found = [suite for name in wanted for suite in self._named(name)]
+        found = [suite for name in requested for suite in self._named(name)]
         labels = [suite.name for suite in found]
         if twice := next((label for label in labels if labels.count(label) > 1), None):
             raise UserError(f"two data sets have the name {twice}: rename one of the files, or ask for one of them")

@@ -5,30 +5,36 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cluster_training import (
+    ALL_STEPS,
+    await_end,
+    await_status,
+    base_of,
+    evaluation,
+    person,
+    preset,
+    records,
+    run_folder,
+    small,
+    status,
+    train_state,
+    weights,
+)
 from run_writer import RunWriter
-from runs import SETTINGS
-from safetensors.torch import load_file
 from setup_command import Done, Operator
 from testbed import PASSWORD, Node, Testbed
-from testbed_images import base_image
 from testbed_runtime import put_on_storage
 
-from clusterkit.config.presets import leaves
 from clusterkit.provision.images.identity import Image
-from clusterkit.runs.directory import hold_lock, user_name
+from clusterkit.runs.directory import hold_lock
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
-STEPS = 2
-WARMUP = ("warmup.recall_steps=5", "warmup.steps=5", "warmup.gate=0")
-SHORT = (f"train.total_steps={STEPS}", *WARMUP, "eval.final_chunks=[2]")
 HOLDS = "holds"
 """A run that is longer than the tests look at it."""
 
@@ -53,45 +59,6 @@ def operator(
         words = testbed.engine.argv("exec", "-i", pair[0].container, "docker", "import", "-", base_of(testbed))
         subprocess.run(words, stdin=base, check=True, capture_output=True, timeout=300)
     return operator
-
-
-def base_of(testbed: Testbed) -> str:
-    return base_image(testbed.engine, testbed.base_archive)
-
-
-def preset(operator: Operator, *settings: str) -> list[str]:
-    """Words of a set-up that builds the image with torch and trains the tiny preset."""
-    words = ["--image", "none", "--image-base", base_of(operator.testbed), "--recreate", "--preset", "tiny"]
-    wheels = operator.testbed.site.pip_find_links
-    words += ["--pip-find-links", wheels] if wheels else []
-    return [*words, *(word for setting in (*SHORT, *settings) for word in ("--set", setting))]
-
-
-def run_folder(operator: Operator, trial: str = "run1") -> Path:
-    """The run's logs on the shared storage."""
-    (folder,) = operator.testbed.storage.glob(f"ray/experiments/logs/{user_name()}/*/{trial}")
-    return folder
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def await_end(folder: Path, seconds: float = 300.0) -> dict[str, Any]:
-    """Wait for the run's last record."""
-    deadline = time.monotonic() + seconds
-    while True:
-        if finished := [record for record in records(folder) if record["kind"] == "finish"]:
-            return finished[-1]
-        assert time.monotonic() < deadline, f"no end within {seconds:.0f} s: {records(folder)[-3:]}"
-        time.sleep(0.2)
-
-
-def train_state(done: Done, node: Node) -> str:
-    assert done.exit_code == 0, done.text
-    return str(done.row(node)["steps"]["train"])
 
 
 def test_image_with_torch_is_built_and_the_preset_trains_on_it(operator: Operator, pair: list[Node]) -> None:
@@ -152,38 +119,8 @@ def test_check_looks_from_inside_the_containers(operator: Operator, pair: list[N
 
 # -- two FSDP ranks on two hosts --------------------------------------------------------------------------------------
 
-ALL_STEPS = 60
 TOLERANCE = 1e-5
 """Two ranks add their gradients in another order than one; the reference of this machine has two ranks as well."""
-
-
-def small(trial: str, **more: object) -> list[str]:
-    """Words of `train` for two ranks whose steps take a moment, and that can go on after every step."""
-    values = {key: value for key, value in leaves(SETTINGS) if not key.endswith("_name")}
-    values |= {"train.total_steps": ALL_STEPS, "train.ranks": 2, "checkpoint.save_freq_steps": ALL_STEPS}
-    values |= {"recover_after": 1, "trial_name": trial, **more}
-    return ["train", "--preset", "tiny", *(f"{key}={json.dumps(value)}" for key, value in values.items())]
-
-
-def status(operator: Operator, *words: str) -> dict[str, Any]:
-    done = operator("status", "--cluster", "default", "--json", *words)
-    return {**json.loads(done.stdout), "exit_code": done.exit_code}
-
-
-def await_status(
-    operator: Operator, wanted: Callable[[dict[str, Any]], bool], seconds: float = 240.0
-) -> dict[str, Any]:
-    """Look until the status is as wanted; the status."""
-    deadline = time.monotonic() + seconds
-    while not wanted(seen := status(operator)):
-        assert time.monotonic() < deadline, seen
-    return seen
-
-
-def weights(root: Path, trial: str) -> dict[str, Any]:
-    """Tensors of a trial's last checkpoint."""
-    (file,) = root.glob(f"checkpoints/*/*/{trial}/actor/*globalstep{ALL_STEPS}/model.safetensors")
-    return dict(load_file(file))
 
 
 @pytest.fixture(scope="module")
@@ -417,11 +354,6 @@ def test_a_new_run_from_the_checkpoint_of_another(operator: Operator) -> None:
     assert "task.num_keys" in refused.stderr
 
 
-def evaluation(*more: str) -> list[str]:
-    """Words of an evaluation of the first test's run."""
-    return ["eval", "--cluster", "default", "--model-path", "tiny-recall/run1", "--output-path", "scores", *more]
-
-
 def test_an_evaluation_is_a_job_whose_results_come_here(operator: Operator, tmp_path: Path) -> None:
     words = evaluation("--data-names", "recall@4", "--num-questions", "64", "--n-sampling", "8")
     begun = operator(*words, "--detach", "--json", cwd=tmp_path)
@@ -468,17 +400,6 @@ def test_an_evaluation_on_the_cluster_tells_what_it_lacks_and_can_be_stopped(
     assert (other.exit_code, "another evaluation writes into /storage/" in other.stderr) == (2, True), other.text
     stopped = operator("eval", "stop", "--cluster", "default", "--output-path", "scores")
     assert (stopped.exit_code, "is stopped" in stopped.stdout) == (0, True), stopped.text
-
-
-def person(
-    operator: Operator, pair: list[Node], folder: Path, name: str, account: str, sudo_password: str = ""
-) -> Operator:
-    """Somebody with a home of their own, who logs in to the hosts as an unprivileged account."""
-    one = Operator(operator.testbed, folder / name, operator.image, username=account, sudo_password=sudo_password)
-    one.environment |= {"USER": name, "LOGNAME": name}
-    done = one.setup("--image", "none", "--image-base", base_of(operator.testbed), hosts=pair)
-    assert done.exit_code == 0, done.text
-    return one
 
 
 def test_two_unprivileged_users_touch_only_their_own_runs(operator: Operator, pair: list[Node], tmp_path: Path) -> None:

@@ -365,14 +365,14 @@ def test_a_run_that_is_ended_by_force_is_not_started_again(
     """The trainer may end of the signal that its command passes on before force reaches it, or after."""
     with operating(tmp_path, "serve") as operator:
         operator.child()
-        send = stop._send
+        send = stop.send_signal
 
         def send_and_wait(process: int, number: signal.Signals) -> None:
             send(process, number)
             if first == "SIGTERM" and process == operator.process.pid:
                 wait_for(lambda: lock_holder(operator.run.logs / "run.lock") is None)
 
-        monkeypatch.setattr(stop, "_send", send_and_wait)
+        monkeypatch.setattr(stop, "send_signal", send_and_wait)
         said = stop_run(tmp_path / "runs", force=True)
         code, _, outcome, _ = operator.end()
 

@@ -19,7 +19,7 @@ from run_writer import RunWriter
 from slot_writer import write_slot
 from sshd import Ssh, Sshd
 
-from clusterkit.backends.ray.sync_mirror import Mirror
+from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions

@@ -102,6 +102,11 @@ def test_checkpoints_of_a_run_are_scored_as_they_appear_until_it_is_complete(
     page = (here / "index.html").read_text()
     assert "step 12: greedy_acc" in page
     assert (tmp_path / "stdout").read_text().count("recall") == 3
+    listed = json.loads(cluster("jobs", "--cluster", "c", "--json", cwd=tmp_path).stdout)
+    (job,) = (job for job in listed if job["trial"] == "watched")
+    assert (job["status"], job["user"], job["experiment"], job["run_dir"]) == ("SUCCEEDED", user_name(), "eval", None)
+    assert job["started"] < job["ended"]
+    assert json.loads(cluster("jobs", "--cluster", "c", "--alive", "--json", cwd=tmp_path).stdout) == []
 
     # The numbers are with the run: its report there has the curve, whoever asked for the scores.
     report = cluster("report", "--cluster", "c", "--trial", run.trial, "--out", "-", cwd=tmp_path).stdout

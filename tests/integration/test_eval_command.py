@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
-from runs import ENVIRONMENT
+from runs import ENVIRONMENT, wait_for
 
 from clusterkit.evaluate.request import choose_checkpoint, make_request, run_of
-from clusterkit.runs.directory import user_name
+from clusterkit.runs.directory import lock_holder, user_name
 from evaluation.config import EvalConfig
 from evaluation.record import output_lock
 from trainer.config import RunConfig
@@ -190,3 +190,25 @@ def test_a_checkpoint_is_asked_in_the_words_of_a_file(tmp_path: Path) -> None:
     train = ["train", "--preset", "135M_cpu", "--task", "hotpotqa", f"agent.template_file={wording}", "--dry-run"]
     assert f"agent.template_file={wording} cannot be read" in clusterkit(*train, cwd=tmp_path, code=2).stderr
     assert list(tmp_path.glob("runs")) == []
+
+
+def test_an_evaluation_at_work_is_listed_and_stopped(run_folder: Path, tmp_path: Path) -> None:
+    words = ["eval", "--here", "--fileroot", run_folder, "--output-path", "out", "--data-names", "recall@64"]
+    argv = [sys.executable, "-m", "clusterkit.cli.main", *map(str, words), "--num-questions", "4000"]
+    stop = ["eval", "stop", "--here", "--output-path", "out"]
+    assert "no evaluation of this machine writes into" in clusterkit(*stop, cwd=tmp_path, code=1).stderr
+    with subprocess.Popen(argv, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as evaluation:
+        wait_for(lambda: lock_holder(tmp_path / "out" / "eval.lock"))
+        (job,) = json.loads(clusterkit("jobs", "--here", "--json", cwd=tmp_path).stdout)
+        assert (job["trial"], job["status"], job["user"]) == ("out", "RUNNING", user_name())
+        assert "--user" in clusterkit(*stop, "--user", "ada", cwd=tmp_path, code=2).stderr
+        stopped = clusterkit(*stop, cwd=tmp_path).stdout
+        assert stopped.startswith(f"{job['submission_id']} is stopped: what is answered is written")
+        assert "the same command goes on" in evaluation.communicate(timeout=300)[1]
+    assert evaluation.returncode == 130
+
+
+def test_slurm_does_not_evaluate_and_says_what_does(tmp_path: Path) -> None:
+    said = clusterkit("eval", "--slurm", "--data-names", "recall", "--dry-run", cwd=tmp_path, code=2).stderr
+    assert said.startswith("error: evaluations do not run as jobs on Slurm: ")
+    assert "sbatch" in said

@@ -18,8 +18,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.steps.step import DesiredState
 from clusterkit.setup import setup as module
-from clusterkit.setup.command import nothing_failed, only_failed
-from clusterkit.setup.failed import failed_hosts, path_of, save_failed
+from clusterkit.setup.command import failed_hosts, nothing_failed, only_failed, path_of, save_failed
 from clusterkit.setup.model import HostReport, Report, State, StepFailedError
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.setup import Request, Setup, Stage

@@ -74,7 +74,7 @@ class LoginNode:
         settings = [*overrides(SETTINGS), f"train.total_steps={STEPS}", *places, *self.settings]
         return ["train", "--preset", "tiny", "--slurm", "--partition", PARTITION, "--no-progress", *options, *settings]
 
-    def json(self, *arguments: str) -> dict[str, Any]:
+    def json(self, *arguments: str) -> Any:
         code, out, err = self.run(*arguments, "--json")
         assert code == 0, err
         return json.loads(out)
@@ -148,6 +148,9 @@ def test_a_run_is_submitted_attached_to_requeued_stopped_and_goes_on_to_its_end(
     # --signal in the script; here it comes earlier than in an hour.)
     wait_for(lambda: login.history().steps, login.situation)
     assert login.status()["state"] == "running"
+    (listed,) = login.json("jobs", "--slurm", "--alive")
+    assert (listed["submission_id"], listed["status"]) == (job, "RUNNING")
+    assert 0 < time.time() - listed["started"] < DEADLINE_S
     login.cluster.run("scancel", "--batch", "--signal=USR1", job)
     wait_for(lambda: login.cluster.jobs("%i %T %r") == [f"{job} PENDING BeginTime"], login.situation)
     status = login.status()
@@ -192,6 +195,11 @@ def test_a_job_that_waits_says_why_and_is_cancelled(login: LoginNode) -> None:
     status = login.status()
     assert status["state"] == "pending"
     assert f"Slurm job {started['submission_id']} waits for nodes: " in status["message"]
+    (job,) = login.json("jobs", "--slurm")
+    assert (job["submission_id"], job["status"], job["started"]) == (started["submission_id"], "PENDING", None)
+    assert (job["user"], job["trial"], job["message"]) == (user_name(), "run1", status["message"])
+    assert job["run_dir"] == started["run_dir"]
+    assert login.json("jobs", "--slurm", "--fileroot", str(login.fileroot.parent)) == []
     here = ["train", "--preset", "tiny", *overrides(SETTINGS), f"fileroot={login.fileroot}", "trial_name=run1"]
     code, _, err = login.run(*here)
     assert code == 2

@@ -16,10 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.engines.causes import log_cause
 from trainer.engines.http import Server
 from trainer.engines.launching import tie
-from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
+from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port, log_cause
 
 REPOSITORY = Path(__file__).parents[2]
 

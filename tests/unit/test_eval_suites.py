@@ -12,12 +12,11 @@ from builders import byte_tokenizer
 from clusterkit.config.resolve import resolve
 from clusterkit.evaluate.request import default_names
 from evaluation.config import EvalConfig
-from evaluation.methods import best_paragraphs, document_of, make_reader
+from evaluation.methods import TEMPLATES, best_paragraphs, document_of, make_reader, template_named
 from evaluation.suites import NAMES, Finder
 from evaluation.suites.hqa import build_items
 from evaluation.suites.problems import read_problems
 from evaluation.suites.ruler import TASKS
-from evaluation.templates import TEMPLATES, template_named
 from trainer.agents.single_turn import SingleTurn
 from trainer.config_tasks import MathConfig, NeedlesConfig, RecallConfig
 from trainer.errors import UserError

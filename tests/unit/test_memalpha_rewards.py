@@ -17,7 +17,7 @@ from trainer.config_rewards import MemalphaRewardConfig
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.batch import make_batch
-from trainer.rollout.meter import ScoreMeter
+from trainer.rollout.controller import ScoreMeter
 from trainer.rollout.turn_advantages import has_signal
 from trainer.types import Completion, Group, Question, Task, Trajectory, Turn, TurnRewards
 
@@ -224,7 +224,7 @@ def test_controls_permute_or_turn_round_the_rewards_of_turns() -> None:
 
 def test_the_meter_counts_scoring_that_nothing_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("trainer.rollout.meter.time.monotonic", lambda: now)
+    monkeypatch.setattr("trainer.rollout.controller.time.monotonic", lambda: now)
     meter = ScoreMeter()
     first, second = meter.generating(), meter.scoring()
 

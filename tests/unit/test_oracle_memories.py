@@ -16,8 +16,7 @@ from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
-from trainer.sft.encoding import Encoder
-from trainer.sft.oracle import oracle_memories
+from trainer.sft.encoding import Encoder, oracle_memories
 from trainer.tasks.examples import Example, load_examples
 from trainer.train.model import load_tokenizer
 from trainer.types import Task

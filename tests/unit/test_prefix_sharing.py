@@ -22,7 +22,7 @@ from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
-from trainer.rollout.prompt_overlap import distinct_tokens
+from trainer.rollout.batch import distinct_tokens
 from trainer.types import Completion, SamplingParams
 
 FAST = Limits(connect=1.0, request=20.0, control=2.0, health=0.5, attempts=2, backoff=0.01)

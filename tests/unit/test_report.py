@@ -17,7 +17,7 @@ from run_writer import RunWriter
 
 from clusterkit.observe.report.charts import Chart, sections
 from clusterkit.observe.report.page import content, document
-from clusterkit.observe.report.scale import scale, short
+from clusterkit.observe.report.plot import scale, short
 from clusterkit.observe.report.series import MOST_POINTS, bucket_width, make_series
 from clusterkit.observe.report.source import RunReader
 

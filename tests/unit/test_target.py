@@ -35,8 +35,9 @@ RUNS = {
     "serve add": ["serve", "add"],
     "serve stop": ["serve", "stop"],
     "eval": ["eval", "--data-names", "recall", "--dry-run"],
+    "jobs": ["jobs"],
 }
-"""Commands about one run."""
+"""Commands about one run, or all of a place."""
 STARTS = {
     "train": ["train", "--preset", "1.5B_n1", "--dry-run"],
     "recover of a preset": ["recover", "check", "--preset", "1.5B_n1"],
@@ -44,7 +45,6 @@ STARTS = {
 }
 """Commands of a preset with GPUs."""
 CLUSTERS = {
-    "jobs": ["jobs"],
     "ray-status": ["ray-status"],
     "check": ["check", "--no-probes"],
     "setup": ["setup", "--no-gpus"],
@@ -88,7 +88,7 @@ def went(*words: str) -> str:
     if asked:
         assert len(asked) == 1, text
         return asked[0]
-    here = ("no runs found", "is alive (--fileroot", "no checkpoint of a run under", "GPUs, and none is", "no judge")
+    here = ["no runs found", "is alive (--fileroot", "no checkpoint of a run", "GPUs, and none", "no judge", "no jobs"]
     return HERE if any(part in text for part in here) or "preset: 1.5B_n1" in text else text
 
 
@@ -149,7 +149,7 @@ def test_dashboard_goes_to_the_cluster() -> None:
 
 def test_default_is_meant_by_commands_of_clusters_as_before_there_was_a_choice() -> None:
     keep("default", "lab")
-    assert went("jobs") == "default"
+    assert went("ray-status") == "default"
     assert "several clusters" in went("status")
 
 
@@ -185,10 +185,15 @@ def test_logs_prints_one_log(options: list[str], named: str) -> None:
     assert f"{named} are different logs: choose one" in said("logs", *options)
 
 
-@pytest.mark.parametrize("words", [["stop"], ["logs"], ["status"], ["serve", "list"], ["serve", "stop"]], ids=" ".join)
-def test_a_folder_of_runs_on_a_cluster_is_an_absolute_path(words: list[str]) -> None:
+def test_jobs_of_slurm_are_of_no_other_place() -> None:
+    for words in (["--here"], ["--cluster", "lab"], ["--hostnames", "h1"]):
+        assert "and --slurm (mode=slurm) are two places: choose one" in said("jobs", "--slurm", *words)
+
+
+@pytest.mark.parametrize("typed", ["stop", "logs", "status", "jobs", "serve list", "serve stop"])
+def test_a_folder_of_runs_on_a_cluster_is_an_absolute_path(typed: str) -> None:
     keep("lab")
-    assert "a path that begins with /" in said(*words, "--cluster", "lab", "--fileroot", "mine")
+    assert "a path that begins with /" in said(*typed.split(), "--cluster", "lab", "--fileroot", "mine")
 
 
 def test_none_and_no_gpu_here_names_both_ways_on() -> None:

@@ -37,7 +37,7 @@ from trainer.checkpoint.background import BackgroundWriter, HostCopy
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
 from trainer.disk import disk_of
 from trainer.errors import RunError
-from trainer.files import disk_error, is_full, sha256, sync_folder, sync_tree, tree_bytes, write_atomic
+from trainer.files import disk_error, is_full, sha256, sync, sync_tree, tree_bytes, write_atomic
 from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
 
@@ -283,7 +283,7 @@ def _finish(temporary: Path, final: Path, record: dict[str, Any]) -> None:
     sync_tree(temporary)
     _remove(final)
     temporary.rename(final)
-    sync_folder(final.parent)
+    sync(final.parent)
 
 
 def _remove(slot: Path) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,6 +15,8 @@ from trainer.engines.base import EngineError
 from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions
 from trainer.types import FinishReason, SamplingParams
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["sglang", "vllm"]
 
@@ -41,14 +45,17 @@ class Stretch:
 
 
 class Dialect(Protocol):
-    """How to talk to one kind of server. Calls raise EngineError; the message names the server."""
+    """How to talk to one kind of server; its classes inherit it. Calls raise EngineError, which names the server."""
 
     title: str
     generate_path: str
     health_path: str
+    weights_path: str
+    """Route that tells the version of the weights."""
     module: str
     extra: str
     """The Python package that a server needs, and how a user installs it."""
+    tried_versions: tuple[str, ...]
     shares_batches: bool
     """Whether the server itself reads once what prompts begin with that come at the same moment."""
 
@@ -74,11 +81,33 @@ class Dialect(Protocol):
 
     async def held_version(self, pool: ServerPool, server: Server) -> int:
         """The version that the server says its weights are; 0 for those that it was started with."""
-        ...
+        reported = str((await self._weights(pool, server)).get("weight_version"))
+        return int(reported) if reported.isdigit() else 0
 
     async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
         """Raise EngineError unless the server says that its weights are `version`."""
-        ...
+        if (reported := (await self._weights(pool, server)).get("weight_version")) != str(version):
+            raise EngineError(f"{server.name} reports weight version {reported}, expected {version}")
+
+    async def _weights(self, pool: ServerPool, server: Server) -> Json:
+        return await pool.call(server, "GET", self.weights_path, None, pool.limits.control)
+
+    def warn_if_untried(self, server: Server, version: str) -> None:
+        """Log where a server's version is none that this code was tried with."""
+        if version.partition("+")[0] not in self.tried_versions:
+            log.warning(
+                "%s runs %s %s; this code was tried with %s only: what it needs is checked, the rest is unknown",
+                server.name, self.title, version, ", ".join(self.tried_versions),
+            )  # fmt: skip
+
+    def require(self, server: Server, version: str, answer: Json, part: str, names: Sequence[str]) -> None:
+        """Raise EngineError unless a part of a sampling answer has all fields of these names."""
+        for name in names:
+            if not answer.get(name):
+                raise EngineError(
+                    f"{server.name} ({self.title} {version}) does not return {part}.{name}, which training needs: "
+                    f"install {self.title} {self.tried_versions[-1]}"
+                )
 
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """End what is being sampled; the requests are answered with what they have so far."""

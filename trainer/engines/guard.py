@@ -21,9 +21,9 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 def main(parent: int, grace: float, command: list[str]) -> int:
     """Run the command until it ends or the guard is told to end. grace: seconds between SIGTERM and SIGKILL."""
-    told: list[int] = []
+    warned: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: told.append(received))
+        signal.signal(number, lambda received, _frame: warned.append(received))
     _die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it died before the kernel was asked
         return 1
@@ -38,10 +38,10 @@ def main(parent: int, grace: float, command: list[str]) -> int:
         try:
             code = server.wait(0.1)
         except subprocess.TimeoutExpired:
-            if told and not deadline:
+            if warned and not deadline:
                 deadline = time.monotonic() + grace
                 server.terminate()  # it ends its own processes in order; those that it leaves are killed below
-            elif told and time.monotonic() > deadline:
+            elif warned and time.monotonic() > deadline:
                 _signal_group(server.pid, signal.SIGKILL)
         else:
             _signal_group(server.pid, signal.SIGKILL)  # whatever it started

@@ -326,8 +326,8 @@ class ServedEngine:
             if not isinstance(error, EngineError):  # a mistake in `load`
                 raise error
         if len(errors) == len(results):
-            said = f"no server took weight version {version}: {'; '.join(map(str, errors.values()))}"
-            raise EngineError(said) if self.pool.usable() else EngineGoneError(said)
+            message = f"no server took weight version {version}: {'; '.join(map(str, errors.values()))}"
+            raise EngineError(message) if self.pool.usable() else EngineGoneError(message)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -374,8 +374,8 @@ class ServedEngine:
         stretch = self.dialect.read(answer, server.name)
         if stretch.version not in (server.version, None):
             # Somebody else changed its weights, or it was started anew: nothing it says can be placed.
-            said = "an unknown weight version" if stretch.version == -1 else f"weight version {stretch.version}"
-            server.discard(f"it answered with {said}, expected {server.version}")
+            message = "an unknown weight version" if stretch.version == -1 else f"weight version {stretch.version}"
+            server.discard(f"it answered with {message}, expected {server.version}")
             return await self._sample(prompt_ids, so_far, params, key)
         self.sharing.answered(sent, key)
         self.stats.prompt_tokens += stretch.prompt_tokens

@@ -5,30 +5,28 @@ They were read in, and run against, the versions in `TRIED_VERSIONS`.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
-from trainer.engines.base import EngineError
-from trainer.engines.dialect import LOAD_DEADLINE, Stretch, UntouchedError, unreadable
+from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, visible_devices
 from trainer.types import SamplingParams
-
-log = logging.getLogger(__name__)
 
 TRIED_VERSIONS = ("0.5.17",)
 # Answer when nothing was found to load and so nothing has changed.
 UNTOUCHED = "Failed to get weights iterator"
 
 
-class SGLangDialect:
+class SGLangDialect(Dialect):
     """Dialect of SGLang's native routes."""
 
     title = "SGLang"
     generate_path = "/generate"
     health_path = "/health"
+    weights_path = "/model_info"
     module = "sglang"
+    tried_versions = TRIED_VERSIONS
     # Its lpm policy holds such prompts back where it knows not even their first 32 tokens, and instructions it knows.
     shares_batches = False
     extra = f"install sglang (tried: {', '.join(TRIED_VERSIONS)}) and clusterkit[gpu] into one environment"
@@ -105,34 +103,14 @@ class SGLangDialect:
         """See Dialect."""
         control = pool.limits.control
         version = str((await pool.call(server, "GET", "/server_info", None, control)).get("version", "unknown"))
-        if version not in TRIED_VERSIONS:
-            log.warning(
-                "%s runs SGLang %s; this code was tried with %s only: what it needs is checked, the rest is unknown",
-                server.name, version, ", ".join(TRIED_VERSIONS),
-            )  # fmt: skip
+        self.warn_if_untried(server, version)
         if server.version >= 0:
             await self.check_version(pool, server, server.version)
         sampling = {"max_new_tokens": 1, "temperature": 1.0}
         body: Json = {"input_ids": [1], "sampling_params": sampling, "return_logprob": True, "extra_key": "probe"}
         meta = (await pool.call(server, "POST", self.generate_path, body, control)).get("meta_info") or {}
-        for name in ("output_token_logprobs", "finish_reason", "weight_version"):
-            if not meta.get(name):
-                raise EngineError(
-                    f"{server.name} (SGLang {version}) does not return meta_info.{name}, which training needs: "
-                    f"install SGLang {TRIED_VERSIONS[-1]}"
-                )
+        self.require(server, version, meta, "meta_info", ("output_token_logprobs", "finish_reason", "weight_version"))
         return version
-
-    async def held_version(self, pool: ServerPool, server: Server) -> int:
-        """See Dialect."""
-        info = await pool.call(server, "GET", "/model_info", None, pool.limits.control)
-        return int(said) if (said := str(info.get("weight_version"))).isdigit() else 0
-
-    async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
-        """See Dialect."""
-        info = await pool.call(server, "GET", "/model_info", None, pool.limits.control)
-        if (reported := info.get("weight_version")) != str(version):
-            raise EngineError(f"{server.name} reports weight version {reported}, expected {version}")
 
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """See Dialect."""

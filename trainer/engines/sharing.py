@@ -1,11 +1,13 @@
-"""Prompts of a group that begin alike are read once.
+"""Prefill the common prefix of a group's prompts once, before the prompts themselves are sent.
 
-A prefix cache such as SGLang's serves only what has been read: requests that arrive together all miss it. So of prompts
-that begin alike the common prefix is sent first, alone and for one token, and the prompts follow when it is read. What
-they share is found from their token ids; a group is whatever asks under one key. An agent that knows how its next
-prompts begin may say so (`expect`), and then nobody has to come first to find it out.
+An engine's prefix cache serves only prefixes that it has already prefilled, so requests that arrive together all miss
+it. `PrefixSharing` therefore holds such prompts back, sends their common prefix alone (one token is sampled), and lets
+them go when it is in the cache. Common prefixes are found by comparing token ids within a group; a group is all
+requests with the same key. An agent that knows how its next prompts begin announces it with `expect`.
 
-Nothing depends on it but speed: whatever goes wrong, and whatever takes too long, the prompts are sent as they are.
+This affects speed only. When the prefill fails or takes too long, the prompts are sent as they are.
+
+In this file, to *read* tokens means to prefill them.
 """
 
 from __future__ import annotations
@@ -27,18 +29,19 @@ log = logging.getLogger(__name__)
 Ids = npt.NDArray[np.int32]
 
 LEAST_SHARED = 64
-"""Tokens; less is read again sooner than it is waited for."""
+"""Fewest tokens of a prefix that a prompt waits for: fewer are prefilled again in less time than the wait takes."""
 SHARE = 1 / 8
-"""Of a prompt; less is not waited for either."""
+"""Smallest fraction of a prompt that it waits for."""
 MOST_WAIT_S = 30.0
-"""Seconds that a prompt waits for others to be read, in all."""
+"""Longest time in seconds that a prompt waits for prefixes, in all."""
 ROUNDS = 3
-"""How often it looks again after what it waited for was cut off by new weights or lost with its server."""
+"""How many prefixes in a row a prompt waits for: new weights or the end of a server cut a prefill off."""
 PREFIXES_KEPT = 16
-"""Of a group: those of its present turn and some more."""
+"""Prefixes that are remembered of a group: those of its present turn and some more."""
 GROUPS_KEPT = 1024
+"""Groups that are remembered."""
 SETTLE_S = 0.05
-"""After requests were sent, until what can be read ahead is looked at: they go first."""
+"""Seconds between a request and the next look for announced prefixes to read ahead: requests go first."""
 
 State = Literal["expected", "sent", "reading", "read"]
 
@@ -47,9 +50,13 @@ State = Literal["expected", "sent", "reading", "read"]
 class _Prefix:
     """Token ids that prompts of a group begin with.
 
-    state: expected: announced and not read. sent: of a prompt on its way; when it is read nobody knows. place: of those
-    that are read, where. announced: by the agent: what comes behind it no other prompt has. used: another prompt began
-    with at least half of it.
+    Attributes:
+        ids: the tokens, [length].
+        state: expected (announced, not read), sent (a whole prompt under way, read at an unknown time), reading, read.
+        place: server and weights that have read it; None until then.
+        announced: the agent announced it, so no other prompt shares what follows it.
+        used: another prompt began with at least half of it.
+        job: the task that reads it.
     """
 
     ids: Ids
@@ -65,8 +72,14 @@ class _Prefix:
 
 @dataclass(slots=True)
 class _Group:
-    """live: requests under way. arriving: prompts about which nothing is decided yet. guess: a prompt that was read
-    ahead because the last one turned out to be shared; None: nothing was learned yet.
+    """The requests of one key.
+
+    Attributes:
+        live: number of requests under way.
+        prefixes: what is known to be read or under way, the oldest first.
+        arriving: prompts about which nothing is decided yet.
+        shares: whether a later prompt of the last turn shared what its first prompt had.
+        guess: the prompt that was last read as a prefix although no other prompt was there to share it.
     """
 
     live: int = 0
@@ -85,20 +98,20 @@ class _Group:
 
 
 class PrefixSharing:
-    """Decides when a prompt is sent, and what is read before it.
+    """Decides when a prompt is sent, and which prefix is read before it.
 
     Args:
-        read: has token ids read for a key; returns the place (server and weights) where they then are, None where that
-            failed.
-        place: where a key's requests go now; None where that is not decided.
+        read: reads token ids for a key; returns the place (server and weights) that has read them, None on failure.
+        place: the place that a key's requests go to now; None where that is not decided.
         admitted: returns once requests may be sent.
-        room: whether the key's server has room for something that nobody waits for.
+        room: whether the key's server has room for work that no request waits for.
 
     Attributes:
-        enabled: whether anything is done at all. holds: whether prompts wait for one another; a server that reads once
-            what prompts in one batch share has no need of it. ahead: whether announced prefixes are read while the
-            server has room, before a prompt with them comes. waits, wait_seconds: prompts that were held back until a
-        prefix of theirs was read, and Σ of the time of each.
+        enabled: False: every prompt is sent at once.
+        holds: whether prompts wait for a prefix. A server that shares prefixes within a batch does not need that.
+        ahead: whether announced prefixes are read while the server has room, before a prompt that has them arrives.
+        waits: number of waits of prompts for a prefix.
+        wait_seconds: sum of their seconds.
     """
 
     def __init__(
@@ -121,7 +134,7 @@ class PrefixSharing:
 
     @contextmanager
     def member(self, key: str) -> Iterator[None]:
-        """A request of this key is under way during the block. When all of them are cancelled, so is reading ahead."""
+        """Count a request of this key for the length of a block. When the last is cancelled, so are its prefills."""
         if not self.enabled or not key:
             yield
             return
@@ -137,7 +150,7 @@ class PrefixSharing:
             group.live -= 1
 
     async def ready(self, prompt: Sequence[int], key: str) -> _Prefix | None:
-        """Return when a prompt is best sent; what it returns is for `answered`."""
+        """Wait until a prompt should be sent. The result is to be given to `answered`."""
         if not self.enabled or not key or len(prompt) < LEAST_SHARED:
             return None
         if not self.holds:
@@ -154,29 +167,29 @@ class PrefixSharing:
                 try:  # one turn of the event loop later all that come at this moment are there
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
-                    wanted = self._wanted(group, ids, key)
+                    prefix = self._prefix_to_wait_for(group, ids, key)
                 finally:
                     _remove(group.arriving, ids)
-                if wanted is None:
+                if prefix is None:
                     break
-                assert wanted.job is not None
+                assert prefix.job is not None
                 began = time.monotonic()
-                await asyncio.wait({wanted.job}, timeout=max(0.0, deadline - began))
+                await asyncio.wait({prefix.job}, timeout=max(0.0, deadline - began))
                 self.waits += 1
                 self.wait_seconds += time.monotonic() - began
-                if time.monotonic() >= deadline or wanted.state == "read":
+                if time.monotonic() >= deadline or prefix.state == "read":
                     break
             return self._note_sent(group, ids, key)
         finally:
             self._look_later()
 
     def answered(self, sent: _Prefix | None, key: str) -> None:
-        """A prompt for which `ready` returned `sent` was answered: so it has been read."""
+        """Note that a prompt was answered, and has therefore been read. sent: what `ready` returned for it."""
         if sent is not None and sent.state == "sent":
             sent.state, sent.place = "read", self._place(key)
 
     def expect(self, prefix: Sequence[int], key: str) -> None:
-        """Announce how prompts of this key are going to begin; may be said by each of the requests."""
+        """Announce how the next prompts of a key begin. Each of its requests may announce the same."""
         if not self.enabled or not (self.holds or self.ahead) or not key or len(prefix) < LEAST_SHARED:
             return
         group, ids = self._group(key), np.array(prefix, dtype=np.int32)
@@ -188,8 +201,8 @@ class PrefixSharing:
 
     # -- one prompt -------------------------------------------------------------------------------------------------
 
-    def _wanted(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
-        """What is being read, or read from now on, that this prompt had better wait for."""
+    def _prefix_to_wait_for(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
+        """The prefix that this prompt should wait for: one that is being read, or whose reading is started here."""
         place, least = self._place(key), least_shared(len(ids))
         shared = [(common_prefix(ids, p.ids), p) for p in group.prefixes]
         for length, prefix in shared:
@@ -213,7 +226,10 @@ class PrefixSharing:
         return self._guessed(group, ids, key) if len(ids) - known >= least else None
 
     def _guessed(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
-        """The first prompt of a turn, where in the last one only a second prompt showed what the group shares."""
+        """Read the first prompt of a turn as a prefix, if later prompts of the last turn shared what their first had.
+
+        None where they did not, or where the last prompt that was read in this way was shared by no other.
+        """
         if group.guess is not None and not group.guess.used:
             group.shares = False
         if not group.shares:
@@ -222,12 +238,12 @@ class PrefixSharing:
         return self._start(group, group.guess, key)
 
     def _note_sent(self, group: _Group, ids: Ids, key: str) -> _Prefix | None:
-        """Remember a prompt that is sent now, where it has so much of its own that another might share it."""
+        """Remember a prompt that is sent now; None where known prefixes cover nearly all that others could share."""
         least, place = least_shared(len(ids)), self._place(key)
         for prefix in group.prefixes:
             length = common_prefix(ids, prefix.ids)
-            there = prefix.state in ("reading", "sent") or prefix.is_at(place)
-            if there and (len(ids) - length < least or (prefix.announced and length == len(prefix.ids))):
+            is_known = prefix.state in ("reading", "sent") or prefix.is_at(place)
+            if is_known and (len(ids) - length < least or (prefix.announced and length == len(prefix.ids))):
                 return None
         return group.keep(_Prefix(ids, "sent"))
 
@@ -259,7 +275,7 @@ class PrefixSharing:
             asyncio.get_running_loop().call_later(SETTLE_S, self._look)
 
     def _look(self) -> None:
-        """Have announced prefixes read that no prompt has wanted yet: one at a time on each server with room."""
+        """Read announced prefixes that no prompt has waited for yet, one at a time on each server with room."""
         self._look_due = False
         for _ in range(len(self._queue)):
             key, prefix = self._queue.popleft()
@@ -283,7 +299,7 @@ class PrefixSharing:
 
     def _group(self, key: str) -> _Group:
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # what was being read ended with the event loop that read it
+        if self._loop is not loop:  # the tasks of the earlier event loop have ended with it
             self._groups.clear()
             self._queue.clear()
             self._busy.clear()
@@ -305,12 +321,12 @@ class PrefixSharing:
 
 
 def least_shared(length: int) -> int:
-    """Tokens that a prompt of this length must have in common with another to be held back for it."""
+    """Fewest tokens that a prompt of this length waits for."""
     return max(LEAST_SHARED, int(length * SHARE))
 
 
 def common_prefix(one: Ids, other: Ids) -> int:
-    """Tokens with which both begin."""
+    """Length of the common prefix of two prompts, in tokens."""
     size = min(len(one), len(other))
     differs = one[:size] != other[:size]
     first = int(differs.argmax()) if size else 0
@@ -318,10 +334,10 @@ def common_prefix(one: Ids, other: Ids) -> int:
 
 
 def common_beginnings(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """For each of some different prompts, the tokens with which it and others begin; 0 where it begins like no other.
+    """Length of the prefix that each of several different prompts shares with others, in tokens; 0 for none.
 
-    Prompts belong together while sorted neighbours share half of the shorter one at least. The last token of a prompt
-    is never shared.
+    Neighbours in sorted order belong to one group where they share at least half of the shorter one. The last token of
+    a prompt is never part of a shared prefix.
     """
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
     arrays = [np.array(prompts[i], dtype=np.int32) for i in order]

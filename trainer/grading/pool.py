@@ -84,9 +84,9 @@ class _Worker:
         if self._line(START_SECONDS) != "ready":
             self.kill()
             assert self._process.stderr is not None
-            said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+            lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
             raise RunError(
-                f"the grading worker does not start: {said[-1] if said else 'it said nothing'}. Is math-verify "
+                f"the grading worker does not start: {lines[-1] if lines else 'it said nothing'}. Is math-verify "
                 "installed? pip install 'clusterkit[eval]'"
             )
         # Nobody reads what libraries complain about; a full pipe would stop the worker.

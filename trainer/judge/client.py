@@ -72,10 +72,10 @@ class ChatClient:
     _http: aiohttp.ClientSession | None = None
     _closer: asyncio.Task[None] | None = None
     _slots: PriorityLimiter | None = None
-    _asked: dict[str, asyncio.Future[str]] = field(default_factory=dict)
+    _pending: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     _turn: int = 0
     _answered: float = 0.0
-    _told: float = 0.0
+    _reported_at: float = 0.0
 
     async def chat(self, messages: list[dict[str, str]], **options: Any) -> str:
         """The text of one answer; the same request under way or answered before is not sent twice.
@@ -93,10 +93,10 @@ class ChatClient:
         if self.cache is not None and (known := self.cache.get(key)) is not None:
             self.counters["judge_cached"] += 1
             return known
-        if (other := self._asked.get(key)) is not None:
+        if (other := self._pending.get(key)) is not None:
             self.counters["judge_cached"] += 1
             return await asyncio.shield(other)
-        future = self._asked[key] = asyncio.get_running_loop().create_future()
+        future = self._pending[key] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else need have waited
         try:
             answer = await self._send(request)
@@ -106,7 +106,7 @@ class ChatClient:
         else:
             future.set_result(answer)
         finally:
-            del self._asked[key]
+            del self._pending[key]
         if self.cache is not None:
             self.cache.put(key, answer)
         return answer
@@ -116,7 +116,7 @@ class ChatClient:
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        self._loop, self._asked = loop, {}
+        self._loop, self._pending = loop, {}
         self._slots = PriorityLimiter(self.concurrency)
         timeout = aiohttp.ClientTimeout(total=self.patience.answer, sock_connect=self.patience.connect)
         self._http = open_session(timeout=timeout, headers=headers() | JSON)
@@ -160,9 +160,9 @@ class ChatClient:
                 continue
             self._answered = time.monotonic()
             self._slots.widen()
-            if self._told:
+            if self._reported_at:
                 log.warning("the judge answers again; the run goes on")
-                self._told = 0.0
+                self._reported_at = 0.0
             return answer
         raise problem
 
@@ -192,8 +192,8 @@ class ChatClient:
                 "or your own server), then the same command; the run goes on from its recover checkpoint. judge.wait_s "
                 "sets how long a run waits"
             )
-        if now - self._told >= TELL_EVERY_S or not self._told:
-            self._told = now
+        if now - self._reported_at >= TELL_EVERY_S or not self._reported_at:
+            self._reported_at = now
             log.warning(
                 "the judge does not answer (%s): the run waits, up to %.0f s more, and goes on when it is back",
                 problem,
@@ -226,10 +226,10 @@ class ChatClient:
         if status >= 400:
             raise Unanswered(f"status {status}: {text[:SHOWN]}")
         try:
-            said = orjson.loads(content)["choices"][0]["message"]["content"]
+            text = orjson.loads(content)["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise Unanswered(f"no chat completion: {text[:200]!r}") from error
-        return str(said or "")
+        return str(text or "")
 
     async def _call(self, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and content of one answer."""
@@ -278,12 +278,12 @@ def served_models(listing: Any) -> list[str]:
         raise ValueError("no list of models") from error
 
 
-def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
+def verify_model(url: str, expected: str, timeout: float = 10.0) -> str:
     """Name under which a server serves the wanted model.
 
     Args:
         url: address of the server.
-        wanted: the model's name, or its last part (org/name, /models/name); empty: the only one that it serves.
+        expected: the model's name, or its last part (org/name, /models/name); empty: the only one that it serves.
         timeout: seconds.
 
     Raises:
@@ -301,14 +301,14 @@ def verify_model(url: str, wanted: str, timeout: float = 10.0) -> str:
             "--model NAME, or your own OpenAI-compatible server and judge.url=http://HOST:PORT), then this command "
             "again"
         ) from error
-    matching = [name for name in served if not wanted or name == wanted or _last(name) == _last(wanted)]
+    matching = [name for name in served if not expected or name == expected or _last(name) == _last(expected)]
     if len(matching) == 1:
         return matching[0]
     raise UserError(
         f"the judge at {url} serves {', '.join(served) or 'nothing'}"
         + (
-            f", not {wanted}: start it with that model, or set judge.model"
-            if wanted
+            f", not {expected}: start it with that model, or set judge.model"
+            if expected
             else ": choose one with judge.model"
         )
     )
@@ -334,10 +334,10 @@ def verify_chat(url: str, model: str, timeout: float) -> None:
     require_key(answer.status_code, url)
     if answer.is_success or answer.status_code == OVERLOADED:
         return
-    told = f"the judge at {url} serves {model}, and answers a chat with status {answer.status_code}"
+    refusal = f"the judge at {url} serves {model}, and answers a chat with status {answer.status_code}"
     if answer.status_code >= 500:
-        raise UnreachableError(f"{told} ({answer.text[:SHOWN]}): look at its log, and start it again")
-    raise UserError(f"{told} ({answer.text[:SHOWN]}): serve a model with a chat template over OpenAI's chat route")
+        raise UnreachableError(f"{refusal} ({answer.text[:SHOWN]}): look at its log, and start it again")
+    raise UserError(f"{refusal} ({answer.text[:SHOWN]}): serve a model with a chat template over OpenAI's chat route")
 
 
 def _last(name: str) -> str:

@@ -44,13 +44,13 @@ class RuleReader:
 
     async def answer(self, question: str, memory: dict[str, Any]) -> str:
         """What follows the question in the newest entry that holds it, up to the full stop; else nothing."""
-        asked = question.split()
+        question_words = question.split()
         entries = [*memory["semantic"].values(), *memory["episodic"].values()]
         for text in [*reversed(entries), memory["core"]]:
             words = text.split()
-            for start in range(len(words) - len(asked) + 1):
-                if words[start : start + len(asked)] == asked:
-                    rest = words[start + len(asked) :]
+            for start in range(len(words) - len(question_words) + 1):
+                if words[start : start + len(question_words)] == question_words:
+                    rest = words[start + len(question_words) :]
                     return " ".join(rest[: rest.index(".")] if "." in rest else rest)
         return ""
 

@@ -95,7 +95,7 @@ class ServedReader:
             )
             messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
             try:
-                said = await self.client.chat(
+                reply = await self.client.chat(
                     messages, max_tokens=self.answer_tokens, temperature=self.answer_temperature, **_NO_THINKING
                 )
             except Unanswered as problem:
@@ -105,7 +105,7 @@ class ServedReader:
                 count //= 2
                 self.client.counters["judge_shortened"] += 1
                 continue
-            return after_thinking(said)
+            return after_thinking(reply)
 
     async def agrees(self, question: str, gold: str, answer: str) -> bool:
         """See Reader; asks a second time where the reply is neither yes nor no."""
@@ -130,13 +130,13 @@ class ServedReader:
         temperature: float,
         form: dict[str, Any],
     ) -> bool:
-        said = why = ""
+        reply = why = ""
         for attempt in range(TRIES):
             extra = form if self._schema else {}
             # A second try that is the same request would be found in the cache.
             messages = [{"role": "user", "content": prompt + "\n\nReply in English." * attempt}]
             try:
-                said = await self.client.chat(
+                reply = await self.client.chat(
                     messages, max_tokens=tokens, temperature=temperature, **extra, **_NO_THINKING
                 )
             except Unanswered as problem:
@@ -145,11 +145,11 @@ class ServedReader:
                     break
                 self._schema = False  # a server that knows no schemas is asked without
                 continue
-            if (verdict := read(said)) is not None:
+            if (verdict := read(reply)) is not None:
                 return verdict
             self.client.counters["judge_unreadable"] += 1
         self.client.counters["judge_unanswered"] += 1
-        raise Unanswered(why or f"no verdict in {said[:100]!r}")
+        raise Unanswered(why or f"no verdict in {reply[:100]!r}")
 
 
 def after_thinking(text: str) -> str:
@@ -159,8 +159,8 @@ def after_thinking(text: str) -> str:
 
 def read_yes_no(text: str) -> bool | None:
     """The first yes or no; None where there is neither, or both are named at once."""
-    said = {word.lower() for word in _YES_NO.findall(after_thinking(text)[:200])}
-    return None if len(said) != 1 else said == {"yes"}
+    reply = {word.lower() for word in _YES_NO.findall(after_thinking(text)[:200])}
+    return None if len(reply) != 1 else reply == {"yes"}
 
 
 def read_verdict(text: str) -> bool | None:

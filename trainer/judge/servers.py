@@ -68,25 +68,25 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
-def gpu_groups(wanted: str, per_server: int) -> list[tuple[int, ...]]:
+def gpu_groups(typed: str, per_server: int) -> list[tuple[int, ...]]:
     """Share GPUs out over servers.
 
     Args:
-        wanted: a number of GPUs, or their device numbers with commas; empty: none.
+        typed: a number of GPUs, or their device numbers with commas; empty: none.
         per_server: GPUs of one server.
 
     Returns:
         Device numbers by server; one server without GPUs where there are none.
 
     Raises:
-        UserError: `wanted` is neither, or the GPUs do not divide into groups.
+        UserError: `typed` is neither, or the GPUs do not divide into groups.
     """
     try:
-        numbers = [int(part) for part in wanted.split(",") if part.strip()]
+        numbers = [int(part) for part in typed.split(",") if part.strip()]
     except ValueError:
-        raise UserError(f"--gpus {wanted}: give how many, such as 3, or which, such as 2,3,4") from None
-    if len(numbers) == 1 and "," not in wanted:
+        raise UserError(f"--gpus {typed}: give how many, such as 3, or which, such as 2,3,4") from None
+    if len(numbers) == 1 and "," not in typed:
         numbers = list(range(numbers[0]))
     if len(numbers) % per_server:
-        raise UserError(f"--gpus {wanted}: {len(numbers)} GPUs do not divide into servers of {per_server}")
+        raise UserError(f"--gpus {typed}: {len(numbers)} GPUs do not divide into servers of {per_server}")
     return [tuple(numbers[i : i + per_server]) for i in range(0, len(numbers), per_server)] or [()]

@@ -106,11 +106,11 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     records = [record for record in last_records(metrics) if record.get("attempt") == attempt]
     finish = [record for record in records if record.get("kind") == "finish"]
     steps = [record["global_step"] for record in records if record.get("kind") == "step"]
-    begun = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
-    started_at = begun[-1] if begun else before
+    resume_steps = [record.get("resume_step", 0) for record in records if record.get("kind") == "attempt"]
+    started_at = resume_steps[-1] if resume_steps else before
     step = steps[-1] if steps else started_at
     starts = [record.get("recover_step") or 0 for record in records if record.get("phase") == "supervised"]
-    kept, kept_at = (0, 0) if begun or not starts else (int(starts[-1]), int(starts[0]))
+    kept, kept_at = (0, 0) if resume_steps or not starts else (int(starts[-1]), int(starts[0]))
     if finish:
         last = finish[-1]
         reached = int(last.get("global_step") or step)

@@ -103,9 +103,9 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         status, message = "interrupted", str(error)
         raise
     except BaseException as error:
-        told = isinstance(error, UserError) or disk_error(error) is not None
+        explained = isinstance(error, UserError) or disk_error(error) is not None
         message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        crashed = isinstance(error, CrashError) or not (told or isinstance(error, torch.OutOfMemoryError))
+        crashed = isinstance(error, CrashError) or not (explained or isinstance(error, torch.OutOfMemoryError))
         raise
     finally:
         with suppress(OSError):  # on a full disk there is an error to be told already
@@ -130,15 +130,15 @@ def _ranks(
 
 def require_gpus(config: RunConfig) -> None:
     """Raise UserError unless this process can use the GPUs that the run takes."""
-    there = torch.cuda.device_count() if config.gpus and torch.cuda.is_available() else 0
+    visible = torch.cuda.device_count() if config.gpus and torch.cuda.is_available() else 0
     if config.n_nodes > 1 and config.gpus:
         raise UserError(
             f"mode=local with n_nodes={config.n_nodes}: a run on several hosts needs mode=ray, or a cluster"
         )
-    if config.gpus > there:
+    if config.gpus > visible:
         raise UserError(
-            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {there} here"
-            f"{_why_none() if not there else ''}: check nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA "
+            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {visible} here"
+            f"{_why_none() if not visible else ''}: check nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA "
             "build for this driver"
         )
 
@@ -230,9 +230,9 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
         log.error(str(error))
         raise
     except torch.OutOfMemoryError as error:
-        told = out_of_memory(error)
-        log.error("%s\n%s", told, traceback.format_exc())
-        raise told from error
+        failure = out_of_memory(error)
+        log.error("%s\n%s", failure, traceback.format_exc())
+        raise failure from error
     except Exception as error:
         log.error("%s: %s\n%s", type(error).__name__, error, traceback.format_exc())
         system = disk_error(error)

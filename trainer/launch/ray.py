@@ -62,8 +62,8 @@ class RayRun(RankedRun):
 
     def _servers(self, ranks: _Ranks) -> RayServers:
         """The run's engine servers on the cluster's nodes; on the ranks' own GPUs where the allocation shares them."""
-        wanted = self.config.allocation
-        if wanted is None or not wanted.colocated:
+        allocation = self.config.allocation
+        if allocation is None or not allocation.colocated:
             return RayServers(self.config, self.folder, self.stop)
         gpus = ranks.ask(lambda actor: actor.gpus.remote(), range(len(ranks.actors)))
         return RayServers(self.config, self.folder, self.stop, gpus)
@@ -150,8 +150,8 @@ class _Ranks:
 
     def _look(self) -> None:
         running = [rank for rank in range(len(self.actors)) if rank not in self.ended]
-        asked = {rank: self.actors[rank].poll.remote() for rank in running}
-        for rank, reference in asked.items():
+        polls = {rank: self.actors[rank].poll.remote() for rank in running}
+        for rank, reference in polls.items():
             try:
                 code = ray.get(reference, timeout=ANSWER_SECONDS)
             except GetTimeoutError:

@@ -154,14 +154,14 @@ class RayServers:
 
     def _await_places(self) -> None:
         """Wait until Ray has resources for every actor, and log what is missing."""
-        told = time.monotonic()
+        last_message = time.monotonic()
         waiting = [actor.placed.remote() for actor in self._actors.values()]
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_SECONDS)
             if self.stop():
                 raise InterruptedRunError("interrupted while waiting for places in Ray for the engine servers")
-            if waiting and time.monotonic() - told > WAITING_SECONDS:
-                told = time.monotonic()
+            if waiting and time.monotonic() - last_message > WAITING_SECONDS:
+                last_message = time.monotonic()
                 each = gpus_per_server(self.config)
                 kind = "GPU" if each else "CPU"
                 log.warning(

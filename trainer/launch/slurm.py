@@ -242,10 +242,10 @@ def run_head(place: Place, config: Path, stop: StopFlag) -> int:
 
 def _run_job(place: Place, config: Path, stop: StopFlag) -> int:
     job = subprocess.Popen([sys.executable, "-m", "trainer.launch.job", str(config)], stdin=subprocess.DEVNULL)
-    told = False
+    stopping = False
     while job.poll() is None:
-        if not told and (stop() or place.stop_file.exists()):
-            told = True
+        if not stopping and (stop() or place.stop_file.exists()):
+            stopping = True
             _say("to end: a recover checkpoint is written first")
             job.terminate()
         time.sleep(POLL_SECONDS)

@@ -41,25 +41,25 @@ class EarlyVerdicts:
 
     def __init__(self, quality: Callable[[Turn], Coroutine[Any, Any, Quality]]) -> None:
         self._quality = quality
-        self._asked: dict[int, tuple[Turn, asyncio.Task[Quality]]] = {}
+        self._verdicts: dict[int, tuple[Turn, asyncio.Task[Quality]]] = {}
 
     def turn_read(self, turn: Turn) -> None:
         """See Begun."""
         # Keeping the turn keeps its id unique.
-        self._asked[id(turn)] = turn, asyncio.ensure_future(self._quality(turn))
+        self._verdicts[id(turn)] = turn, asyncio.ensure_future(self._quality(turn))
 
     def of(self, turn: Turn) -> asyncio.Task[Quality]:
         """r4 of a turn, and the number of its entries without a verdict."""
-        if id(turn) not in self._asked:
+        if id(turn) not in self._verdicts:
             self.turn_read(turn)
-        return self._asked[id(turn)][1]
+        return self._verdicts[id(turn)][1]
 
     def close(self) -> None:
         """See Begun."""
-        for _, task in self._asked.values():
+        for _, task in self._verdicts.values():
             if not task.cancel() and not task.cancelled():
                 task.exception()  # of a trajectory that was given up: marks it as seen
-        self._asked.clear()
+        self._verdicts.clear()
 
 
 class MemAlphaReward:
@@ -124,17 +124,17 @@ class MemAlphaReward:
 
     async def _question(self, source: str, one: Question, memory: dict[str, Any]) -> dict[str, Any]:
         """A question with its answer and score; the score is None where it could not be answered or judged."""
-        told: dict[str, Any] = {"question": one.question, "answers": list(one.answers), "answer": "", "score": None}
+        verdict: dict[str, Any] = {"question": one.question, "answers": list(one.answers), "answer": "", "score": None}
         try:
-            told["answer"] = await self.reader.answer(one.question, memory)
+            verdict["answer"] = await self.reader.answer(one.question, memory)
             if needs_judge(source):
-                right = await self.reader.agrees(one.question, " ; ".join(one.answers), told["answer"])
-                told["score"] = float(right)
+                right = await self.reader.agrees(one.question, " ; ".join(one.answers), verdict["answer"])
+                verdict["score"] = float(right)
             else:
-                told["score"] = scorer(source)(told["answer"], one.answers)
+                verdict["score"] = scorer(source)(verdict["answer"], one.answers)
         except Unanswered as problem:
-            told["problem"] = str(problem)
-        return told
+            verdict["problem"] = str(problem)
+        return verdict
 
     async def _turn_quality(self, turn: Turn) -> Quality:
         """See Quality."""

@@ -51,8 +51,8 @@ def boxed_label(answer: str, golds: Sequence[str]) -> float:
 
 def contains(answer: str, golds: Sequence[str]) -> float:
     """1 where any gold answer is part of the answer, letter by letter without case."""
-    said = answer.lower()
-    return float(any(gold.strip().lower() in said for gold in golds if gold.strip()))
+    answer_words = answer.lower()
+    return float(any(gold.strip().lower() in answer_words for gold in golds if gold.strip()))
 
 
 def list_share(separator: str) -> Scorer:
@@ -60,17 +60,17 @@ def list_share(separator: str) -> Scorer:
 
     def share(answer: str, golds: Sequence[str]) -> float:
         items = [item.strip().lower() for gold in golds for item in gold.split(separator) if item.strip()]
-        said = answer.lower()
-        return sum(item in said for item in items) / len(items) if items else 0.0
+        answer_words = answer.lower()
+        return sum(item in answer_words for item in items) / len(items) if items else 0.0
 
     return share
 
 
 def contains_all(answer: str, golds: Sequence[str]) -> float:
     """1 where every gold answer is part of the answer."""
-    said = answer.lower()
+    answer_words = answer.lower()
     items = [gold.strip().lower() for gold in golds if gold.strip()]
-    return float(bool(items) and all(item in said for item in items))
+    return float(bool(items) and all(item in answer_words for item in items))
 
 
 def recall_at_5(answer: str, golds: Sequence[str]) -> float:
@@ -79,31 +79,31 @@ def recall_at_5(answer: str, golds: Sequence[str]) -> float:
     parts = lines if len(lines) > 1 else (lines[0].split(",") if lines else [])
     items = [normalize(_item(part)) for part in parts]
     first = [item for item in items if item][:5]
-    wanted = {normalize(gold) for gold in golds} - {""}
-    return len(wanted & set(first)) / len(wanted) if wanted else 0.0
+    gold_words = {normalize(gold) for gold in golds} - {""}
+    return len(gold_words & set(first)) / len(gold_words) if gold_words else 0.0
 
 
 def equal(answer: str, golds: Sequence[str]) -> float:
     """1 where the answer, or the content of its last box, is a gold answer after SQuAD's normalisation."""
-    said = normalize(last_boxed(answer) or answer)
-    return float(bool(said) and said in {normalize(gold) for gold in golds})
+    answer_words = normalize(last_boxed(answer) or answer)
+    return float(bool(answer_words) and answer_words in {normalize(gold) for gold in golds})
 
 
 def substring(answer: str, golds: Sequence[str]) -> float:
     """1 where a gold answer is part of the answer, both after SQuAD's normalisation."""
-    said = normalize(answer)
-    return float(any(gold in said for gold in map(normalize, golds) if gold))
+    answer_words = normalize(answer)
+    return float(any(gold in answer_words for gold in map(normalize, golds) if gold))
 
 
 def rouge_l(answer: str, golds: Sequence[str]) -> float:
     """F1 of the longest common subsequence of words, the best gold answer's (Lin 2004; words as letters and digits)."""
-    said = _TOKEN.findall(answer.lower())
-    return max((_rouge_l(said, _TOKEN.findall(gold.lower())) for gold in golds), default=0.0)
+    answer_words = _TOKEN.findall(answer.lower())
+    return max((_rouge_l(answer_words, _TOKEN.findall(gold.lower())) for gold in golds), default=0.0)
 
 
-def _rouge_l(said: list[str], gold: list[str]) -> float:
-    common = lcs(said, gold)
-    return 2 * common / (len(said) + len(gold)) if common else 0.0
+def _rouge_l(answer_words: list[str], gold: list[str]) -> float:
+    common = lcs(answer_words, gold)
+    return 2 * common / (len(answer_words) + len(gold)) if common else 0.0
 
 
 def lcs(first: Sequence[str], second: Sequence[str]) -> int:

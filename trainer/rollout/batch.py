@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 
 from trainer.algorithms.advantages import group_advantages, zero_variance_groups
@@ -13,7 +16,7 @@ from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.config_parts import AlgorithmConfig
-from trainer.rollout.prompt_overlap import distinct_prompt_tokens
+from trainer.engines.sharing import common_prefix
 from trainer.rollout.turn_advantages import (
     control_rewards,
     overlong_penalties,
@@ -22,7 +25,7 @@ from trainer.rollout.turn_advantages import (
     trajectory_means,
     turn_index,
 )
-from trainer.types import Group, Row, Trajectory
+from trainer.types import Group, Row, Trajectory, packed_ids
 
 COUNTERS = ("empty_memory", "truncated_memory", "truncated_final", "truncated_context")
 
@@ -169,3 +172,25 @@ def rollout_stats(
         **{name: float(count) for name, count in counters.items()},
         **{name: sum(m[name] for m in scored) / len(scored) for name in (scored[0] if scored else {})},
     }
+
+
+def distinct_prompt_tokens(group: Group) -> int:
+    """Of all turns of all trajectories of a group; see `distinct_tokens`."""
+    turns = [turn for trajectory in group.trajectories for turn in trajectory.turns]
+    return _nodes([turn.ids[: 4 * len(turn.prompt_ids)] for turn in turns])
+
+
+def distinct_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens of the tree that prompts make: each counts only from where it leaves all others."""
+    return _nodes([packed_ids(prompt, ()) for prompt in prompts])
+
+
+def _nodes(prompts: list[bytes]) -> int:
+    """As `distinct_tokens`, of `packed_ids`.
+
+    Sorted, each prompt's longest common prefix with any before it is that with its neighbour; for that any order of
+    token ids will do, and bytes are compared as fast as memory is read.
+    """
+    ids = [np.frombuffer(prompt, dtype=np.int32) for prompt in sorted(prompts)]
+    shared = sum(common_prefix(one, other) for one, other in pairwise(ids))
+    return sum(map(len, ids)) - shared

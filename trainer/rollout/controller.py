@@ -10,8 +10,10 @@ import asyncio
 import inspect
 import logging
 import math
+import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +22,6 @@ from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import RunError, UserError
 from trainer.rewards import Begun, Boxed, Reward
-from trainer.rollout.meter import ScoreMeter
 from trainer.seeding import derive_seed
 from trainer.types import Group, Task, Trajectory
 
@@ -240,3 +241,47 @@ class RolloutController:
 
 class RolloutInterruptedError(Exception):
     """The batch was given up because the run is to stop."""
+
+
+class ScoreMeter:
+    """Adds up the seconds in which trajectories were scored while none was generated.
+
+    What a judge can cost a run at most: while anything is generated beside it, its time is hidden.
+    """
+
+    def __init__(self) -> None:
+        self._generating = self._scoring = 0
+        self._since, self._total, self._taken = time.monotonic(), 0.0, 0.0
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """A trajectory is generated during the block."""
+        self._turn()
+        self._generating += 1
+        try:
+            yield
+        finally:
+            self._turn()
+            self._generating -= 1
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """A trajectory is scored during the block."""
+        self._turn()
+        self._scoring += 1
+        try:
+            yield
+        finally:
+            self._turn()
+            self._scoring -= 1
+
+    def take(self) -> float:
+        """Seconds since the last call, of blocks that have begun or ended since."""
+        taken, self._taken = self._taken, self._total
+        return self._total - taken
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self._scoring and not self._generating:
+            self._total += now - self._since
+        self._since = now

@@ -100,7 +100,7 @@ class EmbeddedSampler(Sampler):
         super().__init__(config, source, course)
         self.engine, self.controller, self.world = engine, controller, world
         self.replica, self.policy = replica, policy
-        self._told = (0, 0)
+        self._reported = (0, 0)
 
     def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """See Sampler."""
@@ -112,10 +112,10 @@ class EmbeddedSampler(Sampler):
         self.controller.meter.take()  # of an evaluation before
         kept: list[Group] = []
         spare: list[Group] = []
-        asked: list[int] = []
+        consumed: list[int] = []
         while len(kept) < c.batch_size:
             fresh = list(islice(numbers, c.batch_size - len(kept)))
-            asked += fresh
+            consumed += fresh
             found = self.groups([self.source.train(i) for i in fresh], plan)
             if not self.config.refills:
                 kept = found
@@ -124,20 +124,20 @@ class EmbeddedSampler(Sampler):
             useful = self.world.broadcast([has_signal(group, self.config.algorithm) for group in mine])
             for group, signal in zip(found, useful, strict=True):
                 (kept if signal else spare).append(group)
-            if len(asked) >= c.max_refill * c.batch_size:
+            if len(consumed) >= c.max_refill * c.batch_size:
                 break
         waited = self.controller.meter.take()
         self._score_wait = waited if self.controller.asks_others else None
         self._dropped = max(0, len(kept) + len(spare) - c.batch_size)
         kept = (kept + spare)[: c.batch_size]
-        self.cursor.consume(asked)
+        self.cursor.consume(consumed)
         return kept
 
     def stats(self) -> dict[str, float]:
         """See Sampler."""
-        done, before = self.engine.stats, self._told
-        self._told = (done.prompt_tokens, done.prefilled_tokens)
-        mine = [now - then for now, then in zip(self._told, before, strict=True)]
+        done, before = self.engine.stats, self._reported
+        self._reported = (done.prompt_tokens, done.prefilled_tokens)
+        mine = [now - then for now, then in zip(self._reported, before, strict=True)]
         prompts, computed = (sum(one) for one in zip(*self.world.gather(mine), strict=True))
         return super().stats() | ({"cached_share": 1 - computed / prompts} if prompts else {})
 
@@ -154,8 +154,8 @@ def shared_groups(
     """Roll out tasks on all ranks, the r-th taking every size-th from the r-th on; whole groups on rank 0."""
     size = world.size
     if not (shares := world.collect(controller.run(tasks[world.rank :: size], plan))):
-        told: list[Group] = world.broadcast(None)
-        return told
+        received: list[Group] = world.broadcast(None)
+        return received
     groups = [shares[i % size][i // size] for i in range(len(tasks))]
     world.broadcast([group.scores() for group in groups] if size > 1 else None)
     return groups

@@ -95,7 +95,7 @@ class ServedSampler(Sampler):
         self._ids: dict[Slot, str] = {}
         self._prepared: dict[int, asyncio.Task[tuple[Task, Any]]] = {}
         self._staleness: list[int] = []
-        self._told = ServedStats()
+        self._reported = ServedStats()
 
     def begin(self, next_task: int, taken: tuple[int, ...]) -> None:
         """See Sampler."""
@@ -147,10 +147,10 @@ class ServedSampler(Sampler):
         if ages:
             numbers |= {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))}
         if self.served is not None:
-            now, before = replace(self.served.engine.stats), self._told
+            now, before = replace(self.served.engine.stats), self._reported
             if self.served.workers is not None:
                 now = self.served.workers.stats(now)
-            self._told = now
+            self._reported = now
             prompts, cached = now.prompt_tokens - before.prompt_tokens, now.served_tokens - before.served_tokens
             numbers |= {"cached_share": cached / prompts} if prompts else {}
             numbers |= self._decoding(self.served, now, before)

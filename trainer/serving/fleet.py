@@ -55,7 +55,7 @@ class Fleet:
             RunError: too many were given up, or they took too long; says what became of each.
         """
         deadline = time.monotonic() + self.config.serving.start_seconds + TELL_SECONDS
-        told = time.monotonic()
+        last_message = time.monotonic()
         while True:
             found = await self.look()
             if self.usable() >= self.required:
@@ -65,8 +65,8 @@ class Fleet:
             given_up = [one for one in found if one.state == "ended"]
             if (given_up and len(found) - len(given_up) < self.required) or time.monotonic() > deadline:
                 raise RunError(self.missing(found))
-            if time.monotonic() - told > TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - last_message > TELL_SECONDS:
+                last_message = time.monotonic()
                 log.info("waiting for engine servers: %s", self.missing(found))
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -86,9 +86,9 @@ class Fleet:
     async def look(self) -> list[Registration]:
         """Apply what has changed in the registrations since the last call; returns them."""
         found = await asyncio.to_thread(registry.read, self.folder)
-        there = {one.name: one for one in found if one.state == "ready"}
+        ready = {one.name: one for one in found if one.state == "ready"}
         for name, (started, server) in list(self._joined.items()):
-            now = there.get(name)
+            now = ready.get(name)
             if now is None or now.started != started or server.problem:
                 del self._joined[name]
                 self._last[name] = server.problem or ASKED  # first: `missing` may be called during the wait
@@ -97,7 +97,7 @@ class Fleet:
                 if not server.problem:
                     await self.engine.leave(server)
         fresh = [
-            one for one in there.values() if one.name not in self._joined and self._refused.get(one.name) != one.started
+            one for one in ready.values() if one.name not in self._joined and self._refused.get(one.name) != one.started
         ]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
@@ -134,9 +134,9 @@ class Fleet:
         joined = {name: server.problem or ASKED for name, (_, server) in self._joined.items()}
         fates = {name: f"{name}: {why}" for name, why in (joined | self._last).items()}
         fates |= {one.name: f"{one.name} on {one.node}: {self._fate(one)}" for one in found}
-        told = "; ".join(fates[name] for name in sorted(fates)) or "none was started"
+        reasons = "; ".join(fates[name] for name in sorted(fates)) or "none was started"
         return (
-            f"{self.usable()} of {self.required} engine servers answer ({told}). Their logs are in {self.folder}; "
+            f"{self.usable()} of {self.required} engine servers answer ({reasons}). Their logs are in {self.folder}; "
             "correct what they name and start the same command again, or lower servers.min_required"
         )
 

@@ -87,9 +87,9 @@ class HostKeeper:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="servers' hosts", daemon=True)
 
-    def keep(self, name: str, there: bool = False) -> None:
-        """Keep the host of this name from now on; start it unless it is `there` already."""
-        self.hosts[name] = None if there else self._start(name)
+    def keep(self, name: str, running: bool = False) -> None:
+        """Keep the host of this name from now on; start it unless it is `running` already."""
+        self.hosts[name] = None if running else self._start(name)
 
     def watch(self) -> None:
         """Check the hosts in a thread until `close`."""
@@ -164,12 +164,12 @@ class LocalServers:
         self._keeper = HostKeeper(self.folder, config.serving.restarts, self._start)
 
     def __enter__(self) -> LocalServers:
-        there = clear_dead(self.folder)
+        running = clear_dead(self.folder)
         config_file(self.config, self.folder)
         for name in self._places:
-            if name in there:
+            if name in running:
                 log.info("%s is there already: it is used again", name)
-            self._keeper.keep(name, there=name in there)
+            self._keeper.keep(name, running=name in running)
         self._keeper.watch()
         return self
 

@@ -33,12 +33,12 @@ def mark(folder: Path, name: str) -> dict[str, str]:
 
 def leftovers(folder: Path, name: str) -> list[int]:
     """Ids of processes on this machine that belong to this server of the run, and to no running host."""
-    wanted = f"{MARK}={mark(folder, name)[MARK]}".encode()
+    marker = f"{MARK}={mark(folder, name)[MARK]}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):  # it ended meanwhile, or is another user's
-                if wanted in (entry / "environ").read_bytes().split(b"\0") and not _kept(int(entry.name)):
+                if marker in (entry / "environ").read_bytes().split(b"\0") and not _kept(int(entry.name)):
                     found.append(int(entry.name))
     return sorted(found)
 

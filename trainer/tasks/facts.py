@@ -23,10 +23,10 @@ class Facts(Recall[QuestionsConfig]):
         config = self.config
         count = chunks or rng.randint(config.min_chunks, config.max_chunks)
         places = [(chunk, place) for chunk in range(count) for place in range(config.facts_per_chunk)]
-        wanted = min(config.num_questions, len(places), len(self.keys) // 2)
-        asked = set(rng.sample(places, wanted))
+        asked_count = min(config.num_questions, len(places), len(self.keys) // 2)
+        asked_places = set(rng.sample(places, asked_count))
         drawn = rng.sample(self.keys, len(self.keys))
-        question_keys, other_keys = drawn[:wanted], drawn[wanted:]
+        question_keys, other_keys = drawn[:asked_count], drawn[asked_count:]
         questions: list[Fact] = []
         others: list[str] = []
         sections = []
@@ -34,7 +34,7 @@ class Facts(Recall[QuestionsConfig]):
             used: set[str] = set()
             facts = []
             for place in range(config.facts_per_chunk):
-                if (chunk, place) in asked:
+                if (chunk, place) in asked_places:
                     fact = self.fact(rng, split, question_keys.pop(), used)
                     questions.append(fact)
                 else:

@@ -76,11 +76,11 @@ def split_three(corpus: Corpus, share: float) -> Sides:
     """
     sides = split_corpus(corpus, 2 * share)
     owned_by_test = _keys(sides.test.questions)
-    asked = {_wording(q) for q in sides.test.questions}
+    wordings = {_wording(q) for q in sides.test.questions}
     dev = tuple(
         _without(q, owned_by_test)
         for q in sides.dev.questions
-        if _wording(q) not in asked and not any(d.key in owned_by_test for d in q.gold)
+        if _wording(q) not in wordings and not any(d.key in owned_by_test for d in q.gold)
     )
     owned_by_dev = _keys(dev)
     pools: tuple[list[Document], list[Document]] = ([], [])
@@ -115,10 +115,10 @@ def draw_documents(rng: random.Random, question: Question, side: Side, size: int
             own.append(document)
             room -= 1
     own_keys = {document.key for document in question.own}
-    wanted = size - len(own)
+    missing = size - len(own)
     # Every own document may be among those drawn: draw so many more.
-    drawn = rng.sample(side.pool, min(len(side.pool), wanted + len(own_keys)))
-    return own + [document for document in drawn if document.key not in own_keys][:wanted]
+    drawn = rng.sample(side.pool, min(len(side.pool), missing + len(own_keys)))
+    return own + [document for document in drawn if document.key not in own_keys][:missing]
 
 
 def split_of(question_id: str, eval_fraction: float) -> str:
@@ -135,11 +135,11 @@ def split_corpus(corpus: Corpus, eval_fraction: float) -> Sides:
     for question in sorted(corpus.questions, key=lambda q: unit_interval("hotpotqa-order", q.id)):
         by_split[split_of(question.id, eval_fraction)].append(question)
     held = _keys(by_split["dev"]) | _keys(by_split["test"])
-    asked = {_wording(q) for split in ("dev", "test") for q in by_split[split]}
+    wordings = {_wording(q) for split in ("dev", "test") for q in by_split[split]}
     train = [
         _without(q, held)
         for q in by_split["train"]
-        if _wording(q) not in asked and not any(d.key in held for d in q.gold)
+        if _wording(q) not in wordings and not any(d.key in held for d in q.gold)
     ]
     owned_by_train = _keys(train)
     pools: tuple[list[Document], list[Document]] = ([], [])

@@ -52,8 +52,8 @@ class Row:
 
     def _get(self, column: str) -> Any:
         if column not in self.fields:
-            there = ", ".join(map(repr, self.fields)) or "none"
-            raise self.error(f"column '{column}' is missing (columns there: {there})")
+            available = ", ".join(map(repr, self.fields)) or "none"
+            raise self.error(f"column '{column}' is missing (columns there: {available})")
         return self.fields[column]
 
 

@@ -188,8 +188,8 @@ def _answer(value: Any) -> str:
 
 def _list(row: Row, column: str, wanted: str) -> list[Any]:
     if column not in row.fields:
-        there = ", ".join(map(repr, row.fields)) or "none"
-        raise row.error(f"column '{column}' is missing (columns there: {there})")
+        columns = ", ".join(map(repr, row.fields)) or "none"
+        raise row.error(f"column '{column}' is missing (columns there: {columns})")
     value = row.fields[column]
     if isinstance(value, str):
         try:

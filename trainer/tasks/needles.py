@@ -52,26 +52,26 @@ class Needles(GeneratedSource[SectionsConfig]):
     def _make(self, task_id: str, split: str, rng: random.Random, chunks: int) -> Task:
         config = self.config
         count = chunks or rng.randint(config.min_chunks, config.max_chunks)
-        asked = rng.choice(self._names[split])
-        others = [name for name in self._names["train"] if name != asked]
+        target = rng.choice(self._names[split])
+        others = [name for name in self._names["train"] if name != target]
         answer = str(rng.randint(10_000, 99_999))
         gold = rng.randrange(count)
         sections = []
         for number in range(count):
-            told = [
+            needle_sentences = [
                 NEEDLE.format(key=key, value=rng.randint(10_000, 99_999))
                 for key in rng.sample(others, config.facts_per_chunk - (number == gold))
             ]
             if number == gold:
-                told.append(NEEDLE.format(key=asked, value=answer))
-            sentences = told + rng.choices(NOISE, k=config.filler_per_chunk)
+                needle_sentences.append(NEEDLE.format(key=target, value=answer))
+            sentences = needle_sentences + rng.choices(NOISE, k=config.filler_per_chunk)
             rng.shuffle(sentences)
             sections.append(" ".join(sentences))
         return Task(
             id=task_id,
-            question=QUESTION.format(key=asked),
+            question=QUESTION.format(key=target),
             answers=(answer,),
             chunks=tuple(sections),
             meta={"chunks": count, "gold_chunk": gold},
-            evidence=(Evidence("", NEEDLE.format(key=asked, value=answer)),),
+            evidence=(Evidence("", NEEDLE.format(key=target, value=answer)),),
         )

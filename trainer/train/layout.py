@@ -1,4 +1,7 @@
-"""Where the segments of a packed row lie, and the blocks or key lists that attention takes them by."""
+"""Layout of a packed row: where its segments lie, and how attention is computed over them.
+
+A segment is a run of tokens: a whole row, a prefix that rows share, or the rest of a row after its prefix.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,20 @@ from trainer.train import families, varlen
 
 log = logging.getLogger("trainer")
 
-# Rows go into one block while the shortest is at least this share of the longest: bounds the padding.
+# Smallest ratio of the shortest to the longest row of a block, which bounds the padding.
 SIMILAR = 0.75
-# The same of groups that follow a prefix: for its length, the longest of what follows, and how many follow.
+# The same ratio for groups of segments after a prefix, of three sizes: length of the prefix, length of the longest
+# segment after it, number of segments after it.
 SIMILAR_GROUPS = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of similar length. index: [rows, length] positions in the packed row, padding points at position 0 of the
-    row itself; valid: [rows, length] bool.
+    """Rows of similar length, padded to one rectangle.
+
+    Attributes:
+        index: [rows, length] positions in the packed row; padding points at the row's first token.
+        valid: [rows, length] bool, False for padding.
     """
 
     index: Tensor
@@ -35,10 +42,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """Similar groups of segments that follow a prefix.
+    """Groups of similar size, each a prefix and the segments after it, padded to one rectangle.
 
-    prefix: [groups, P] and index: [groups, segments, S] positions in the packed row, padding points at the first of the
-    group's prefix or segment. prefix_lengths: [groups]. valid: [groups, segments, S] bool.
+    Attributes:
+        prefix: [groups, P] positions of the prefixes in the packed row; padding points at the prefix's first token.
+        prefix_lengths: [groups] tokens of each prefix.
+        index: [groups, segments, S] positions of the segments; padding points at the segment's first token.
+        valid: [groups, segments, S] bool, False for padding.
     """
 
     prefix: Tensor
@@ -49,12 +59,15 @@ class SharedBlock:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Where the segments lie in a packed row of tokens.
+    """Where the segments of a packed row lie. Segments follow each other without gaps.
 
-    lengths: tokens of the segments, laid end to end. prefixes: of each the number of the segment that it goes on after,
-    and whose tokens it sees (-1: none); a prefix goes on after nothing. ends: [segments + 1] int32 on the device, 0
-    first. keyed: a flash kernel is told which keys each segment sees, also where each sees itself alone, so that one
-    compilation serves all micro-batches of a run.
+    Attributes:
+        lengths: tokens of each segment.
+        prefixes: number of the segment that each one continues and attends to, -1 for none; a prefix continues none.
+        device: device of the tensors.
+        ends: [segments + 1] int32, end of each segment in the packed row, 0 first.
+        keyed: a flash kernel always gets the keys of every segment, also where no segment has a prefix. One
+            compilation then serves all micro-batches of a run.
     """
 
     lengths: tuple[int, ...]
@@ -65,7 +78,13 @@ class PackedLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device, prefixes: Sequence[int] | None = None) -> PackedLayout:
-        """Layout of segments of the given lengths (tokens), laid end to end. prefixes: None: whole rows."""
+        """Make the layout of a packed row.
+
+        Args:
+            lengths: tokens of each segment.
+            device: device of the tensors.
+            prefixes: see `PackedLayout.prefixes`; None where prefixes are not shared.
+        """
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         before = (-1,) * len(lengths) if prefixes is None else tuple(prefixes)
         return cls(tuple(lengths), before, device, to_device(ends, device), prefixes is not None)
@@ -77,18 +96,18 @@ class PackedLayout:
 
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """(tokens before it that it sees, tokens up to its end) of every segment."""
+        """For every segment, the tokens of its prefix, and the tokens of its prefix and itself."""
         before = [self.lengths[prefix] if prefix >= 0 else 0 for prefix in self.prefixes]
         return tuple((seen, seen + length) for seen, length in zip(before, self.lengths, strict=True))
 
     @property
     def longest(self) -> int:
-        """An upper bound of the longest segment's tokens that changes seldom (see varlen.LENGTH_STEP)."""
+        """Tokens of the longest segment, rounded up so that the number changes seldom (see varlen.LENGTH_STEP)."""
         return _stepped(max(self.lengths))
 
     @cached_property
     def keys(self) -> varlen.Keys | None:
-        """What the segments see, for a flash kernel; None for whole rows."""
+        """The keys of every segment, for a flash kernel; None where prefixes are not shared."""
         if not self.keyed:
             return None
         starts = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -101,12 +120,12 @@ class PackedLayout:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each segment begins."""
+        """Position of each segment's first token."""
         return [0, *itertools.accumulate(self.lengths)][:-1]
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Attention blocks that cover all positions of segments without a prefix once."""
+        """Attention blocks of the segments without a prefix; every segment is in one block."""
         alone = [i for i, prefix in enumerate(self.prefixes) if prefix < 0]
         order = sorted(alone, key=lambda i: (-self.lengths[i], i))
         blocks = []
@@ -117,7 +136,7 @@ class PackedLayout:
 
     @cached_property
     def shared_blocks(self) -> tuple[SharedBlock, ...]:
-        """Attention blocks that cover all positions of segments after a prefix once."""
+        """Attention blocks of the segments after a prefix; every segment is in one block."""
         following: dict[int, list[int]] = {}
         for i, prefix in enumerate(self.prefixes):
             if prefix >= 0:
@@ -135,7 +154,7 @@ class PackedLayout:
         blocks = []
         for heads in _runs(sorted(following, key=lambda prefix: (*(-size for size in sizes[prefix]), prefix)), similar):
             most = max(sizes[head][2] for head in heads)
-            # Groups with fewer segments repeat their first, of which then nothing is valid.
+            # A group with fewer segments is filled up with copies of its first, which are all marked as padding.
             rows = [i for head in heads for i in (*following[head], *following[head][:1] * (most - sizes[head][2]))]
             real = torch.tensor([n < sizes[head][2] for head in heads for n in range(most)], device=self.device)
             index, valid = self._positions(rows)
@@ -148,7 +167,7 @@ class PackedLayout:
         return tuple(blocks)
 
     def _positions(self, segments: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """[segments, longest] positions in the packed row, padded with each segment's first, and which are its own."""
+        """Positions of segments, padded to the longest, and which of them are no padding: both [segments, longest]."""
         lengths = torch.tensor([self.lengths[i] for i in segments], device=self.device)
         start = torch.tensor([self.starts[i] for i in segments], device=self.device)
         offsets = torch.arange(int(lengths.max()), device=self.device)
@@ -160,17 +179,27 @@ class PackedLayout:
         return {}
 
     def band(self, length: int, window: int | None) -> Tensor:
-        """[length, length] bool, True where a query may see a key: its own past, the last `window` positions of it.
+        """Causal mask of a segment: [length, length] bool, True where a query may attend to a key.
 
-        One tensor for all layers of a pass.
+        All layers of a pass share one tensor.
+
+        Args:
+            length: tokens of the segment.
+            window: keys that a query attends to, its own included; None for all before it.
         """
         if (length, window) not in self._masks:
             self._masks[length, window] = causal_band(length, length, window, self.device)
         return self._masks[length, window]
 
     def shared_mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[groups * segments, 1, S, P + S] of shared block `number`: bool, True where a query may see a key, or of a
-        floating dtype 0 there and -inf elsewhere. One tensor for all layers, which the backward passes keep.
+        """Mask of a shared block: [groups * segments, 1, S, P + S].
+
+        All layers share one tensor, which is kept for their backward passes.
+
+        Args:
+            number: number of the block in `shared_blocks`.
+            window: keys that a query attends to, its own included; None for all before it.
+            dtype: bool: True where a query may attend to a key. A floating dtype: 0 there, -inf elsewhere.
         """
         if (-1 - number, window) not in self._masks:
             block = self.shared_blocks[number]
@@ -189,7 +218,13 @@ class PackedLayout:
         return self._masks[-1 - number, window]
 
     def arguments(self, dtype: torch.dtype, head_size: int, model: Any) -> dict[str, Any]:
-        """Keyword arguments for a model of ours whose attention is to see these rows. model: its configuration."""
+        """Keyword arguments of a model's forward pass over this packed row.
+
+        Args:
+            dtype: dtype of queries, keys and values.
+            head_size: size of an attention head.
+            model: configuration of the model.
+        """
         capped, windowed = families.has_capped_attention(model), any(families.windows(model))
         if not capped and varlen.usable(self.device, dtype, head_size, windowed, self.keyed):
             found: dict[str, Any] = {"row_ends": self.ends, "longest_row": self.longest}
@@ -205,7 +240,7 @@ def _stepped(tokens: int) -> int:
 
 
 def _runs(order: Sequence[int], belongs: Callable[[int, int], bool]) -> Iterator[Sequence[int]]:
-    """Cut a sequence into runs; belongs(item, first of the run) says whether an item goes into the run."""
+    """Cut a sequence into runs. belongs(item, first): whether an item belongs to the run that begins with first."""
     first = 0
     for end in range(1, len(order) + 1):
         if end == len(order) or not belongs(order[end], order[first]):
@@ -214,10 +249,10 @@ def _runs(order: Sequence[int], belongs: Callable[[int, int], bool]) -> Iterator
 
 
 def keeps_kernel(lm: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows that share a prefix are attended to by the kernel that whole rows are.
+    """Whether rows with a shared prefix use the same attention kernel as whole rows.
 
-    A flash kernel that does not align causality at the end of the keys would leave the padded blocks, which are slow on
-    a GPU; main.log then says that nothing is shared.
+    They do not where the flash kernel does not align its causal mask at the end of the keys. Padded blocks would be
+    left, which are slow on a GPU, so prefixes are not shared then, and main.log says so.
     """
     windowed, head_size = any(families.windows(lm.config)), lm.model.layers[0].self_attn.head_dim
     if families.has_capped_attention(lm.config) or not varlen.usable(device, dtype, head_size, windowed):
@@ -229,14 +264,21 @@ def keeps_kernel(lm: Any, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device, without waiting for what the device is doing."""
+    """Copy a host tensor to the device without waiting for the device."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def causal_band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[queries, keys] bool, True where a query may see a key. The queries are the last of the keys' positions."""
+    """Causal mask of queries at the last positions of the keys: [queries, keys] bool, True where a query may attend.
+
+    Args:
+        queries: number of queries.
+        keys: number of keys.
+        window: keys that a query attends to, its own included; None for all before it.
+        device: device of the mask.
+    """
     key = torch.arange(keys, device=device)
     query = torch.arange(keys - queries, keys, device=device)[:, None]
     seen = key <= query

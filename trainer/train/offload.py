@@ -71,8 +71,8 @@ class HostRoom:
     def _fetch(self, tensor: Tensor, device: torch.device, left: list[Tensor]) -> Tensor:
         local = local_part(tensor)
         left.append(local)
-        there = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=device)
-        return with_local_part(tensor, there.copy_(local, non_blocking=True))
+        target = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=device)
+        return with_local_part(tensor, target.copy_(local, non_blocking=True))
 
     def _take_back(self, left: list[Tensor]) -> None:
         """Keep the room that was left, for the next time, when nothing is copied from it any more."""

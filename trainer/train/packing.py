@@ -20,26 +20,39 @@ from trainer.types import Row
 T = TypeVar("T")
 
 KEYS_PER_TOKEN = 8
-"""A micro-batch holds at most so many keys and values per token of its budget: those of a prefix are laid out once for
-each row that follows it.
+"""Most keys and values that attention reads in a micro-batch, per token of its budget. Those of a prefix are copied for
+each row that follows it, so they count once a row.
 """
 FINER = (1, 2, 4, 8)
-"""Parts that the mean load of a rank may consist of; more of them balance better and repeat prefixes."""
+"""Numbers of parts that a rank's mean load is cut into, tried in this order. More parts balance the ranks better, but
+repeat more prefixes.
+"""
 EVEN = 1.02
-"""Most tokens of a rank over the mean with which no finer parts are tried."""
+"""Load of the busiest rank over the mean that is accepted without trying finer parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One micro-batch as a single packed row.
+    """One micro-batch as a single packed row of T tokens.
 
-    Rows of equal ids are laid down once, and so is the prefix that rows share, before what follows it in each of them.
-    input_ids, position_ids: [1, T] int64. layout: where these segments lie.
-    loss_index, targets: [U] int64, positions whose next token is trained on, and those tokens. expand: [M] int64, for
-    every trained token of every row its place among the U; everything below is [M] in the same order:
-    behave_logprobs, old_logprobs (the engine's where the row has none), ref_logprobs (zeros without a reference),
-    advantages, weights float32; lacks_old bool, whether the row has none; sequence int64 (number of the row within
-    this batch). num_rows: rows.
+    Rows with equal ids are packed once. A prefix that rows share is packed once, followed by the rest of each row.
+    U is the number of distinct trained tokens, M the number of trained tokens over all rows.
+
+    Attributes:
+        input_ids: [1, T] int64.
+        position_ids: [1, T] int64, position of each token within its row.
+        layout: where prefixes and rows lie in the packed row.
+        loss_index: [U] int64, positions whose next token is trained on.
+        targets: [U] int64, those next tokens.
+        expand: [M] int64, index into the U of every trained token, row by row; the fields below have this order.
+        behave_logprobs: [M] float32, the engine's.
+        old_logprobs: [M] float32, the trainer's before the step; the engine's where the row has none.
+        lacks_old: [M] bool, whether the row has no old_logprobs.
+        ref_logprobs: [M] float32, the reference's; 0 without one.
+        advantages: [M] float32.
+        weights: [M] float32, see `Row.weight`.
+        sequence: [M] int64, number of the row within this micro-batch.
+        num_rows: number of rows.
     """
 
     input_ids: Tensor
@@ -85,18 +98,21 @@ def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
 
 @without_gc()
 def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
-    """Micro-batches for every rank: [rank][micro-batch] -> row numbers.
+    """Divide rows into micro-batches for every rank.
 
-    A group stays on one rank and in one micro-batch where that balances; else it is split, and each part computes the
-    prefix again. Parts go to the rank with the fewest tokens, largest first; every rank gets the same number of
-    micro-batches, the missing ones empty, because FSDP collectives must be entered by all ranks the same number of
-    times.
+    A group of rows with a common prefix stays in one micro-batch where the ranks' loads are balanced so. Otherwise it
+    is split, and each part computes the prefix again. Parts go to the rank with the fewest tokens, the largest first.
+    Every rank gets the same number of micro-batches, some of them empty, because all ranks must enter FSDP's
+    collectives equally often.
 
     Args:
-        groups: what `prefix_groups` found.
-        lengths: tokens of every row, by its number.
-        ranks: that the rows are for.
-        budget: distinct tokens of a micro-batch.
+        groups: groups of rows, from `prefix_groups`.
+        lengths: tokens of every row, by the row's number.
+        ranks: number of ranks.
+        budget: most distinct tokens of a micro-batch.
+
+    Returns:
+        Row numbers as [rank][micro-batch][row].
 
     Raises:
         UserError: a single row is longer than the budget.
@@ -128,21 +144,21 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
 
 
 class Part(NamedTuple):
-    """A group or a part of one, and what it costs (see `_cost`)."""
+    """A group of rows or a part of one, and its cost in tokens (see `_cost`)."""
 
     group: PrefixGroup
     cost: int
 
 
 def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
-    """Distinct tokens of a group, or its share of the keys that a micro-batch may hold if that is more."""
+    """Tokens of its budget that a group uses: its distinct tokens, or its keys over KEYS_PER_TOKEN if that is more."""
     whole = [lengths[same[0]] for same in group.rows]
     distinct = group.prefix + sum(whole) - group.prefix * len(whole)
     return max(distinct, -(-(sum(whole) + group.prefix) // KEYS_PER_TOKEN))
 
 
 def _split(whole: Part, lengths: Sequence[int], limit: int) -> list[Part]:
-    """The group in few parts of about equal size that cost at most `limit`, which is no less than any of its rows."""
+    """Split a group into as few parts as possible that cost at most `limit` each. No single row may cost more."""
     group, cost = whole
     if cost <= limit:
         return [whole]
@@ -161,7 +177,7 @@ def _split(whole: Part, lengths: Sequence[int], limit: int) -> list[Part]:
 
 
 def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[T]]:
-    """Items in so many bins: the costliest first, each into the bin that holds least (Graham 1969, LPT)."""
+    """Distribute items over bins: the costliest first, each into the bin with the least load (Graham 1969, LPT)."""
     found: list[list[T]] = [[] for _ in range(bins)]
     load = [(0, number) for number in range(bins)]  # a heap
     for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
@@ -172,14 +188,14 @@ def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[
 
 
 def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBatch:
-    """Lay rows end to end, what several begin with once.
+    """Pack rows into one row, common prefixes once.
 
-    No rows: one token of weight 0, so that the forward and backward passes still happen.
+    Without rows the batch is one token of weight 0, so that its forward and backward pass still take place.
 
     Args:
-        rows: of one micro-batch.
-        device: of the tensors.
-        share: whether common prefixes are computed once.
+        rows: rows of one micro-batch.
+        device: device of the tensors.
+        share: whether common prefixes are packed once.
     """
     if not rows:
         rows = [Row([0], [0], [0.0], advantage=0.0, weight=0.0, trajectory=-1)]
@@ -194,7 +210,7 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
             row = rows[same[0]]
             first_target[list(same)] = targets
             targets += len(row.response_ids)
-            # The last token is never an input whose next token matters, but keeping it keeps ids sent = ids trained on.
+            # The last token predicts nothing that is trained on. It stays, so that the ids are those that were sampled.
             segments.add(token_array(row)[group.prefix :], head, len(row.response_ids))
     counts = [len(row.response_ids) for row in rows]
 
@@ -226,7 +242,7 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
 
 
 class _Segments:
-    """Runs of tokens that are laid end to end."""
+    """Collects the segments of a packed row: prefixes, and what follows them."""
 
     def __init__(self) -> None:
         self.ids: list[npt.NDArray[np.int32]] = []
@@ -238,9 +254,15 @@ class _Segments:
         self._end = 0
 
     def add(self, ids: npt.NDArray[np.int32], prefix: int = -1, trained: int = 0) -> int:
-        """Lay down a segment that goes on after the one numbered `prefix` (-1: none); its number.
+        """Append a segment.
 
-        Its last `trained` tokens are responses: the token before each predicts it.
+        Args:
+            ids: its tokens.
+            prefix: number of the segment that it continues; -1 for none.
+            trained: how many of its last tokens are a response; each is predicted by the token before it.
+
+        Returns:
+            Its number.
         """
         before = self.lengths[prefix] if prefix >= 0 else 0
         self._end += len(ids)

@@ -67,11 +67,11 @@ def _tcp_store(host: str, port: int, size: int, is_server: bool, patience: timed
 
 def _absent(store: Store, size: int, within: str) -> str:
     try:
-        there = {rank: store.get(_key(rank)).decode() for rank in range(size) if store.check([_key(rank)])}
+        arrived = {rank: store.get(_key(rank)).decode() for rank in range(size) if store.check([_key(rank)])}
     except RuntimeError:
         return f"rank 0 of {size} has ended while the others waited for all to come: its log says why; {AGAIN}"
-    missing = ", ".join(str(rank) for rank in range(size) if rank not in there)
-    came = ", ".join(f"{rank} on {node}" for rank, node in there.items())
+    missing = ", ".join(str(rank) for rank in range(size) if rank not in arrived)
+    came = ", ".join(f"{rank} on {node}" for rank, node in arrived.items())
     return (
         f"of {size} ranks these did not come {within}: {missing} (there are {came}). They hang or have ended (their "
         f"logs are in the run's attempt folder), or their hosts cannot reach rank 0's; {AGAIN}"

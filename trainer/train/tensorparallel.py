@@ -20,8 +20,8 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 def tensor_degree(config: RunConfig) -> int:
     """Ranks that share a layer: the t of the training part of allocation_mode."""
-    wanted = config.allocation
-    return wanted.training.layout.tensor if wanted is not None and wanted.training is not None else 1
+    mode = config.allocation
+    return mode.training.layout.tensor if mode is not None and mode.training is not None else 1
 
 
 def check_split(model: Any, ranks: int) -> None:

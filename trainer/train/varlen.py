@@ -1,8 +1,8 @@
-"""Causal attention over rows laid end to end, by a flash kernel: no padding and no mask, on CUDA in 16-bit dtypes.
+"""Causal attention over packed rows with a flash kernel: no padding and no mask. Needs CUDA and a 16-bit dtype.
 
-The kernel is PyTorch's own (`torch.nn.attention.varlen`, 2.10 and later), else flash-attn's where that is installed.
-Which one it is, whether it takes fewer key/value heads than query heads, and whether it is right about a sliding window
-is found out once, before anything is compiled: PyTorch speaks of heads only since 2.13, of windows since 2.11.
+The kernel is PyTorch's (`torch.nn.attention.varlen`, from 2.10 on), otherwise flash-attn's where that is installed.
+PyTorch's has options for grouped heads only from 2.13 on, and for sliding windows from 2.11 on. So `flash` tries once,
+before anything is compiled, what the kernel at hand computes correctly.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
-# Longest rows are told to the kernel as multiples of this, so that compiled code is not made anew for every length.
+# The longest row's length is rounded up to a multiple of this, so that few lengths are compiled for.
 LENGTH_STEP = 1024
-# Of the trial whether a kernel knows windows.
+# Window of the test whether a kernel supports sliding windows.
 WINDOW = 7
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -28,11 +28,12 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Which keys and values the rows see, where these are not their own tokens alone.
+    """The keys and values that each row attends to, where rows attend to a shared prefix. A row's own come last.
 
-    index: [keys] int64, the tokens whose keys are laid end to end for the rows, a shared prefix once for each of them.
-    ends: [rows + 1] int32, where each row's keys end, 0 first. longest: at least the keys of the row that sees most. A
-    row's own tokens are the last of its keys.
+    Attributes:
+        index: [keys] int64, the tokens whose keys the rows attend to, row by row; a shared prefix once for each row.
+        ends: [rows + 1] int32, end of each row's keys in `index`, 0 first.
+        longest: upper bound of one row's keys.
     """
 
     index: Tensor
@@ -45,11 +46,15 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, Tensor, int, float | Non
 
 @dataclass(frozen=True, slots=True)
 class Flash:
-    """A kernel over (query [tokens, heads, d], key, value [keys, heads, d], ends of rows [rows + 1] int32, longest row,
-    ends of their keys, most keys of a row, scale, window).
+    """A flash kernel.
 
-    grouped: it takes fewer key/value heads than query heads. windowed: it takes a sliding window. prefixed: a row's
-    queries may be the last of its keys' tokens.
+    Attributes:
+        name: the package that it comes from.
+        run: called with query [tokens, heads, d], key and value [keys, heads, d], ends of the rows [rows + 1] int32,
+            tokens of the longest row, ends of the rows' keys [rows + 1] int32, most keys of a row, scale, window.
+        grouped: supports fewer key/value heads than query heads.
+        windowed: supports a sliding window.
+        prefixed: supports rows with more keys than queries, the queries being at the last positions.
     """
 
     name: str
@@ -62,8 +67,14 @@ class Flash:
 def usable(
     device: torch.device, dtype: torch.dtype, head_size: int, windowed: bool = False, prefixed: bool = False
 ) -> bool:
-    """Whether rows on that device can be attended to by a flash kernel, through sliding windows where `windowed`, after
-    prefixes where `prefixed`.
+    """Whether there is a flash kernel for packed rows.
+
+    Args:
+        device: device of the rows.
+        dtype: dtype of queries, keys and values.
+        head_size: size of an attention head.
+        windowed: the model has sliding windows.
+        prefixed: rows attend to a shared prefix.
     """
     if device.type != "cuda" or dtype not in HALF or head_size > LARGEST_HEAD or head_size % 8:
         return False
@@ -72,12 +83,12 @@ def usable(
 
 
 _FOUND: list[Flash] = []
-"""What `flash` found: compiled code reads it here, where nothing has to be traced."""
+"""The result of `flash`, for compiled code, which would otherwise trace that function."""
 
 
 @functools.cache
 def flash() -> Flash | None:
-    """The kernel of this machine; None where there is none. Asked once before layers are compiled."""
+    """The kernel of this machine, or None. Call it before layers are compiled."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         return None
     kernel, name = _torchs(), "torch"
@@ -109,11 +120,11 @@ def attend(
         query: [tokens, heads, d].
         key: [tokens, kv_heads, d].
         value: [tokens, kv_heads, d].
-        ends: [rows + 1] int32, where rows begin and end, 0 first.
-        longest: at least the tokens of the longest row.
-        scale: of the scores; None: 1/√d.
-        window: keys that a query sees, itself among them; None: all of its past.
-        keys: where rows see tokens of others before their own; None: their own alone.
+        ends: [rows + 1] int32, end of each row, 0 first.
+        longest: upper bound of one row's tokens.
+        scale: factor of the scores; None for 1/√d.
+        window: keys that a query attends to, its own included; None for all before it.
+        keys: the keys of rows that attend to a shared prefix; None where rows attend to themselves only.
 
     Returns:
         [tokens, heads, d].
@@ -131,23 +142,23 @@ def attend(
 
 
 def _laid_out(values: Tensor, index: Tensor) -> Tensor:
-    """values[index]; in the backward pass the gradients of a token are added up in float32, not rounded each time."""
+    """values[index], with the gradients of a token that is repeated summed in float32 in the backward pass."""
     return values.float().index_select(0, index).to(values.dtype)
 
 
 def _left(window: int | None) -> int:
-    """What flash kernels call the left side of a window: keys before the query itself; -1 for all."""
+    """A window as flash kernels count it: keys before the query's own; -1 for all."""
     return -1 if window is None else window - 1
 
 
 def _torchs() -> Kernel | None:
-    """PyTorch's kernel under one signature for the versions that have it."""
+    """PyTorch's kernel with the signature of `Flash.run`; None in versions without it."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 (not in every version)
     except ImportError:
         return None
     known = inspect.signature(varlen_attn).parameters
-    # 2.10 says `is_causal`; later versions speak of the window that a query sees to its left and right.
+    # 2.10 has `is_causal`; later versions have `window_size`, the keys to the left and right of the query.
     windows, scales = "window_size" in known, "scale" in known
     options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
@@ -167,7 +178,7 @@ def _torchs() -> Kernel | None:
 
 
 def _flash_attn() -> Kernel | None:
-    """flash-attn's kernel, where that package is installed."""
+    """flash-attn's kernel with the signature of `Flash.run`; None where that package is not installed."""
     try:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found] # noqa: PLC0415 (optional)
     except ImportError:
@@ -186,7 +197,7 @@ def _flash_attn() -> Kernel | None:
 
 
 def _takes_groups(kernel: Kernel) -> bool:
-    """Whether the kernel's values and gradients with two key/value heads are those with the heads repeated."""
+    """Whether the kernel gives the same values and gradients for two key/value heads as for four repeated ones."""
 
     def repeated(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         return _whole(kernel, query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), ends)
@@ -195,7 +206,7 @@ def _takes_groups(kernel: Kernel) -> bool:
 
 
 def _takes_windows(kernel: Kernel) -> bool:
-    """Whether the kernel's values and gradients under a window are those of scores that are written out."""
+    """Whether the kernel gives the same values and gradients with a window as plain attention with a mask."""
 
     def written_out(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         place = torch.arange(len(query), device=query.device)
@@ -210,9 +221,9 @@ def _takes_windows(kernel: Kernel) -> bool:
 
 
 def _takes_prefixes(kernel: Kernel) -> bool:
-    """Whether queries that are the last of their keys' tokens give what they give within whole rows.
+    """Whether the kernel aligns its causal mask at the end of the keys, so that queries may follow a prefix.
 
-    The second of two rows is taken as 20 tokens and 43 that see them; the kernel has to align causality at the end.
+    The second of two rows is split into 20 tokens and 43 that attend to them, and compared with the whole row.
     """
 
     def split(query: Tensor, key: Tensor, value: Tensor, _: Tensor) -> Tensor:
@@ -232,7 +243,7 @@ def _whole(
 
 
 def _agree(one: Attention, other: Attention, kv_heads: int) -> bool:
-    """Whether two ways of attending to two rows of 33 and 63 tokens give the same values and gradients."""
+    """Whether two functions give the same values and gradients for two rows of 33 and 63 tokens."""
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = ((96, 4, 64), (96, kv_heads, 64), (96, kv_heads, 64))
     tensors = [

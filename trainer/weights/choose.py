@@ -102,5 +102,5 @@ def nccl_problem() -> str:
     ]
     if not wrong:
         return ""
-    wanted = " ".join(f"{name}={value}" for name, value in NCCL_SETTINGS.items())
-    return f"NCCL needs {wanted} in the trainer's environment before it starts, and there is {' '.join(wrong)}"
+    required = " ".join(f"{name}={value}" for name, value in NCCL_SETTINGS.items())
+    return f"NCCL needs {required} in the trainer's environment before it starts, and there is {' '.join(wrong)}"

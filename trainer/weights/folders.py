@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError
-from trainer.files import disk_error, is_full, sync_folder, sync_tree, write_atomic
+from trainer.files import disk_error, is_full, sync, sync_tree, write_atomic
 from trainer.train.learner import Learner
 from trainer.weights.publisher import Outlet, PublishStats, agree, may_come_back, measured, same_host, wait_together
 from trainer.weights.source import WeightSource
@@ -145,13 +145,13 @@ class FolderPublisher:
         sync_tree(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
 
 
 def offer(folders: FolderPublisher, outlet: Outlet | None, version: int) -> None:
     """Write the present weights for servers that join, where the engine has no folder of this version. Collective."""
-    wanted = outlet is not None and not outlet.engine.has_folder
-    if not folders.world.broadcast(wanted):
+    needs_folder = outlet is not None and not outlet.engine.has_folder
+    if not folders.world.broadcast(needs_folder):
         return
     written = folders.write(version)
     problem: Exception | None = None
@@ -184,14 +184,14 @@ async def _hand_over(outlet: Outlet, folder: Path, version: int) -> None:
         return
 
 
-def choose_root(wanted: str, run: Path, outlet: Outlet | None, nbytes: int, keep: int = 2) -> Path:
-    """Where versions go: `wanted` if given, memory where all servers share this host and it has room, else the run.
+def choose_root(named: str, run: Path, outlet: Outlet | None, nbytes: int, keep: int = 2) -> Path:
+    """Where versions go: `named` if given, memory where all servers share this host and it has room, else the run.
 
     nbytes: of one version. On ranks without an outlet the answer does not matter.
     """
     name = f"clusterkit-{os.getuid()}-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"
-    if wanted:
-        return Path(wanted) / name
+    if named:
+        return Path(named) / name
     if outlet is not None and same_host(outlet.engine) and SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         root = SHARED_MEMORY / name
         shutil.rmtree(root, ignore_errors=True)  # what a killed attempt left

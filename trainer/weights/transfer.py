@@ -159,33 +159,35 @@ class Transfer:
         for number, bucket in enumerate(self._buckets):
             ready = await asyncio.wrap_future(self._filled[number])
             body = self._request(link, bucket, number == len(self._buckets) - 1)
-            asked = {asyncio.create_task(self._ask(server, body)): server for server in link.servers}
+            requests = {asyncio.create_task(self._ask(server, body)): server for server in link.servers}
             flat = self._buffers[number % len(self._buffers)][: bucket.nbytes]
             sending = asyncio.ensure_future(link.send(flat, ready, self._seconds))
-            await asyncio.wait({sending, *asked}, return_when=asyncio.FIRST_EXCEPTION)
-            await self._judge(link, sending, asked)
+            await asyncio.wait({sending, *requests}, return_when=asyncio.FIRST_EXCEPTION)
+            await self._judge(link, sending, requests)
             with self._changed:
                 self._sent[link] = number + 1
                 self._changed.notify_all()
 
-    async def _judge(self, link: Link, sending: asyncio.Future[None], asked: dict[asyncio.Task[None], Server]) -> None:
+    async def _judge(
+        self, link: Link, sending: asyncio.Future[None], requests: dict[asyncio.Task[None], Server]
+    ) -> None:
         """Raise what went wrong with a bucket; servers that do not answer any more are used no more.
 
         One that waits within a broadcast for another that is gone may hear of nothing else until its own deadline, and
         then it goes with it. Those that answer are only torn.
         """
-        done = [task for task in (sending, *asked) if task.done()]
+        done = [task for task in (sending, *requests) if task.done()]
         errors = [error for task in done if (error := task.exception()) is not None]
         if not errors:
             return
         link.abandon()
-        await asyncio.wait({sending, *asked}, timeout=min(GRACE_SECONDS, self._seconds))
+        await asyncio.wait({sending, *requests}, timeout=min(GRACE_SECONDS, self._seconds))
         lost = [
             server
-            for task, server in asked.items()
+            for task, server in requests.items()
             if not task.done() or isinstance(task.exception(), ServerLostError | ServerFailedError)
         ]
-        for task in asked:
+        for task in requests:
             task.cancel()
         sending.cancel()
         if lost:

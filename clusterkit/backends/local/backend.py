@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from clusterkit.backends.base import PlannedRun, RunOutcome, RunRequest, SubmittedRun, applied, completed
+from clusterkit.backends.base import (
+    Job,
+    PlannedRun,
+    RunOutcome,
+    RunRequest,
+    SubmittedRun,
+    applied,
+    completed,
+    folder_of_runs,
+)
 from clusterkit.backends.folder import FolderBackend
+from clusterkit.backends.local.jobs import evaluation_jobs, training_jobs
 from clusterkit.backends.local.launch import require_writable, trainer_command
 from clusterkit.backends.local.stop import process_run
 from clusterkit.backends.local.train import Restarts, follow, prepared
@@ -56,6 +67,11 @@ class LocalBackend(FolderBackend):
             return completed(run)
         with self.stack.pop_all():
             return follow(run, trainer_command(run), self._attempt, progress, again, Restarts.of(self._config))
+
+    def jobs(self) -> list[Job]:
+        """See `Backend.jobs`: what is at work; evaluations are those of the folder that the command is typed in."""
+        found = [*training_jobs(folder_of_runs(self.place.fileroot)), *evaluation_jobs(Path.cwd())]
+        return sorted(found, key=lambda job: job.started or 0.0)
 
     def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
         """See `FolderBackend.end`."""

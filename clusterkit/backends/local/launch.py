@@ -97,7 +97,7 @@ def run_trainer(
     child: subprocess.Popen[bytes] | None = None
     interrupts = handed_on = 0
     first_at = 0.0
-    told = False
+    announced = False
 
     def interrupt(signum: int, _frame: object) -> None:
         nonlocal interrupts, first_at
@@ -127,8 +127,8 @@ def run_trainer(
             )
         hand_on()  # what came before there was anyone to hand it on to
         while child.poll() is None:
-            if interrupts and not told:
-                told = True
+            if interrupts and not announced:
+                announced = True
                 on_interrupt()
             on_poll()
             time.sleep(POLL_SECONDS)
@@ -144,21 +144,21 @@ def run_trainer(
 
 def wait_or_signal(seconds: float) -> bool:
     """Wait; True as soon as SIGINT, SIGTERM or SIGHUP (unless it is ignored, as under nohup) asks to stop."""
-    asked = False
+    signalled = False
 
-    def ask(_signum: int, _frame: object) -> None:
-        nonlocal asked
-        asked = True
+    def note_signal(_signum: int, _frame: object) -> None:
+        nonlocal signalled
+        signalled = True
 
-    previous = _handle(ask)
+    previous = _handle(note_signal)
     end = time.monotonic() + seconds
     try:
-        while not asked and (left := end - time.monotonic()) > 0:
+        while not signalled and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, POLL_SECONDS))
     finally:
         for name, handler in previous.items():
             signal.signal(name, handler)
-    return asked
+    return signalled
 
 
 def _handle(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:

@@ -17,16 +17,16 @@ def process_run(run: RunDirectory) -> LiveRun:
 
     def interrupt() -> None:
         if (process := _process(run)) is not None:
-            _send(process, signal.SIGTERM)
+            send_signal(process, signal.SIGTERM)
 
     def kill() -> None:
         # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like it.
         process = _process(run)
         # Its command would take the trainer's end for a crash, and start it again.
         if command := _pid(run, "launch.lock"):
-            _send(command, signal.SIGTERM)
+            send_signal(command, signal.SIGTERM)
         if process is not None:
-            _send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
 
     return LiveRun(
         f"{run.experiment}/{run.trial}",
@@ -49,7 +49,12 @@ def _pid(run: RunDirectory, name: str) -> int | None:
     return int(holder) if holder.isdigit() else None
 
 
-def _send(process: int, number: signal.Signals) -> None:
+def send_signal(process: int, number: signal.Signals) -> None:
+    """Send a signal to a process of this machine; one that has just ended is no error.
+
+    Raises:
+        RunError: it is somebody else's.
+    """
     try:
         with suppress(ProcessLookupError):
             os.kill(process, number)

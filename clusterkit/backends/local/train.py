@@ -111,9 +111,9 @@ def follow(
         verdict = judge(ends, restarts.most, restarts.first_wait)
         if verdict.wait is None or not ends[-1].crash or not restarts.most:
             break
-        told = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
-        progress.say(f"{told}. Ctrl-C stops here")
-        _record_warning(run, attempt, told)
+        message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
+        progress.say(f"{message}. Ctrl-C stops here")
+        _record_warning(run, attempt, message)
         if wait_or_signal(verdict.wait):
             kept = f"interrupted while waiting to start the trainer again: {_recover_text(run, history)}"
             return RunOutcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
@@ -150,19 +150,23 @@ def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, 
     on = f"To go on: {again}"
     if code == 0:
         return RunOutcome("completed", 0, "", read_summary(run), step)
-    told = failure_message(console)
+    message = failure_message(console)
     if code == 130 or (ending.interrupts and code < 0):
-        kept = told.removeprefix("error: ") if told and code == 130 else f"interrupted: {_recover_text(run, history)}"
+        kept = (
+            message.removeprefix("error: ")
+            if message and code == 130
+            else f"interrupted: {_recover_text(run, history)}"
+        )
         return RunOutcome("interrupted", 130, f"{kept}\n{on}", None, step)
     if code < 0:
         name = _signal_name(-code)
         often = " (often the kernel, out of memory, or kill -9)" if -code == signal.SIGKILL else ""
         text = f"the trainer was ended by signal {-code}, {name}{often}; {_recover_text(run, history)}"
         return RunOutcome("killed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
-    if told is None:
+    if message is None:
         text = f"the trainer ended with code {code} and no message; {_recover_text(run, history)}"
         return RunOutcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
-    return RunOutcome("failed", code if code in (1, 2) else 1, told, None, step)
+    return RunOutcome("failed", code if code in (1, 2) else 1, message, None, step)
 
 
 def _recover_text(run: RunDirectory, history: History) -> str:

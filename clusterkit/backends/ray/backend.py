@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from clusterkit.backends.base import (
     RUNS,
+    Job,
     Log,
     LogName,
     Observation,
@@ -26,22 +28,24 @@ from clusterkit.backends.base import (
 )
 from clusterkit.backends.ray.follow import closing as closing_table
 from clusterkit.backends.ray.follow import follow
-from clusterkit.backends.ray.head import Backoff, Head, head_of
+from clusterkit.backends.ray.head import Backoff, Head, OnHead, head_of
 from clusterkit.backends.ray.jobs import RayJob, matching_jobs, of_others
+from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.backends.ray.newest import newest_of, require_newest, through_any
 from clusterkit.backends.ray.request import request_on
 from clusterkit.backends.ray.stage_inputs import have_assets
-from clusterkit.backends.ray.status import Watch, watching
-from clusterkit.backends.ray.stop import job_run
+from clusterkit.backends.ray.status import Watch, cluster_lines, watching
 from clusterkit.backends.ray.storage import ListedRun, fileroot_of, newest_attempt, read_from, size_of
 from clusterkit.backends.ray.submit import attach, dispatch
-from clusterkit.backends.ray.sync_mirror import Mirror
-from clusterkit.backends.ray.view import cluster_lines
-from clusterkit.backends.stop import end_run, require_one
-from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.backends.stop import LiveRun, end_run, require_one
+from clusterkit.hosts.model import Cluster
+from clusterkit.provision import docker
+from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
+from clusterkit.runs.directory import RunDirectory, resume_hint, user_name
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
+from clusterkit.ssh.shell import first_of
 from clusterkit.ui.progress import Progress
 from trainer.errors import RunError, UserError
 
@@ -126,7 +130,7 @@ class RayBackend:
 
     def attach(self, request: RunRequest) -> SubmittedRun | None:
         """See `Backend.attach`."""
-        return attach(request, self.jobs())
+        return attach(request, self.ray_jobs())
 
     def plan(self, request: RunRequest) -> PlannedRun:
         """See `Backend.plan`: which trial is meant, only the storage knows."""
@@ -151,11 +155,11 @@ class RayBackend:
         """See `Backend.stop`."""
         found = self.living(selector)
         if not found:
-            known, user = self.jobs(), selector.user or user_name()
-            wanted = f" {selector}" if selector.experiment or selector.trial else ""
+            known, user = self.ray_jobs(), selector.user or user_name()
+            named = f" {selector}" if selector.experiment or selector.trial else ""
             others = ", ".join(f"{job.run} (--user {job.user})" for job in of_others(known, user) if job.user)
             raise RunError(
-                f"no run{wanted} is alive {self.where} of user {user}"
+                f"no run{named} is alive {self.where} of user {user}"
                 + (f"; of others: {others}. To end one of those, name its user" if others else "")
                 + f": clusterkit jobs --cluster {self.cluster.name} lists what was there"
             )
@@ -164,10 +168,10 @@ class RayBackend:
 
     def log(self, selector: RunSelector, name: LogName, *, patient: bool = False) -> Log:
         """See `Backend.log`."""
-        wanted = self.in_folder(selector)
+        selector = self.in_folder(selector)
 
         async def find(head: Head) -> Path:
-            run = await require_newest(head, wanted)
+            run = await require_newest(head, selector)
             return name.path(run, await newest_attempt(head.session, run))
 
         path = self.do(find)
@@ -187,19 +191,24 @@ class RayBackend:
         mirror = Mirror(self.selection, Path(tempfile.mkdtemp(prefix="clusterkit-")), folder)
         return self._stack.enter_context(closing(mirror))
 
-    def jobs(self) -> list[RayJob]:
+    def jobs(self) -> list[Job]:
+        """See `Backend.jobs`."""
+        folder = self._typed_folder()
+        return [job.listed for job in self.ray_jobs() if folder is None or job.is_in(folder)]
+
+    def ray_jobs(self) -> list[RayJob]:
         """All jobs of the cluster's Ray, the oldest first."""
         return self.do(lambda head: head.ask(lambda jobs: jobs.all()))
 
     def living(self, selector: RunSelector) -> list[RayJob]:
         """Jobs of the runs that fit and are alive."""
         user, folder = selector.user or user_name(), self._typed_folder()
-        return matching_jobs(self.jobs(), user, selector.experiment, selector.trial, folder)
+        return matching_jobs(self.ray_jobs(), user, selector.experiment, selector.trial, folder)
 
     def newest_run(self, selector: RunSelector) -> ListedRun | None:
         """The run that was written to last, asked of any host that shows the storage; None without any."""
-        wanted = self.in_folder(selector)
-        return self.wait(through_any(self.selection, lambda head: newest_of(head, wanted)))
+        selector = self.in_folder(selector)
+        return self.wait(through_any(self.selection, lambda head: newest_of(head, selector)))
 
     def _typed_folder(self, fileroot: str | None = None) -> str | None:
         """The folder of runs that was asked for, a path of the cluster; None for the cluster's own.
@@ -234,3 +243,33 @@ class RayBackend:
         self._head = None
         self._watches.clear()
         await self._connection.aclose()
+
+
+KILL_SECONDS = 60.0
+
+
+def job_run(cluster: Cluster, on_head: OnHead, job: RayJob) -> LiveRun:
+    """A living run that is a Ray job. Its functions raise RunError where the cluster does not answer."""
+    logs = Path(job.metadata["run_dir"])
+    run = RunDirectory(logs.parents[3], *logs.parts[-3:])
+
+    latest, started, done = (f"test -e {shlex.quote(str(path))}" for path in run.what_is_kept)
+
+    def holds(test: str) -> bool:
+        return on_head(lambda head: head.session.run(test, root=True)).ok
+
+    # Ray waits as long as it was told when the job was submitted: only the processes themselves can be hurried.
+    pattern = shlex.quote("trainer.* " + re.escape(f"{logs}/config.yaml"))
+    kill = (
+        first_of(docker.ps(f"label={LABEL_CLUSTER}={cluster.name}", f"label={LABEL_ROLE}={HEAD}"))
+        + f'exec docker exec "$id" pkill -KILL -f -- {pattern}\n'
+    )
+    return LiveRun(
+        job.run,
+        interrupt=lambda: on_head(lambda head: head.ask(lambda jobs: jobs.stop(job.submission_id))),
+        kill=lambda: on_head(lambda head: head.session.run(kill, root=True, timeout=KILL_SECONDS)),
+        alive=lambda: on_head(lambda head: head.ask(lambda jobs: jobs.get(job.submission_id))).alive,
+        resume_hint=lambda: resume_hint(holds(latest), holds(f"{started} || {done}")),
+        stuck=lambda: "clusterkit down ends all of the cluster's Ray",
+        poll_seconds=1.0,
+    )

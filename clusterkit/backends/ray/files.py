@@ -50,26 +50,26 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
     return facts
 
 
-async def fetch_logs(head: Head, there: RunDirectory, here: RunDirectory, facts: Facts, seen: Facts) -> None:
+async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, facts: Facts, seen: Facts) -> None:
     """Bring main.log and what the last attempt printed into the copy of a run; of long files only the ends.
 
     Args:
         head: a host that shows the storage.
-        there: the run.
-        here: its copy.
+        remote: the run.
+        local: its copy.
         facts: its files now.
         seen: the files that were fetched before, as they were then; kept up to date.
 
     Raises:
         HostError: the host was lost, or cannot read there.
     """
-    newest = f"attempt_{(here.attempt_numbers() or [0])[-1]}/"
+    newest = f"attempt_{(local.attempt_numbers() or [0])[-1]}/"
     for name, fact in facts.items():
         if not name.endswith(".log") or ("/" in name and not name.startswith(newest)) or seen.get(name) == fact:
             continue
         skipped = max(fact[0] - LOG_BYTES, 0)
-        data = await read_from(head.session, there.logs / name, skipped, LOG_BYTES)
-        path = here.logs / name
+        data = await read_from(head.session, remote.logs / name, skipped, LOG_BYTES)
+        path = local.logs / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data.partition(b"\n")[2] if skipped else data)
         seen[name] = fact

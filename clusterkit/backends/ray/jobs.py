@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
+from clusterkit.backends.base import Job
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.runs.directory import user_name
 from clusterkit.ssh.api import Session
@@ -24,13 +25,14 @@ READ_AGAIN_SECONDS = (0.5, 1.5)
 """Waits before what changes nothing is asked once more."""
 TRAINS = "clusterkit-train"
 """Kind of a job that trains."""
-ALIVE = ("PENDING", "RUNNING")
-"""States of a job that has not ended; the others are STOPPED, SUCCEEDED and FAILED."""
 DUPLICATE = "already exists"
 DUPLICATE_SECONDS = 1.0
 NO_AGENT = "No available agent"
 AGENT_SECONDS, AGENT_LOOK_SECONDS = 90.0, 1.0
 """How long a job waits for the agent that starts it: a Ray that has just been started answers before its agent runs."""
+
+_SHOWN = ("user", "submitted_from", "experiment", "trial", "run_dir")
+"""Metadata that are fields of `Job`."""
 
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ class RayJob:
     @property
     def alive(self) -> bool:
         """Whether it waits or runs."""
-        return self.status in ALIVE
+        return self.listed.alive
 
     @property
     def user(self) -> str:
@@ -67,9 +69,18 @@ class RayJob:
 
     @property
     def run(self) -> str:
-        """`EXPERIMENT/TRIAL`, after the user's name where that is not ours."""
-        name = f"{self.metadata.get('experiment', '-')}/{self.metadata.get('trial', '-')}"
-        return name if self.user == user_name() else f"{self.user or 'somebody'}'s {name}"
+        """See `Job.run`."""
+        return self.listed.run
+
+    def is_in(self, fileroot: str) -> bool:
+        """Whether it trains a run of that folder of runs."""
+        return self.metadata.get("run_dir", "").startswith(f"{fileroot}/logs/")
+
+    @property
+    def listed(self) -> Job:
+        """As `clusterkit jobs` shows it."""
+        submitted = {key: self.metadata.get(key) for key in _SHOWN}
+        return Job(self.submission_id, self.status, self.message, self.started or None, self.ended or None, **submitted)
 
 
 def origin() -> dict[str, str]:
@@ -89,7 +100,7 @@ def matching_jobs(
         and job.user == user
         and experiment in (None, job.metadata.get("experiment"))
         and trial in (None, job.metadata.get("trial"))
-        and (fileroot is None or job.metadata.get("run_dir", "").startswith(f"{fileroot}/logs/"))
+        and (fileroot is None or job.is_in(fileroot))
     ]
 
 
@@ -233,16 +244,16 @@ class RayJobs:
                 "clusterkit ray-status shows how the cluster is"
             ) from error
         if answer.is_error:
-            said = _last_line(answer.text)
+            reason = _last_line(answer.text)
             if DUPLICATE in answer.text:
-                raise DuplicateJobError(f"{self._head}: {said}")
+                raise DuplicateJobError(f"{self._head}: {reason}")
             fix = (
                 "its token is another one than ours: run clusterkit setup again"
                 if answer.status_code in (401, 403)
                 else "clusterkit ray-status shows how the cluster is"
             )
             kind = NoAgentError if NO_AGENT in answer.text else RunError
-            raise kind(f"{self._head}: Ray's job API refused {method} {path} ({answer.status_code}): {said}; {fix}")
+            raise kind(f"{self._head}: Ray's job API refused {method} {path} ({answer.status_code}): {reason}; {fix}")
         return answer.json()
 
 

@@ -1,6 +1,7 @@
 """A copy of a cluster's runs on this machine, for the commands that read runs of this machine.
 
 The copy is laid out like a fileroot. Only what has changed is fetched again, and of metrics.jsonl only what is new.
+`Copies` awaits; `Mirror` is for code that waits, with a thread that keeps the connections.
 """
 
 from __future__ import annotations
@@ -11,17 +12,28 @@ import json
 import os
 import shlex
 import shutil
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterkit.backends.ray.files import HELDOUT, LOOK_SECONDS, Facts, fetch_logs, listing, run_checked
+from clusterkit.backends.ray.files import (
+    HELDOUT,
+    LOOK_SECONDS,
+    Facts,
+    fetch_logs,
+    listing,
+    localise_paths,
+    run_checked,
+)
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import TRAINS, RayJob
 from clusterkit.backends.ray.storage import METRICS, fetch_records, list_runs, read_whole
+from clusterkit.backends.records import Runs
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
@@ -31,11 +43,14 @@ from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
 from trainer.checkpoint import slots
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from clusterkit.hosts.model import Host
     from clusterkit.ssh.selection import Selection
+if TYPE_CHECKING:
+    from clusterkit.ssh.selection import Selection
+
 
 HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""
@@ -48,7 +63,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Known:
+class _CopiedRun:
     """What there is here of a run.
 
     Args:
@@ -77,7 +92,7 @@ class Copies:
         self.selection, self.folder, self.fileroot = selection, folder, fileroot
         self._sessions: dict[str, Session] = {}
         self._silent: dict[str, float] = {}
-        self._known: dict[RunDirectory, _Known] = {}
+        self._known: dict[RunDirectory, _CopiedRun] = {}
 
     async def index(self) -> None:
         """Have a folder here for every run of this user, as old as the run's last sign of life there.
@@ -86,7 +101,7 @@ class Copies:
             RunError: there is none, or no host shows them.
         """
         user, cluster = user_name(), self.selection.cluster.name
-        found = await self._through(lambda head: list_runs(head.session, self.fileroot, user))
+        found = await self._on_any_host(lambda head: list_runs(head.session, self.fileroot, user))
         if not found:
             raise RunError(
                 f"cluster {cluster} has no run of {user} under {self.fileroot}: start one with clusterkit train "
@@ -103,7 +118,7 @@ class Copies:
         Raises:
             RunError: no host shows them.
         """
-        await self._through(lambda head: self.bring(head, run, logs=logs))
+        await self._on_any_host(lambda head: self.update(head, run, logs=logs))
 
     async def index_steps(self, run: RunDirectory) -> None:
         """Have an empty file for every step whose trajectories are recorded there.
@@ -112,8 +127,8 @@ class Copies:
             RunError: no host shows them.
         """
         folder = run.logs / ROLLOUTS
-        script = f"cd {shlex.quote(str(self.there(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
-        names = (await self._through(lambda head: run_checked(head, script))).splitlines()
+        script = f"cd {shlex.quote(str(self.original(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
+        names = (await self._on_any_host(lambda head: run_checked(head, script))).splitlines()
         folder.mkdir(exist_ok=True)
         for name in names:
             (folder / Path(name).name).touch()
@@ -124,8 +139,8 @@ class Copies:
         Raises:
             RunError: no host shows it.
         """
-        there = Path(self.fileroot) / file.relative_to(self.folder)
-        file.write_bytes(await self._through(lambda head: read_whole(head.session, there)))
+        original = Path(self.fileroot) / file.relative_to(self.folder)
+        file.write_bytes(await self._on_any_host(lambda head: read_whole(head.session, original)))
 
     async def fetch_heldout(self, run: RunDirectory) -> None:
         """Bring the held-out trajectories of a run that was brought, where they have changed since.
@@ -149,15 +164,17 @@ class Copies:
         Raises:
             RunError: no host takes it.
         """
-        await self._through(lambda head: head.session.put(text.encode(), str(self.there(run).logs / name), root=True))
+        await self._on_any_host(
+            lambda head: head.session.put(text.encode(), str(self.original(run).logs / name), root=True)
+        )
 
-    async def look(self, place: str) -> dict[str, Any]:
+    async def look(self, folder_there: str) -> dict[str, Any]:
         """What there is to go on from in a folder there, found by a script in a container (or on its host without one).
 
         Raises:
             RunError: no host shows it.
         """
-        folder = shlex.quote(place)
+        folder = shlex.quote(folder_there)
         script = (
             # Without Docker, or with one that does not answer, the host itself looks.
             f"ids=$({docker.ps(f'label={LABEL_CLUSTER}={self.selection.cluster.name}')} 2>/dev/null) || ids=\n"
@@ -166,7 +183,7 @@ class Copies:
             f"exec python3 - {folder}\n"
         )
         source = Path(slots.__file__).read_bytes()
-        text = await self._through(lambda head: run_checked(head, script, source, HASH_SECONDS))
+        text = await self._on_any_host(lambda head: run_checked(head, script, source, HASH_SECONDS))
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -174,7 +191,7 @@ class Copies:
         """Close all connections."""
         await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
 
-    def there(self, run: RunDirectory) -> RunDirectory:
+    def original(self, run: RunDirectory) -> RunDirectory:
         """The run itself, of its copy."""
         return RunDirectory(Path(self.fileroot), run.user, run.experiment, run.trial)
 
@@ -182,18 +199,18 @@ class Copies:
         """The records of a run that was brought."""
         return self._known[run].copy.history
 
-    async def bring(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
+    async def update(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
         """Bring a run's records up to date over this host, and its logs where they are wanted.
 
         Raises:
             HostError: the host was lost, or cannot read there.
         """
-        there = self.there(run)
-        facts = await listing(head, there)
+        original = self.original(run)
+        facts = await listing(head, original)
         known = self._known.get(run)
         if known is None or facts.get(METRICS, (0, 0.0))[0] < known.copy.size:  # another run has the name now
             shutil.rmtree(run.logs, ignore_errors=True)
-            known = self._known[run] = _Known(Copy(there, self.folder))
+            known = self._known[run] = _CopiedRun(Copy(original, self.folder))
         known.listed = facts
         records = {name: fact for name, fact in facts.items() if _is_record(name)}
         if records != known.records:
@@ -205,12 +222,12 @@ class Copies:
             known.records = records
         await known.copy.refresh(head)
         if logs:
-            await fetch_logs(head, there, run, facts, known.logs)
-        self._note_holder(run, await self._holder(head, there, run))
+            await fetch_logs(head, original, run, facts, known.logs)
+        self._write_holder(run, await self._holder(head, original, run))
         signs = [moment for name, (_, moment) in facts.items() if not name.startswith(f"{SCORES}/")]
         _date(run, max(signs, default=0.0))  # an old run that is scored is no new one
 
-    async def _holder(self, head: Head, there: RunDirectory, run: RunDirectory) -> str:
+    async def _holder(self, head: Head, original: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
         jobs: list[RayJob] | None = None
         if head.session.host.name == self.selection.cluster.head_host.name and head.token:
@@ -218,17 +235,17 @@ class Copies:
                 jobs = await head.ask(lambda api: api.all())
         if jobs is None:
             return UNASKED if _still_open(run) else ""
-        job = job_of(there, jobs)
+        job = job_of(original, jobs)
         return f"job {job.submission_id}" if job is not None and job.alive else ""
 
-    def _note_holder(self, run: RunDirectory, holder: str) -> None:
+    def _write_holder(self, run: RunDirectory, holder: str) -> None:
         path = run.logs / HOLDER_FILE
         if holder:
             path.write_text(holder, encoding="utf-8")
         else:
             path.unlink(missing_ok=True)
 
-    async def _through(self, work: Callable[[Head], Awaitable[T]]) -> T:
+    async def _on_any_host(self, work: Callable[[Head], Awaitable[T]]) -> T:
         """Do it over a host that shows the storage: the head where it answers, else any other.
 
         Raises:
@@ -290,3 +307,78 @@ def _still_open(run: RunDirectory) -> bool:
     """Whether the last attempt has left no mark of its end."""
     numbers = run.attempt_numbers()
     return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
+
+
+class Mirror(Runs):
+    """Runs of a cluster, copied below `folder`. Safe for threads."""
+
+    def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
+        super().__init__(folder)
+        self.fileroot, self.cluster = fileroot, selection.cluster
+        self._copies = Copies(selection, folder, fileroot)
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def index(self) -> None:
+        """See `Runs.index`."""
+        self._do(self._copies.index())
+
+    def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
+        """See `Runs.fetch`."""
+        self._do(self._copies.fetch(run, logs=logs))
+
+    def index_steps(self, run: RunDirectory) -> None:
+        """See `Runs.index_steps`."""
+        self._do(self._copies.index_steps(run))
+
+    def fetch_heldout(self, run: RunDirectory) -> None:
+        """See `Runs.fetch_heldout`."""
+        self._do(self._copies.fetch_heldout(run))
+
+    def fetch_step(self, file: Path) -> None:
+        """See `Runs.fetch_step`."""
+        self._do(self._copies.fetch_step(file))
+
+    def checkpoint_folder(self, typed: str) -> str:
+        """See `Runs.checkpoint_folder`."""
+        if not typed.startswith(f"{self.cluster.storage}/"):
+            raise UserError(
+                f"--recover-from {typed} is not below {self.cluster.storage}, which is all that the hosts share"
+            )
+        return typed.rstrip("/")
+
+    def put(self, run: RunDirectory, name: str, text: str) -> None:
+        """See `Runs.put`."""
+        self._do(self._copies.put(run, name, text))
+
+    def look(self, run: RunDirectory) -> dict[str, Any]:
+        """See `Runs.look`; every file is read there, not brought here."""
+        return self.look_at(str(self._copies.original(run).recover))
+
+    def look_at(self, folder: str) -> dict[str, Any]:
+        """See `Runs.look_at`."""
+        found: dict[str, Any] = self._do(self._copies.look(folder))
+        return found
+
+    def with_original_paths(self, value: T) -> T:
+        """See `Runs.with_original_paths`."""
+        return localise_paths(value, self.folder, self.fileroot, self.cluster.name)
+
+    def close(self) -> None:
+        """Close the connections and remove the copy."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._copies.close(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise

@@ -56,7 +56,7 @@ class InputStager:
     data: str = ""
     change: bool = True
     own: Path | None = None
-    _taken: dict[str, Path] = field(default_factory=dict)
+    _to_copy: dict[str, Path] = field(default_factory=dict)
 
     # -- models and whole data sets -----------------------------------------------------------------------------------
 
@@ -104,21 +104,23 @@ class InputStager:
         hub = await self._hub() if remote else Hub(image="")
         try:
             session, cluster = self.head.session, self.head.cluster
-            await provide(session, asset, cluster, hub, self._apply, say=self.say, on_bytes=self._counted(asset.name))
+            await provide(
+                session, asset, cluster, hub, self._apply, say=self.say, on_bytes=self._upload_report(asset.name)
+            )
         except Refused as refusal:
             raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
 
-    def _counted(self, name: str) -> Callable[[int, int], None]:
+    def _upload_report(self, name: str) -> Callable[[int, int], None]:
         """Tells every few seconds how much of an upload is there."""
-        told = time.monotonic()
+        last = time.monotonic()
 
-        def tell(done: int, total: int) -> None:
-            nonlocal told
-            if time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
+        def report(done: int, total: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= TELL_SECONDS:
+                last = time.monotonic()
                 self.say(f"{name}: {done / max(total, 1):.0%} of {total / 1e9:.1f} GB")
 
-        return tell
+        return report
 
     async def _hub(self) -> Hub:
         """How the head reaches the hub: from within its runtime image, as `clusterkit setup` was told."""
@@ -145,7 +147,7 @@ class InputStager:
 
     # -- data by name -------------------------------------------------------------------------------------------------
 
-    async def named(self, name: str) -> None:
+    async def suite_data(self, name: str) -> None:
         """Have the data of a suite there: those of a folder that was named here, else what is there, else ours.
 
         Raises:
@@ -153,18 +155,20 @@ class InputStager:
         """
         base, _, size = name.partition("@")
         if base in PROBLEMS:
-            files = {f"{base}/test.jsonl{_end(p)}": p for p in (find_problems(base, self._here), None) if p}
-            await self._have(base, files, _packed(places_of(base)), asset=base)
+            files = {f"{base}/test.jsonl{_end(p)}": p for p in (find_problems(base, self._local_folders), None) if p}
+            await self._require_data(base, files, _packed(places_of(base)), asset=base)
         elif base in HOTPOTQA:
             shapes = [f"{part}{QUESTIONS}" for part in ("hotpotqa/", "hotpotqa/test/", *(("",) if self.data else ()))]
-            await self._have("hotpotqa", self._hotpotqa(), _packed(shapes), asset="hotpotqa")
+            await self._require_data("hotpotqa", self._hotpotqa(), _packed(shapes), asset="hotpotqa")
         elif base == OFFICIAL:
             shapes = official_places(int(size) if size.isdigit() else 0)
-            found = next((root / shape for root in self._here for shape in shapes if (root / shape).is_file()), None)
-            await self._have(name, {found.name: found} if found else {}, shapes)
+            found = next(
+                (root / shape for root in self._local_folders for shape in shapes if (root / shape).is_file()), None
+            )
+            await self._require_data(name, {found.name: found} if found else {}, shapes)
         elif base == MEMORY:
-            found = find_texts(self._here)
-            await self._have(name, {f"{MEMORY}/{found.name}": found} if found else {}, text_places())
+            found = find_texts(self._local_folders)
+            await self._require_data(name, {f"{MEMORY}/{found.name}": found} if found else {}, text_places())
 
     async def file(self, path: Path) -> str:
         """A file of this machine, copied beside the answers under a name that its content has a part in."""
@@ -179,46 +183,46 @@ class InputStager:
 
     async def data_path(self) -> str:
         """--data-path there, with all that was named copied. Raises HostError: a copy failed."""
-        if not self._taken:
-            return self.data if self._is_there(self.data) else ""
-        if self._is_there(self.data):
-            named = ", ".join(map(str, self._taken.values()))
+        if not self._to_copy:
+            return self.data if self._is_on_storage(self.data) else ""
+        if self._is_on_storage(self.data):
+            named = ", ".join(map(str, self._to_copy.values()))
             raise UserError(
                 f"--data-path {self.data} lacks what this machine has ({named}): copy that there, or leave it out"
             )
-        folder = f"{self.output}/data/{_digest(self._taken.values())}"
-        await self._put(self._taken, folder)
+        folder = f"{self.output}/data/{_digest(self._to_copy.values())}"
+        await self._put(self._to_copy, folder)
         return folder
 
-    async def any_there(self, paths: Iterable[str]) -> bool:
+    async def any_exists(self, paths: Iterable[str]) -> bool:
         """Whether one of the paths exists on the cluster."""
         listed = " ".join(shlex.quote(path) for path in paths)
         script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
         return bool((await run_checked(self.head, script)).strip())
 
-    async def _have(self, name: str, here: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
+    async def _require_data(self, name: str, found: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
         """Take the files of this machine, unless the cluster has its own and no folder here was named.
 
         Args:
             name: of the suite.
-            here: files of this machine by their places below a folder of data.
+            found: files of this machine by their places below a folder of data.
             shapes: places that count on the cluster.
             asset: its name in the catalogue, where it is one.
         """
-        typed = bool(self.data) and not self._is_there(self.data)
+        typed = bool(self.data) and not self._is_on_storage(self.data)
         folder = Path(self.data).expanduser().absolute()
-        if here and typed and all(path.is_relative_to(folder) for path in here.values()):
-            self._taken |= here
+        if found and typed and all(path.is_relative_to(folder) for path in found.values()):
+            self._to_copy |= found
             return
-        roots = [*([self.data.rstrip("/")] if self._is_there(self.data) else []), self._datasets]
-        if await self.any_there(f"{root}/{shape}" for root in roots for shape in shapes):
+        roots = [*([self.data.rstrip("/")] if self._is_on_storage(self.data) else []), self._datasets]
+        if await self.any_exists(f"{root}/{shape}" for root in roots for shape in shapes):
             return
-        if here:
-            self._taken |= here
+        if found:
+            self._to_copy |= found
         elif asset:
             await self.asset(NodeAsset("dataset", asset, f"{self._datasets}/{asset}", Origin.CACHE, asset))
         else:
-            looked = ", ".join([*roots, *map(str, self._here)])
+            looked = ", ".join([*roots, *map(str, self._local_folders)])
             raise UserError(
                 f"no data of {name} on the cluster or on this machine (looked for {', '.join(shapes[:2])} and the like "
                 f"in {looked}): name a folder that has them with --data-path"
@@ -229,18 +233,18 @@ class InputStager:
         return f"{self.head.cluster.storage}/datasets"
 
     @property
-    def _here(self) -> list[Path]:
+    def _local_folders(self) -> list[Path]:
         """Folders of this machine that are looked in."""
-        typed = [] if self._is_there(self.data) else [self.data]
+        typed = [] if self._is_on_storage(self.data) else [self.data]
         chosen = [*typed, os.environ.get("CLUSTERKIT_DATA", "")]
         folders = [Path(folder).expanduser().absolute() for folder in chosen if folder]
         return [*folders, *([self.own.absolute()] if self.own else []), cache_root("")]
 
-    def _is_there(self, path: str) -> bool:
+    def _is_on_storage(self, path: str) -> bool:
         return path.startswith(f"{self.head.cluster.storage}/")
 
     def _hotpotqa(self) -> dict[str, Path]:
-        for root in self._here:
+        for root in self._local_folders:
             for folder in (root / "hotpotqa", root):
                 if is_prepared(folder):
                     files = [find_file(folder / split, name) for split in ("train", "dev", "test") for name in _PAIR]
@@ -256,7 +260,7 @@ class InputStager:
         """Copy files of this machine, each unless it is there: the folder's name holds their content."""
         for name, source in files.items():
             target = f"{folder}/{name}"
-            if self.change and not await self.any_there([target]):
+            if self.change and not await self.any_exists([target]):
                 self.say(f"copying {source} to {target}")
                 await run_checked(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
                 await self.head.session.put(source, target, root=True)

@@ -21,7 +21,7 @@ from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.mirror import Copies, job_of
 from clusterkit.backends.ray.newest import newest_of
 from clusterkit.backends.ray.storage import fileroot_of
-from clusterkit.common.text_plot import iso_time
+from clusterkit.common.text_plot import iso_time, size
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.diagnose.model import BAD
@@ -31,11 +31,13 @@ from clusterkit.runs.status import Status
 from clusterkit.runs.status import observe as observe_run
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
+from clusterkit.ui.run_status import status_lines
 from trainer.errors import RunError
 
 if TYPE_CHECKING:
     from clusterkit.hosts.model import Host
     from clusterkit.ssh.selection import Selection
+
 
 LOOK_SECONDS = 60.0
 
@@ -82,7 +84,7 @@ class ClusterStatus:
             return 1
         return 3 if self.unseen or not self.nodes.ready else 0
 
-    def told(self, value: T) -> T:
+    def with_original_paths(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the cluster instead of those of the copy here."""
         if self.run is None:
             return value
@@ -90,9 +92,9 @@ class ClusterStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json: the shape of a run's status, with the cluster around it."""
-        job = self.job
+        run, job = self.run, self.job
         return {
-            **({} if self.run is None else self.told({**self.run.as_dict(), "diagnosis": findings_of(self.run)})),
+            **self.with_original_paths({} if run is None else {**run.as_dict(), "diagnosis": findings_of(run)}),
             **({"run_dir": self.run_dir} if self.run_dir else {}),
             "cluster": self.nodes.as_dict(),
             "storage": None
@@ -146,8 +148,8 @@ class Watch:
         await self._connect()
         cluster, unseen = self.selection.cluster, [str(error).splitlines()[0] for error in self._silent.values()]
         nodes = await observe(self.sessions, cluster, unreachable=self._silent, inside=False)
-        jobs, said = await self._jobs()
-        unseen += [said] if said else []
+        jobs, problem = await self._jobs()
+        unseen += [problem] if problem else []
         disk, run, run_dir, job = None, None, "", None
         try:
             disk = await self._disk()
@@ -218,9 +220,9 @@ class Watch:
         if reader is None:
             return None
         path = self.selection.cluster.storage
-        said = await reader.session.run(f"timeout 10 df -P -B1 {path}", timeout=20.0)
-        words = (said.stdout.splitlines() or [""])[-1].split()
-        return Disk(path, int(words[1]), int(words[3])) if said.ok and len(words) > 4 else None
+        df_output = await reader.session.run(f"timeout 10 df -P -B1 {path}", timeout=20.0)
+        words = (df_output.stdout.splitlines() or [""])[-1].split()
+        return Disk(path, int(words[1]), int(words[3])) if df_output.ok and len(words) > 4 else None
 
     async def _find(self) -> RunDirectory | None:
         found = None if self._reader is None else await newest_of(self._reader, self.selector)
@@ -230,11 +232,11 @@ class Watch:
         reader = self._reader
         assert reader is not None
         local = RunDirectory(self.folder, found.user, found.experiment, found.trial)
-        await self._copies.bring(reader, local)
+        await self._copies.update(reader, local)
         status = observe_run(local, time.time(), self._copies.history(local))
         if status.state in BAD:
             with contextlib.suppress(HostError):  # the run is told all the same
-                await self._copies.bring(reader, local, logs=True)
+                await self._copies.update(reader, local, logs=True)
         return status
 
 
@@ -245,3 +247,40 @@ def exit_marks(run: RunDirectory) -> dict[int, dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):
             marks[number] = json.loads((run.logs / f"attempt_{number}" / "exit.json").read_text(encoding="utf-8"))
     return marks
+
+
+SHOWN_ENDS = 3
+INTERRUPTED = 130
+
+
+def cluster_lines(status: ClusterStatus) -> list[str]:
+    """The run first, then what it runs on, then what could not be seen."""
+    lines = _run_lines(status)
+    rows = [("", ""), ("cluster", _nodes(status)), *(("problem", text) for text in status.nodes.all_problems)]
+    if status.disk is not None:
+        rows.append(("storage", f"{status.disk.path}: {size(status.disk.free)} of {size(status.disk.size)} free"))
+    if status.job is not None:
+        rows.append(("job", f"{status.job.submission_id}: {status.job.status.lower()}"))
+    rows += [("not seen", text) for text in status.unseen]
+    rows.append(("observed", iso_time(status.observed_at)))
+    return [*lines, *(f"{label:<12} {text}".rstrip() for label, text in rows)]
+
+
+def _run_lines(status: ClusterStatus) -> list[str]:
+    if status.run is None:
+        seen = "no run was found" if not status.unseen else "runs could not be looked at"
+        return [f"{'run':<12} {seen} on cluster {status.cluster}"]
+    lines = status.with_original_paths(status_lines(status.run))
+    marks = exit_marks(status.run.run).items()
+    ends = [(number, mark) for number, mark in marks if mark.get("code") not in (0, INTERRUPTED)]
+    for number, mark in ends[-SHOWN_ENDS:]:
+        text = str(mark.get("message") or f"exit code {mark.get('code')}").splitlines()[0]
+        lines.append(f"{'attempt ' + str(number):<12} ended after step {mark.get('global_step')}: {text}")
+    return lines
+
+
+def _nodes(status: ClusterStatus) -> str:
+    nodes = [node for node in status.nodes.nodes if node.role != "other"]
+    alive = [node for node in nodes if node.ray_state == "ALIVE"]
+    gpus, wanted = sum(node.gpus for node in alive), sum(node.gpus_expected for node in nodes)
+    return f"{status.cluster}: {len(alive)} of {len(nodes)} nodes and {gpus} of {wanted} GPUs alive in Ray"

@@ -241,8 +241,8 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
             while data := await stream.read():
                 packed.write(data)
             if code := await stream.wait():
-                said = stream.errors.last_lines() or f"exit code {code}"
-                raise HostError(head.host.name, ErrorKind.WRITE, f"{root} cannot be read: {said}")
+                message = stream.errors.last_lines() or f"exit code {code}"
+                raise HostError(head.host.name, ErrorKind.WRITE, f"{root} cannot be read: {message}")
         packed.seek(0)
         with tarfile.open(fileobj=packed, mode="r:*") as tar:
             tar.extractall(into, filter="data")
@@ -279,13 +279,13 @@ async def _read(head: Session, script: str, what: str) -> bytes:
             if size > _MOST_RECORDS:
                 raise HostError(head.host.name, ErrorKind.LOST, f"{what} holds more records than fit here")
         code = await stream.wait()
-        said = stream.errors.last_lines()
+        message = stream.errors.last_lines()
         if code:
-            raise HostError(head.host.name, ErrorKind.WRITE, f"{what} cannot be read: {said or f'exit code {code}'}")
+            raise HostError(head.host.name, ErrorKind.WRITE, f"{what} cannot be read: {message or f'exit code {code}'}")
     return b"".join(parts)
 
 
-def _cannot_write(head: Session, where: str, said: str) -> HostError:
-    reason = " ".join(said.split()[-30:]) or "no reason given"
+def _cannot_write(head: Session, where: str, message: str) -> HostError:
+    reason = " ".join(message.split()[-30:]) or "no reason given"
     fix = f"is there space, and may root write there? df -h {shlex.quote(where)}; clusterkit check"
     return HostError(head.host.name, ErrorKind.WRITE, f"{where} cannot be written: {reason}", fix)

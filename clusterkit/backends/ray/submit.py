@@ -118,7 +118,7 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
         raise
     say("waiting for the trainer to begin")
     try:
-        await _begun(session, jobs, submission_id, run, submitted)
+        await _wait_until_started(session, jobs, submission_id, run, submitted)
     except asyncio.CancelledError:  # Ctrl-C
         named = f"--cluster {head.cluster.name} --experiment {run.experiment} --trial {run.trial}"
         say(f"job {submission_id} is submitted and goes on; to end it: clusterkit stop {named}")
@@ -126,7 +126,9 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
     return SubmittedRun("started", run, submission_id, resume_step)
 
 
-async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory, submitted: Path) -> None:
+async def _wait_until_started(
+    head: Session, jobs: RayJobs, submission_id: str, run: RunDirectory, submitted: Path
+) -> None:
     """Wait until the trainer has opened its log: Ray calls a job running whose first import is yet to fail.
 
     Raises:
@@ -134,15 +136,15 @@ async def _begun(head: Session, jobs: RayJobs, submission_id: str, run: RunDirec
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + START_SECONDS
-    begun = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(submitted))} ]"
+    has_started = f"[ {shlex.quote(str(run.logs / 'main.log'))} -nt {shlex.quote(str(submitted))} ]"
     while True:
         job = await jobs.get(submission_id)
-        if job.status == "SUCCEEDED" or (await head.run(begun, root=True)).ok:
+        if job.status == "SUCCEEDED" or (await head.run(has_started, root=True)).ok:
             return
         if not job.alive:
             lines = (await jobs.logs(submission_id)).strip().splitlines()[-8:]
-            told = "\n".join(f"  {line}" for line in lines)
-            raise RunError(f"job {submission_id} ended at once ({job.status}): {job.message}\n{told}".rstrip())
+            shown = "\n".join(f"  {line}" for line in lines)
+            raise RunError(f"job {submission_id} ended at once ({job.status}): {job.message}\n{shown}".rstrip())
         if loop.time() > end:
             raise RunError(
                 f"job {submission_id} has not begun to train within {START_SECONDS:.0f} s ({job.status} "

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from clusterkit.backends.base import PlannedRun, RunOutcome, RunRequest, SubmittedRun, completed, outcome_of_job
+from clusterkit.backends.base import (
+    Job,
+    PlannedRun,
+    RunOutcome,
+    RunRequest,
+    SubmittedRun,
+    completed,
+    folder_of_runs,
+    outcome_of_job,
+)
 from clusterkit.backends.folder import FolderBackend
 from clusterkit.backends.local.stop import process_run
 from clusterkit.backends.slurm.script import SlurmOptions
@@ -16,7 +26,7 @@ from clusterkit.runs.directory import RunDirectory, resume_hint
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.slurm.commands import SlurmError, has_slurm, slurm
-from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, find_job, job_of
+from clusterkit.runs.slurm.queue import FOLDER, SlurmJob, find_job, job_of, queued_jobs
 from clusterkit.runs.slurm.queue_state import startup_failure, waiting_text
 from clusterkit.ui.progress import Progress
 
@@ -53,6 +63,11 @@ class SlurmBackend(FolderBackend):
         """See `Backend.follow`."""
         return completed(submitted.run) if submitted.state == "complete" else _follow(submitted, progress, again)
 
+    def jobs(self) -> list[Job]:
+        """See `Backend.jobs`: those in the queue."""
+        folder = "" if self.place.fileroot is None else f"{folder_of_runs(self.place.fileroot)}/logs/"
+        return [_listed(job) for job in queued_jobs() if job.run_dir.startswith(folder)]
+
     def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
         """See `FolderBackend.end`: its job, or the process that trains it without one."""
         job = job_of(run) if has_slurm() else None
@@ -67,25 +82,39 @@ class SlurmBackend(FolderBackend):
         )
 
 
+def _listed(job: SlurmJob) -> Job:
+    """As `clusterkit jobs` shows it."""
+    return Job(
+        job.number,
+        "PENDING" if job.waiting else "RUNNING",
+        waiting_text(job) if job.waiting else "",
+        job.started,
+        user=job.user,
+        experiment=Path(job.run_dir).parent.name,
+        trial=job.trial,
+        run_dir=job.run_dir,
+    )
+
+
 def _follow(submitted: SubmittedRun, progress: Progress, again: str) -> RunOutcome:
     """Watch its records, which lie on the shared file system, and the queue until its job ends."""
     run, number = submitted.run, submitted.submission_id
-    tail, history, told, asked = MetricsTail(run.metrics), History(), "", 0.0
+    tail, history, last_message, last_look = MetricsTail(run.metrics), History(), "", 0.0
     job: SlurmJob | None = None
     known = submitted.knows_records
     while True:
         alive = True
-        if time.monotonic() - asked > LOOK_SECONDS:
-            asked = time.monotonic()
+        if time.monotonic() - last_look > LOOK_SECONDS:
+            last_look = time.monotonic()
             try:
                 job = find_job(number)
                 alive = job is not None and job.alive
-                said = waiting_text(job) if job is not None and job.waiting else ""
+                message = waiting_text(job) if job is not None and job.waiting else ""
             except SlurmError as error:
-                said = f"{error}; trying again, the run goes on without us"
-            if said and said != told:
-                progress.say(said)
-            told = said
+                message = f"{error}; trying again, the run goes on without us"
+            if message and message != last_message:
+                progress.say(message)
+            last_message = message
         news = tail.read()
         for record in news:
             history.add(record)

@@ -74,10 +74,10 @@ class SlurmOptions:
                 raise UserError(f"--sbatch-option={option} is clusterkit's own to set (the nodes: n_nodes=N)")
 
 
-def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, asked: SlurmOptions) -> list[str]:
+def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, slurm_options: SlurmOptions) -> list[str]:
     """Everything that sbatch is told; the user's own options come last, where they win."""
     nodes, ranks = config.n_nodes, config.train.ranks
-    chosen = {"--partition": asked.partition, "--account": asked.account, "--time": asked.time}
+    chosen = {"--partition": slurm_options.partition, "--account": slurm_options.account, "--time": slurm_options.time}
     return [
         f"--job-name={job_name(run, fingerprint)}",
         f"--chdir={run.logs}",
@@ -88,9 +88,9 @@ def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, asked
         f"--cpus-per-task={-(-ranks // nodes)}",
         *([f"--gres=gpu:{config.n_gpus_per_node}"] if config.n_gpus_per_node else []),
         f"--signal=B:USR1@{WARNING_SECONDS}",
-        "--requeue" if asked.requeue else "--no-requeue",
+        "--requeue" if slurm_options.requeue else "--no-requeue",
         *(f"{name}={value}" for name, value in chosen.items() if value),
-        *asked.options,
+        *slurm_options.options,
     ]
 
 
@@ -98,7 +98,7 @@ def script(
     run: RunDirectory,
     config: RunConfig,
     options: Sequence[str],
-    asked: SlurmOptions,
+    slurm_options: SlurmOptions,
     *,
     code: str,
     shared: Sequence[str],
@@ -109,13 +109,13 @@ def script(
         run: the run's folder.
         config: resolved.
         options: of sbatch.
-        asked: how its processes are run.
+        slurm_options: how its processes are run.
         code: folder of the node side.
         shared: folders that a container has to see.
     """
     directives = "\n".join(f"#SBATCH {shlex.quote(option)}" for option in options)
     folder = shlex.quote(str(run.logs / FOLDER))
-    python_path = shlex.quote(code) + ("" if asked.container else '"${PYTHONPATH:+:$PYTHONPATH}"')
+    python_path = shlex.quote(code) + ("" if slurm_options.container else '"${PYTHONPATH:+:$PYTHONPATH}"')
     return f"""#!/bin/bash
 {directives}
 # Written by clusterkit train --slurm. `sbatch` with this file goes on with the same run.
@@ -136,7 +136,7 @@ export CLUSTERKIT_HEAD=${{CLUSTERKIT_HEAD:-${{address:-127.0.0.1}}}}
 export PYTHONPATH={python_path}
 export USER={shlex.quote(run.user)} LOGNAME={shlex.quote(run.user)} PYTHONUNBUFFERED=1
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$here/ray_token RAY_USAGE_STATS_ENABLED=0
-srun --wait={END_SECONDS} --cpu-bind=none {_task(config, asked, shared)} {shlex.quote(str(run.config))} &
+srun --wait={END_SECONDS} --cpu-bind=none {_task(config, slurm_options, shared)} {shlex.quote(str(run.config))} &
 step=$!
 told=
 while kill -0 "$step" 2>/dev/null; do
@@ -151,17 +151,17 @@ wait "$step"
 code=$?
 [ ! -s "$ended" ] || code=$(cat "$ended")
 rm -f "$stop" "$ended"
-{_last(asked)}rm -f "$here/ray_token"
+{_last(slurm_options)}rm -f "$here/ray_token"
 exit "$code"
 """
 
 
-def _task(config: RunConfig, asked: SlurmOptions, shared: Sequence[str]) -> str:
+def _task(config: RunConfig, slurm_options: SlurmOptions, shared: Sequence[str]) -> str:
     """What srun starts on every node."""
     node = ["-m", "trainer.launch.slurm"]
-    container = asked.container
+    container = slurm_options.container
     if container is None:
-        return shlex.join([asked.python, *node])
+        return shlex.join([slurm_options.python, *node])
     mounts = [*shared, *container.mounts]
     if container.runtime == PYXIS:
         pairs = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in mounts)
@@ -175,9 +175,9 @@ def _task(config: RunConfig, asked: SlurmOptions, shared: Sequence[str]) -> str:
     )
 
 
-def _last(asked: SlurmOptions) -> str:
+def _last(slurm_options: SlurmOptions) -> str:
     """What becomes of a job that its time limit has stopped."""
-    if not asked.requeue:
+    if not slurm_options.requeue:
         return ""
     return """if [ "$asked" = limit ] && [ "$code" = 130 ]; then
   echo "clusterkit: the time limit is near; back into the queue"

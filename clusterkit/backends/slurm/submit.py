@@ -56,21 +56,21 @@ def request_for(resolved: Resolved) -> RunRequest:
     return RunRequest(config, resolved.trial_is_named, own_code=own_files(resolved.config), typed=resolved.config)
 
 
-def options_here(asked: SlurmOptions) -> SlurmOptions:
+def options_here(slurm_options: SlurmOptions) -> SlurmOptions:
     """The options with how the node side is run on this cluster: in the image, or in the Python of this command.
 
     Raises:
         UserError: images cannot be run here, or this Python could not run the job.
     """
-    if asked.image:
-        return replace(asked, container=_container(asked.image, asked.mounts))
+    if slurm_options.image:
+        return replace(slurm_options, container=_container(slurm_options.image, slurm_options.mounts))
     require_trainer()
     if not find_spec("ray"):
         raise UserError(
             f"a job on Slurm starts Ray, which this Python ({sys.executable}) does not have: pip install "
             f"'ray[default]=={versions()['RAY_VERSION']}', or give --container-image REF"
         )
-    return replace(asked, python=sys.executable)
+    return replace(slurm_options, python=sys.executable)
 
 
 def _container(image: str, mounts: tuple[str, ...]) -> SlurmContainer:
@@ -102,18 +102,18 @@ def require_slurm() -> None:
         )
 
 
-def plan(request: RunRequest, asked: SlurmOptions) -> SlurmPlan:
+def plan(request: RunRequest, slurm_options: SlurmOptions) -> SlurmPlan:
     """See `Backend.plan`."""
     trial = choose_trial(request.config, request.named)
     require_writable(trial.run)
     files = (*node_files(), *request.own_code)
     config = request.config.model_copy(update={"trial_name": trial.run.trial})
-    options = sbatch_options(trial.run, config, request.fingerprint, asked)
+    options = sbatch_options(trial.run, config, request.fingerprint, slurm_options)
     storage = Path(config.fileroot).parent
     code = storage / "codes" / content_of(files)[:16]
     model = [config.model.path] if config.model.path and Path(config.model.path).is_absolute() else []
     shared = dict.fromkeys([str(storage), config.cache_dir, *model])
-    text = script(trial.run, config, options, asked, code=str(code), shared=list(shared))
+    text = script(trial.run, config, options, slurm_options, code=str(code), shared=list(shared))
     request = replace(request, config=config)
     facts = (("script", text),)
     return SlurmPlan(request, facts=facts, script=text, chosen=trial, options=tuple(options), code=code, files=files)
@@ -142,7 +142,7 @@ def submit(planned: SlurmPlan, say: Say) -> SubmittedRun:
     if trial.state is TrialState.COMPLETE:
         return SubmittedRun("complete", run)
     require_free(run)
-    with _taken(run):
+    with _locked(run):
         if (found := attach(planned.request)) is not None:  # submitted by somebody a moment ago
             return found
         require_unchanged(trial)
@@ -169,16 +169,16 @@ def _sbatch(options: tuple[str, ...], file: Path) -> str:
         if not name.startswith(tuple(inside)) or name == "SLURM_CONF"
     }
     try:
-        said = slurm(["sbatch", "--parsable", *options, str(file)], environment)
+        answer = slurm(["sbatch", "--parsable", *options, str(file)], environment)
     except SlurmError as error:
         raise UserError(
             f"sbatch refused the job: {error.output}\n  sinfo lists partitions and their limits; the script is {file}"
         ) from error
-    return said.strip().split(";")[0]
+    return answer.strip().split(";")[0]
 
 
 @contextmanager
-def _taken(run: RunDirectory) -> Iterator[None]:
+def _locked(run: RunDirectory) -> Iterator[None]:
     """Hold the run against other `train` commands while it is being submitted."""
     with file_failures(run.logs, FILEROOT):
         run.logs.mkdir(parents=True, exist_ok=True)

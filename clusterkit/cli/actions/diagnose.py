@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clusterkit.backends.base import Backend, Runs, told_errors
+from clusterkit.backends.base import Backend
+from clusterkit.backends.records import Runs, errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
@@ -32,9 +33,9 @@ def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) ->
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
         diagnosis = diagnose_run(runs.find(run.experiment, run.trial, logs=True))
-        with told_errors(runs):
+        with errors_with_original_paths(runs):
             shown = _apply(diagnosis, backend, runs) if apply else (diagnosis.as_dict(), diagnosis_lines(diagnosis))
-        _print(*runs.told(shown), as_json)
+        _print(*runs.with_original_paths(shown), as_json)
 
 
 def _show_log(diagnosis: Diagnosis, as_json: bool) -> None:

@@ -48,11 +48,11 @@ async def _down(selection: Selection, yes: bool, as_json: bool, users: list[str]
             found, silent = await leftovers(sessions, cluster.name)
             silent = {name: error for name, error in {**hosts.unreachable, **silent}.items() if name in names}
             # Where nothing is of ours, a lease would be the first thing that is.
-            there = [name for name, what in found.items() if not what.empty]
+            remains = [name for name, what in found.items() if not what.empty]
             head = cluster.head_host.name
-            ordered = [head, *(name for name in there if name != head)] if there else []
-            asked = [hosts.sessions[name] for name in ordered if name in hosts.sessions]
-            async with remote_lease(owner, asked) as refused:
+            ordered = [head, *(name for name in remains if name != head)] if remains else []
+            sessions_left = [hosts.sessions[name] for name in ordered if name in hosts.sessions]
+            async with remote_lease(owner, sessions_left) as refused:
                 found = {name: what for name, what in found.items() if name not in refused}
                 return await _remove(selection, hosts, found, {**silent, **refused}, yes, as_json, users)
 
@@ -68,29 +68,29 @@ async def _remove(
 ) -> int:
     cluster = selection.cluster
     troubles = {name: error.message for name, error in silent.items()}
-    there = {name: what for name, what in found.items() if not what.empty}
-    ray = await _ray(selection, hosts) if there else None
+    remains = {name: what for name, what in found.items() if not what.empty}
+    ray = await _ray(selection, hosts) if remains else None
     _refuse_others(ray, users)
-    if there and not as_json:
-        output.note("\n".join([f"of cluster {cluster.name}:", *_shown(there, cluster.name)]))
+    if remains and not as_json:
+        output.note("\n".join([f"of cluster {cluster.name}:", *_shown(remains, cluster.name)]))
         if ray is not None and ray.jobs:
             output.note(f"running now, and ended by this: {', '.join(ray.jobs)}")
-    if there and (ray is None or ray.error):
+    if remains and (ray is None or ray.error):
         output.note("Ray does not answer: whose runs are ended by this cannot be told")
     # In a thread, so that the connections stay alive while somebody thinks.
-    if there and not yes and not await asyncio.to_thread(_agreed):
+    if remains and not yes and not await asyncio.to_thread(_agreed):
         output.note("nothing was removed")
         return 1
-    if there and not yes:  # somebody may have started a run meanwhile
+    if remains and not yes:  # somebody may have started a run meanwhile
         _refuse_others(await _ray(selection, hosts), users)
-    failed = await remove(hosts.sessions, cluster, there)
+    failed = await remove(hosts.sessions, cluster, remains)
     troubles |= {name: error.message if isinstance(error, HostError) else error for name, error in failed.items()}
     # The token goes when no host has it any more.
     if not troubles and len(selection.hosts) == len(cluster.hosts) and local_file(cluster.name).exists():
         forget_token(cluster.name)
     if not troubles and len(selection.hosts) == len(cluster.hosts) and forget_choice(cluster.name):
         output.note(f"{cluster.name} is no longer the current cluster")
-    removed = {name: what.lines(cluster.name) for name, what in there.items() if name not in failed}
+    removed = {name: what.lines(cluster.name) for name, what in remains.items() if name not in failed}
     if as_json:
         output.result_json({"cluster": cluster.name, "removed": removed, "failed": troubles})
     else:
@@ -128,8 +128,8 @@ def _refuse_others(ray: RayAnswer | None, users: list[str]) -> None:
     )
 
 
-def _shown(there: Mapping[str, Leftovers], cluster: str) -> list[str]:
-    return [f"  {name}: {line}" for name, what in there.items() for line in what.lines(cluster)]
+def _shown(remains: Mapping[str, Leftovers], cluster: str) -> list[str]:
+    return [f"  {name}: {line}" for name, what in remains.items() for line in what.lines(cluster)]
 
 
 def _summary(cluster: str, removed: Mapping[str, list[str]], num_hosts: int) -> str:

@@ -1,41 +1,46 @@
-"""`clusterkit eval`: have a checkpoint scored, and print the table."""
+"""`clusterkit eval`: have a checkpoint scored and print the table; print a question with its answers and verdicts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from clusterkit.backends.base import Say
-from clusterkit.cli.actions.target import checked_user, hosts_of_cluster, place_of, told
+from clusterkit.backends.table import open_backend
+from clusterkit.cli.actions.target import Kind, announce, checked_user, place_of, slurm_place, target
 from clusterkit.cli.actions.target_of_run import for_checkpoint
 from clusterkit.cli.runoptions import RunOptions
-from clusterkit.evaluate.local import LocalEvaluator
+from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
 from clusterkit.evaluate.pages import PAGE, write_pages
 from clusterkit.evaluate.process import Finished
 from clusterkit.evaluate.request import EvalArguments, settings_in_words
-from clusterkit.ssh.host_options import HostOptions
+from clusterkit.evaluate.table import evaluator_of
 from clusterkit.ui import output
 from evaluation.config import EvalConfig, WatchConfig
-from evaluation.results import RESULTS
+from evaluation.results import RESULTS, find_results, read_results
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.evaluate.cluster import ClusterEvaluator
 
 
 def evaluate(
-    typed_arguments: dict[str, Any], typed: RunOptions, *, detach: bool, dry_run: bool, as_json: bool, shown: bool
+    typed_arguments: dict[str, Any],
+    typed: RunOptions,
+    *,
+    slurm: bool,
+    detach: bool,
+    dry_run: bool,
+    as_json: bool,
+    shown: bool,
 ) -> None:
     """Evaluate where the options say; the exit code is 1 where answers are missing.
 
     Args:
         typed_arguments: what is evaluated; fields of `EvalArguments`.
         typed: what the options say about the place.
+        slurm: whether it is Slurm.
         detach: come back once it is submitted.
         dry_run: print the configuration; ask nothing.
         as_json: print the results as JSON.
@@ -45,8 +50,12 @@ def evaluate(
     arguments = EvalArguments(**typed_arguments)
     if arguments.watch and arguments.model_path is not None:
         raise UserError("--watch chooses the checkpoints itself: leave --model-path out")
-    cluster = told(for_checkpoint(arguments.watch or arguments.model_path, typed))
-    with evaluator_at(cluster, say) as evaluator:
+    if slurm:
+        place = slurm_place(typed.cluster is not None, typed.here)
+    else:
+        place = place_of(announce(for_checkpoint(arguments.watch or arguments.model_path, typed)))
+    with open_backend(place, say) as backend:
+        evaluator = evaluator_of(backend)
         if dry_run:
             _print_plan(evaluator.plan(arguments), as_json)
             evaluator.require()
@@ -58,52 +67,32 @@ def evaluate(
             if detach:
                 if as_json:
                     output.result_json(submitted.as_dict())
-                output.note(_how_to_go_on(cluster, arguments.output_path))
+                output.note(_how_to_go_on(submitted.place, arguments.output_path))
                 return
         try:
             finished = evaluator.follow(arguments, submitted, lambda folder: _print_scored(folder, as_json))
         except KeyboardInterrupt:
             if submitted is None:
                 raise
-            on = _how_to_go_on(cluster, arguments.output_path)
+            on = _how_to_go_on(submitted.place, arguments.output_path)
             output.note(f"detached: it goes on, as job {submitted.submission_id}\n{on}")
             raise typer.Exit(0) from None
     if finished is not None:
         _print_results(finished, as_json)
 
 
-def stop(cluster: str | None, output_path: str, user: str | None) -> None:
-    """End the evaluation that writes into a folder on a cluster."""
-    whose = checked_user(user)
-    with cluster_evaluator(hosts_of_cluster(HostOptions(cluster=cluster)), output.note) as evaluator:
-        output.result(evaluator.stop(output_path, whose))
+def stop(typed: RunOptions, output_path: str) -> None:
+    """End the evaluation that writes into a folder."""
+    whose = checked_user(typed.user)
+    with open_backend(place_of(announce(target(Kind.ON_A_CLUSTER, typed))), output.note) as backend:
+        output.result(evaluator_of(backend).stop(output_path, whose))
 
 
-@contextmanager
-def evaluator_at(cluster: str | None, say: Say) -> Iterator[LocalEvaluator | ClusterEvaluator]:
-    """The evaluator of a cluster, or of this machine, for the length of a block."""
-    if cluster is None:
-        yield LocalEvaluator(say)
-        return
-    with cluster_evaluator(HostOptions(cluster=cluster), say) as evaluator:
-        yield evaluator
-
-
-@contextmanager
-def cluster_evaluator(hosts: HostOptions, say: Say) -> Iterator[ClusterEvaluator]:
-    """The evaluator of a cluster for the length of a block."""
-    from clusterkit.backends.ray.backend import RayBackend  # noqa: PLC0415 (asyncssh, only for a cluster)
-    from clusterkit.evaluate.cluster import ClusterEvaluator  # noqa: PLC0415 (asyncssh, only for a cluster)
-
-    with RayBackend(place_of(hosts), say) as backend:
-        yield ClusterEvaluator(backend)
-
-
-def _how_to_go_on(cluster: str | None, output_path: str) -> str:
+def _how_to_go_on(place: str, output_path: str) -> str:
     return (
         "  follow it       the same command again, which also copies the results here\n"
-        f"  look at answers clusterkit eval show {output_path} --cluster {cluster}, once it has ended\n"
-        f"  end it          clusterkit eval stop --cluster {cluster} --output-path {output_path}"
+        f"  look at answers clusterkit eval show {output_path} {place}, once it has ended\n"
+        f"  end it          clusterkit eval stop {place} --output-path {output_path}"
     )
 
 
@@ -138,3 +127,32 @@ def _print_results(finished: Finished, as_json: bool) -> None:
             f"incomplete: {missing} answers failed and count as wrong here; the same command asks for them again"
         )
         raise typer.Exit(1)
+
+
+def show(
+    folder: str, question: str | None, dataset: str | None, sample: str, cluster: str | None, as_json: bool
+) -> None:
+    """Print one question, or all as a list, of results that are here or are copied here first."""
+    path = _results(cluster, folder)
+    row = read_row(read_results(path), path.parent, dataset)
+    if question is None:
+        if as_json:
+            output.result_json([entry.as_dict() for entry in row.entries])
+        else:
+            output.result(listing(row))
+        return
+    entry = find_question(row, question, sample)
+    if as_json:
+        output.result_json(entry.as_dict())
+    else:
+        output.result(shown_question(row, entry))
+
+
+def _results(cluster: str | None, folder: str) -> Path:
+    """The results that are meant: of the cluster that was named, else those here, else those of the current cluster."""
+    if cluster is None:
+        with suppress(UserError):
+            return find_results(folder)
+        cluster = announce(target(Kind.CLUSTER_FIRST, RunOptions()))
+    with open_backend(place_of(cluster), output.note) as backend:
+        return evaluator_of(backend).results(folder)

@@ -13,20 +13,20 @@ from trainer.errors import UserError
 def init(hosts: HostOptions, cluster: str, *, force: bool, as_json: bool) -> None:
     """Keep the hosts under the cluster's name."""
     path = inventory.path_of(cluster)
-    wanted = cluster_of(hosts)
+    typed = cluster_of(hosts)
     kept = inventory.load(cluster) if path.exists() else None
-    if kept is not None and kept != wanted and not force:
-        there = ", ".join(host.name for host in kept.hosts)
+    if kept is not None and kept != typed and not force:
+        host_names = ", ".join(host.name for host in kept.hosts)
         raise UserError(
-            f"the cluster '{cluster}' is kept with other settings (hosts {there}) in {path}.\n"
+            f"the cluster '{cluster}' is kept with other settings (hosts {host_names}) in {path}.\n"
             "Add --force to replace it, or keep the new one under another name: --cluster NAME"
         )
-    if kept != wanted:
-        inventory.save(wanted)
+    if kept != typed:
+        inventory.save(typed)
     if as_json:
-        output.result_json({"path": str(path), "changed": kept != wanted, "cluster": wanted.model_dump(mode="json")})
+        output.result_json({"path": str(path), "changed": kept != typed, "cluster": typed.model_dump(mode="json")})
         return
     output.result(str(path))
-    count = len(wanted.hosts)
+    count = len(typed.hosts)
     check = f"clusterkit check{option(cluster)}"
-    output.note(f"{count} host{'s' if count > 1 else ''}, head node {wanted.head_host.name}.\nNext: {check}")
+    output.note(f"{count} host{'s' if count > 1 else ''}, head node {typed.head_host.name}.\nNext: {check}")

@@ -31,6 +31,6 @@ async def _observe(selection: Selection) -> ClusterState:
     cluster = selection.cluster
     expected = dict.fromkeys(host.name for host in selection.hosts)
     # Ray is asked on the head, whatever --limit says.
-    asked = [host for host in cluster.hosts if host.name in expected or host is cluster.head_host]
-    async with connected(asked, lambda host: connect(host, selection.ssh)) as hosts:
+    hosts_asked = [host for host in cluster.hosts if host.name in expected or host is cluster.head_host]
+    async with connected(hosts_asked, lambda host: connect(host, selection.ssh)) as hosts:
         return await observe(hosts.sessions, cluster, expected=expected, unreachable=hosts.unreachable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.backends.table import open_backend
-from clusterkit.cli.actions.target import place_of, place_of_run, told
+from clusterkit.cli.actions.target import announce, place_of, place_of_run
 from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
@@ -29,7 +29,7 @@ def check_run(settings: list[str], preset: str | None, task: str | None, run: Ru
     if preset is None:
         place = place_of_run(run)
     else:
-        cluster = told(for_training(resolve(preset, task, settings), run, start=False))
+        cluster = announce(for_training(resolve(preset, task, settings), run, start=False))
         place = place_of(cluster, run.fileroot)
     with open_backend(place, output.note) as backend:
         if preset is None:

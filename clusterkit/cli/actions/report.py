@@ -23,7 +23,7 @@ def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bo
             runs.fetch_heldout(directory)
         read = [RunReader(directory).read() for directory in directories]
         names = [one.name for one in read]
-        page = runs.told(document(" against ".join(names), content(read, time.time())))
+        page = runs.with_original_paths(document(" against ".join(names), content(read, time.time())))
     if out == "-":
         output.result(page)
         return

@@ -8,21 +8,22 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from clusterkit.backends.base import RUNS
 from clusterkit.backends.ray.backend import RayBackend
-from clusterkit.cli.actions.target import place_of, told
+from clusterkit.cli.actions.target import announce, place_of
 from clusterkit.cli.actions.target_of_run import for_training
+from clusterkit.cli.judgeoptions import JudgeOptions
 from clusterkit.cli.options import LOOPBACK
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views
-from clusterkit.serving.judges import JudgeOrder, remote_judges, start_remote, stop_remote
+from clusterkit.serving.judges import JudgeRequest, remote_judges, start_remote, stop_remote
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 from trainer.assets import resolve_model
@@ -32,35 +33,19 @@ from trainer.serving import registry
 from trainer.serving.registry import Registration
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was typed about the servers and their run; see the command's --help."""
-
-    model: str
-    preset: str
-    experiment: str
-    trial: str
-    gpus: str
-    per_server: int
-    engine: str
-    address: str
-    context_length: int
-    flags: str
-    fileroot: str | None
-    cache_dir: str
-
-
-def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, stop_them: bool, as_json: bool) -> None:
+def judge(
+    hosts: HostOptions, run: RunOptions, options: JudgeOptions, *, list_them: bool, stop_them: bool, as_json: bool
+) -> None:
     """Serve here until Ctrl-C, or on a cluster until they are ended; or list or end what serves."""
     resolved = resolve(options.preset)
     config = resolved.config
-    chosen = options.address != LOOPBACK
+    own_address = options.address != LOOPBACK
     if hosts.hostnames is None:
-        local = here or (hosts.cluster is None and ("," in options.gpus or chosen or bool(options.cache_dir)))
-        typed = RunOptions(cluster=hosts.cluster, here=local, fileroot=options.fileroot)
-        hosts = replace(hosts, cluster=told(for_training(resolved, typed, start=False)))
-    there = hosts.cluster is not None or hosts.hostnames is not None
-    order = JudgeOrder(
+        local = hosts.cluster is None and ("," in options.gpus or own_address or bool(options.cache_dir))
+        typed = replace(run, cluster=hosts.cluster, here=run.here or local)
+        hosts = replace(hosts, cluster=announce(for_training(resolved, typed, start=False)))
+    on_cluster = hosts.cluster is not None or hosts.hostnames is not None
+    request = JudgeRequest(
         options.experiment or config.experiment_name,
         options.trial,
         options.model,
@@ -71,30 +56,30 @@ def judge(hosts: HostOptions, options: Options, *, here: bool, list_them: bool, 
         options.flags,
     )
     if list_them or stop_them:
-        if there:
+        if on_cluster:
             with RayBackend(place_of(hosts), output.note) as cluster:
-                _look_there(cluster, order, stop_them, as_json)
+                _show_remote(cluster, request, stop_them, as_json)
         else:
-            folder = judges_folder(options.fileroot or RUNS, user_name(), order.experiment, order.trial)
-            _look_here(folder, stop_them, as_json)
+            folder = judges_folder(run.fileroot or RUNS, user_name(), request.experiment, request.trial)
+            _show_local(folder, stop_them, as_json)
         return
     if not options.model:
         raise UserError("--model is missing: name the folder of the model that is to read and judge")
     if options.engine not in ("sglang", "vllm"):
         raise UserError(f"--engine {options.engine}: choose sglang or vllm")
     groups = gpu_groups(options.gpus, options.per_server)
-    wanted = config.judge.model.rpartition("/")[2]
-    if there:
-        if "," in options.gpus or chosen:
+    expected_model = config.judge.model.rpartition("/")[2]
+    if on_cluster:
+        if "," in options.gpus or own_address:
             raise UserError("on a cluster, Ray chooses GPUs and addresses: give --gpus as a number, and no --address")
         with RayBackend(place_of(hosts), output.note) as cluster:
-            _start_there(cluster, replace(order, gpus=sum(map(len, groups))), options.preset, wanted)
+            _start_remote(cluster, replace(request, gpus=sum(map(len, groups))), options.preset, expected_model)
         return
-    _serve_here(order, options, wanted)
+    _serve_local(request, options, run.fileroot or RUNS, expected_model)
 
 
-def _serve_here(order: JudgeOrder, options: Options, wanted: str) -> None:
-    address, fileroot = options.address, options.fileroot or RUNS
+def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, expected_model: str) -> None:
+    address = options.address
     try:
         listening = ipaddress.ip_address(address)
     except ValueError:
@@ -104,17 +89,19 @@ def _serve_here(order: JudgeOrder, options: Options, wanted: str) -> None:
             f"--address {address} would let anybody ask: servers listen on 127.0.0.1 or a private address only"
         )
     try:
-        folder = resolve_model(order.model, options.cache_dir).absolute()
+        folder = resolve_model(request.model, options.cache_dir).absolute()
     except UserError as error:
         raise UserError(str(error).replace("model.path=", "--model ")) from error
     command = [sys.executable, "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
     command += ["--fileroot", os.path.abspath(os.path.expanduser(fileroot))]  # noqa: PTH100, PTH111
-    command += ["--experiment", order.experiment, "--trial", order.trial]
-    command += ["--gpus", options.gpus, "--per-server", str(order.per_server)]
-    command += ["--engine", order.engine, "--address", address]
-    command += ["--context-length", str(order.context_length)]
-    command += [f"--flags={order.flags}"] if order.flags else []
-    _tell(order, folder.name, options.preset, wanted, [f"fileroot={fileroot}"] if fileroot != RUNS else [])
+    command += ["--experiment", request.experiment, "--trial", request.trial]
+    command += ["--gpus", options.gpus, "--per-server", str(request.per_server)]
+    command += ["--engine", request.engine, "--address", address]
+    command += ["--context-length", str(request.context_length)]
+    command += [f"--flags={request.flags}"] if request.flags else []
+    _print_train_command(
+        request, folder.name, options.preset, expected_model, [f"fileroot={fileroot}"] if fileroot != RUNS else []
+    )
     output.note("Ctrl-C ends it")
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # nobody else would tell the servers
@@ -127,36 +114,36 @@ def _serve_here(order: JudgeOrder, options: Options, wanted: str) -> None:
     raise typer.Exit(code if code >= 0 else 1)
 
 
-def _start_there(cluster: RayBackend, order: JudgeOrder, preset: str, wanted: str) -> None:
-    for one in cluster.do(lambda head: start_remote(head, order, output.note)):
+def _start_remote(cluster: RayBackend, request: JudgeRequest, preset: str, expected_model: str) -> None:
+    for one in cluster.do(lambda head: start_remote(head, request, output.note)):
         output.result(f"{one.name} on {one.node} answers at {one.url}")
-    name = order.model.rstrip("/").rpartition("/")[2]
-    _tell(order, name, preset, wanted, ["--cluster", cluster.cluster.name])
+    name = request.model.rstrip("/").rpartition("/")[2]
+    _print_train_command(request, name, preset, expected_model, ["--cluster", cluster.cluster.name])
 
 
-def _tell(order: JudgeOrder, model: str, preset: str, wanted: str, more: list[str]) -> None:
+def _print_train_command(request: JudgeRequest, model: str, preset: str, expected_model: str, more: list[str]) -> None:
     """Say what to train with."""
     train = ["clusterkit", "train", "--preset", preset]
-    if wanted and model.lower() != wanted.lower():
-        output.note(f"note: {preset} wants {wanted} as its judge; train it with judge.model={model}")
+    if expected_model and model.lower() != expected_model.lower():
+        output.note(f"note: {preset} wants {expected_model} as its judge; train it with judge.model={model}")
         train += [f"judge.model={model}"]
-    train += [f"experiment_name={order.experiment}", f"trial_name={order.trial}", *more]
-    output.note(f"serving {model} for {order.experiment}/{order.trial}. Train with: {shlex.join(train)}")
+    train += [f"experiment_name={request.experiment}", f"trial_name={request.trial}", *more]
+    output.note(f"serving {model} for {request.experiment}/{request.trial}. Train with: {shlex.join(train)}")
 
 
-def _look_here(folder: Path, stop: bool, as_json: bool) -> None:
+def _show_local(folder: Path, stop: bool, as_json: bool) -> None:
     if stop:
-        ended = end_all(folder, registry.read(folder))
-        output.result(f"ended: {', '.join(ended)}" if ended else "the run has no judge servers")
+        stopped = end_all(folder, registry.read(folder))
+        output.result(f"ended: {', '.join(stopped)}" if stopped else "the run has no judge servers")
     else:
         _show(registry.read(folder), as_json)
 
 
-def _look_there(cluster: RayBackend, order: JudgeOrder, stop: bool, as_json: bool) -> None:
+def _show_remote(cluster: RayBackend, request: JudgeRequest, stop: bool, as_json: bool) -> None:
     if stop:
-        output.result(cluster.do(lambda head: stop_remote(head, order)))
+        output.result(cluster.do(lambda head: stop_remote(head, request)))
     else:
-        _show(cluster.do(lambda head: remote_judges(head, order)), as_json)
+        _show(cluster.do(lambda head: remote_judges(head, request)), as_json)
 
 
 def _show(found: list[Registration], as_json: bool) -> None:

@@ -63,11 +63,11 @@ def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
     now = current()
     if kind is Kind.ON_A_CLUSTER:
         return _some_cluster(now)
-    mine = _runs_here(kind, typed)
+    local = _runs_here(kind, typed)
     if now.name:
         alone = Target(now.name, f"on cluster {now.name} ({now.why}; this machine: --here)")
-        return _of_two(kind, typed, now, mine[-1]) if mine else alone
-    if now.ready and not mine:
+        return _compare_places(kind, typed, now, local[-1]) if local else alone
+    if now.ready and not local:
         raise UserError(_choose_one(now, "; this machine: --here"))
     clusters = ", ".join(now.ready)
     return Target(None, f"on this machine (clusters: {clusters}; clusterkit use NAME chooses one)" if clusters else "")
@@ -78,6 +78,23 @@ def place_of(where: str | HostOptions | None, fileroot: str | None = None) -> Pl
     if where is None:
         return Place(fileroot=fileroot)
     return Place("ray", HostOptions(cluster=where) if isinstance(where, str) else where, fileroot)
+
+
+def slurm_place(on_cluster: bool, here: bool, options: object = None, fileroot: str | None = None) -> Place:
+    """Slurm, which --slurm means.
+
+    Args:
+        on_cluster: whether a cluster was named, too.
+        here: whether --here was.
+        options: fields of `SlurmOptions`, of the command that submits.
+        fileroot: --fileroot as typed.
+
+    Raises:
+        UserError: another place was named, too.
+    """
+    if on_cluster or here:
+        raise UserError(f"{'--here' if here else '--cluster NAME'} and --slurm (mode=slurm) are two places: choose one")
+    return Place("slurm", fileroot=fileroot, options=options)
 
 
 def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptions | None = None) -> Place:
@@ -96,7 +113,7 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
             raise UserError("--here and --hostnames are two places: choose one")
         return place_of(hosts, run.fileroot)
     run = run if hosts is None else replace(run, cluster=hosts.cluster)
-    cluster = told(target(kind if run.user is None else Kind.CLUSTER_FIRST, run))
+    cluster = announce(target(kind if run.user is None else Kind.CLUSTER_FIRST, run))
     return place_of(None if cluster is None else replace(hosts or HostOptions(), cluster=cluster), run.fileroot)
 
 
@@ -104,10 +121,10 @@ def hosts_of_cluster(hosts: HostOptions) -> HostOptions:
     """The hosts that a command means which only a cluster can do."""
     if hosts.hostnames is not None:
         return hosts
-    return replace(hosts, cluster=told(target(Kind.ON_A_CLUSTER, RunOptions(cluster=hosts.cluster))))
+    return replace(hosts, cluster=announce(target(Kind.ON_A_CLUSTER, RunOptions(cluster=hosts.cluster))))
 
 
-def told(found: Target) -> str | None:
+def announce(found: Target) -> str | None:
     """Say on stderr where the command goes, unless the user said so; the cluster's name, or None."""
     if found.note:
         output.note(found.note)
@@ -172,11 +189,11 @@ def _runs_here(kind: Kind, typed: RunOptions) -> list[RunDirectory]:
     return [run for run in found if holder_of(run)] if kind is Kind.LIVING_RUN else found
 
 
-def _of_two(kind: Kind, typed: RunOptions, now: Current, mine: RunDirectory) -> Target:
+def _compare_places(kind: Kind, typed: RunOptions, now: Current, local: RunDirectory) -> Target:
     """Both this machine and the current cluster may have the run: look at the cluster."""
     from clusterkit.backends.ray.backend import RayBackend  # noqa: PLC0415 (asyncssh, only where a cluster is asked)
 
-    name = f"{mine.experiment}/{mine.trial}"
+    name = f"{local.experiment}/{local.trial}"
     selector = RunSelector(typed.experiment, typed.trial)
     try:
         with RayBackend(place_of(now.name), output.note) as cluster:
@@ -195,15 +212,15 @@ def _of_two(kind: Kind, typed: RunOptions, now: Current, mine: RunDirectory) -> 
     if newest is None:
         dead = "alive " if kind is Kind.LIVING_RUN else ""
         return Target(None, f"on this machine (cluster {now.name} has no such run {dead}of yours)")
-    there = f"{newest.run.experiment}/{newest.run.trial}"
-    if newest.started_ago <= _started_ago(mine):
+    remote = f"{newest.run.experiment}/{newest.run.trial}"
+    if newest.started_ago <= _started_ago(local):
         return Target(
             now.name,
-            f"on cluster {now.name} ({now.why}), where {there} was started last; of this machine: {name} (--here)",
+            f"on cluster {now.name} ({now.why}), where {remote} was started last; of this machine: {name} (--here)",
         )
     return Target(
         None,
-        f"on this machine, where {name} was started last; on cluster {now.name}: {there} (--cluster {now.name})",
+        f"on this machine, where {name} was started last; on cluster {now.name}: {remote} (--cluster {now.name})",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict
 
-from clusterkit.backends.base import told_errors
+from clusterkit.backends.records import errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
@@ -33,7 +33,7 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
         runs = backend.runs()
         (chosen,) = runs.choose(run.experiment, run.trial, None)
         runs.index_steps(chosen)
-        with told_errors(runs):
+        with errors_with_original_paths(runs):
             number, group = find_group(chosen, step, task, runs.fetch_step)
     if sample >= len(group):
         raise UserError(f"the task has {len(group)} trajectories: choose --sample 0 to {len(group) - 1}")
@@ -58,7 +58,7 @@ def trace_heldout(run: RunOptions, task: str, *, full: bool, as_json: bool) -> N
         runs = backend.runs()
         (chosen,) = runs.choose(run.experiment, run.trial, None)
         runs.fetch_heldout(chosen)
-        with told_errors(runs):
+        with errors_with_original_paths(runs):
             tasks = heldout_tasks(chosen)
     number = choose_task(tasks, task)
     name = f"{chosen.experiment}/{chosen.trial}"

@@ -15,7 +15,7 @@ from clusterkit.backends.slurm.script import SlurmOptions
 from clusterkit.backends.table import open_backend
 from clusterkit.capacity.plan import RunPlan, remote_plan
 from clusterkit.capacity.runnable import refusal
-from clusterkit.cli.actions.target import place_of, told
+from clusterkit.cli.actions.target import announce, place_of, slurm_place
 from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.runoptions import RunOptions
@@ -97,13 +97,10 @@ def _place(
     preset: str | None, task: str | None, settings: list[str], typed: RunOptions, slurm: bool, options: dict[str, Any]
 ) -> Place:
     if slurm or "mode=slurm" in settings:
-        if typed.cluster is not None or typed.here:
-            named = "--here" if typed.here else "--cluster NAME"
-            raise UserError(f"{named} and --slurm (mode=slurm) are two places: choose one")
-        return Place("slurm", options=SlurmOptions(**options))
+        return slurm_place(typed.cluster is not None, typed.here, SlurmOptions(**options))
     if any(options.values()):
         raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
-    return place_of(told(for_training(resolve(preset, task, settings), typed)))
+    return place_of(announce(for_training(resolve(preset, task, settings), typed)))
 
 
 def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -> None:

@@ -37,5 +37,5 @@ def settings_from(
                 "checkpoints change. Stop it first (clusterkit stop), or name one of its persistent checkpoints by its "
                 "path"
             )
-        folder = runs.told(str(run.recover))
+        folder = runs.with_original_paths(str(run.recover))
     return settings_for(folder, config, runs.look_at)

@@ -35,6 +35,23 @@ class Problem:
     solutions: tuple[str, ...]
 
 
+def question_row(question: Question) -> dict[str, Any]:
+    """What a line of questions.jsonl says of a question, without where it comes from."""
+    return {
+        "id": question.id,
+        "question": question.question,
+        "answers": list(question.answers),
+        "gold_titles": [d.title for d in question.gold],
+        "supporting": [d.id for d in question.gold],
+        "own_documents": [d.id for d in question.own],
+    }
+
+
+def document_row(document: Document) -> dict[str, Any]:
+    """A line of documents.jsonl."""
+    return {"id": document.id, "title": document.title, "text": document.text}
+
+
 def corpus_of(given: Input) -> tuple[Corpus, int]:
     """Return questions and documents of a hotpotqa- or squad-style file, and how many rows were left out.
 
@@ -48,16 +65,16 @@ def corpus_of(given: Input) -> tuple[Corpus, int]:
 def _hotpotqa(given: Input) -> tuple[Corpus, int]:
     by_id: dict[str, Document] = {}
     questions: dict[str, Question] = {}
-    asked: set[str] = set()
+    question_texts: set[str] = set()
     for row in given.rows:
         own = [_document(by_id, title, "".join(sentences)) for title, sentences in _paragraphs(row)]
         titles = _gold_titles(row)
         gold = distinct(d for d in own if d.title in titles)
         wording = " ".join(row.text("question").lower().split())
         answer = str(row.fields.get("answer") or "").strip()
-        if not answer or len(gold) < len(titles) or not titles or wording in asked:
+        if not answer or len(gold) < len(titles) or not titles or wording in question_texts:
             continue
-        asked.add(wording)
+        question_texts.add(wording)
         name = str(row.fields.get("_id") or row.fields.get("id") or _digest(wording))
         questions[name] = Question(name, row.text("question"), (answer,), gold, distinct(own, gold), "hotpotqa")
     return Corpus(list(questions.values()), list(distinct(by_id.values()))), len(given.rows) - len(questions)
@@ -90,7 +107,7 @@ def _squad(given: Input) -> tuple[Corpus, int]:
     """The paragraph of a question is its evidence and its only document."""
     by_id: dict[str, Document] = {}
     questions: dict[str, Question] = {}
-    asked: set[tuple[str, str]] = set()
+    question_texts: set[tuple[str, str]] = set()
     for row in given.rows:
         document = _document(by_id, str(row.fields.get("title") or ""), row.text("context"))
         answers = row.fields.get("answers")
@@ -99,8 +116,8 @@ def _squad(given: Input) -> tuple[Corpus, int]:
             raise row.error("answers must be {text: [answer, …]}")
         golds = tuple(dict.fromkeys(str(text).strip() for text in texts if str(text).strip()))
         wording = (document.key, " ".join(row.text("question").lower().split()))
-        if golds and wording not in asked:
-            asked.add(wording)
+        if golds and wording not in question_texts:
+            question_texts.add(wording)
             name = str(row.fields.get("id") or _digest("\n".join(wording)))
             questions[name] = Question(name, row.text("question"), golds, (document,), (document,), "squad")
     return Corpus(list(questions.values()), list(distinct(by_id.values()))), len(given.rows) - len(questions)

@@ -30,7 +30,6 @@ from trainer.tasks.jsonl import Row, read_rows, read_table
 
 TEXT = "text"
 TEXT_ENDINGS = (".txt", ".md", ".rst", ".text")
-STYLES = ("hotpotqa", "squad", "booksum", "memalpha", "math")
 _COLUMNS = {
     "memalpha": [{"chunks"}, {"questions_and_answers"}],
     "hotpotqa": [{"question"}, {"context"}, {"supporting_facts"}],
@@ -137,12 +136,12 @@ def _items(document: Any) -> Iterator[Any]:
         return
     for article in document.get("data", []):
         for paragraph in article.get("paragraphs", []):
-            for asked in paragraph.get("qas", []):
-                texts = [answer.get("text", "") for answer in asked.get("answers", [])]
+            for pair in paragraph.get("qas", []):
+                texts = [answer.get("text", "") for answer in pair.get("answers", [])]
                 yield {
-                    "id": asked.get("id"),
+                    "id": pair.get("id"),
                     "title": article.get("title", ""),
                     "context": paragraph.get("context"),
-                    "question": asked.get("question"),
+                    "question": pair.get("question"),
                     "answers": {"text": texts},
                 }

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.data.datasets.build import BuildPlan, Output
-from clusterkit.data.datasets.corpora import Chapter, Problem, chapters_of, corpus_of, problems_of
+from clusterkit.data.datasets.corpora import (
+    Chapter,
+    Problem,
+    chapters_of,
+    corpus_of,
+    document_row,
+    problems_of,
+    question_row,
+)
 from clusterkit.data.datasets.inputs import TEXT, Input, read_input
 from clusterkit.data.datasets.reading import ReadingShape, plan_reading
 from clusterkit.data.datasets.texts import Shape, chapter_text, document_text, question_groups
@@ -80,33 +88,18 @@ def _memagent(inputs: list[Input], most: int) -> BuildPlan:
             left_out += len(corpus.questions) - len(ordered)
         questions.update((question.id, question) for question in (ordered[:most] if most else ordered))
         documents.update((document.id, document) for document in corpus.documents)
-    asked = [questions[name] for name in sorted(questions)]
-    for question in asked:
+    rows = [questions[name] for name in sorted(questions)]
+    for question in rows:
         documents.update((document.id, document) for document in question.own)
     texts = [documents[name] for name in sorted(documents)]
-
-    def question_row(number: int) -> dict[str, Any]:
-        q = asked[number]
-        return {
-            "id": q.id,
-            "question": q.question,
-            "answers": list(q.answers),
-            "gold_titles": [d.title for d in q.gold],
-            "supporting": [d.id for d in q.gold],
-            "own_documents": [d.id for d in q.own],
-            "source": q.source,
-        }
-
-    def document_row(number: int) -> dict[str, Any]:
-        return {"id": texts[number].id, "title": texts[number].title, "text": texts[number].text}
 
     notes = [
         "Training and held-out questions, with pools that share no document, are told apart when a run reads this.",
         "squad: one question of each paragraph, because two sides could not share it.",
     ]
     outputs = [
-        Output(QUESTIONS, len(asked), question_row, "source"),
-        Output(DOCUMENTS, len(texts), document_row, "kind"),
+        Output(QUESTIONS, len(rows), lambda n: {**question_row(rows[n]), "source": rows[n].source}, "source"),
+        Output(DOCUMENTS, len(texts), lambda n: document_row(texts[n]), "kind"),
     ]
     return BuildPlan("memagent", inputs, {"max_per_source": most}, outputs, left_out, notes)
 

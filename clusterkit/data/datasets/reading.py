@@ -15,7 +15,7 @@ from typing import Any
 
 from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.cloze import Made, Maker
-from clusterkit.data.datasets.corpora import corpus_of
+from clusterkit.data.datasets.corpora import corpus_of, document_row, question_row
 from clusterkit.data.datasets.inputs import TEXT, Input
 from clusterkit.data.datasets.passages import Passage
 from trainer.errors import UserError
@@ -130,8 +130,8 @@ def _sides(inputs: list[Input], share: float) -> tuple[Sides, int]:
         questions.update((question.id, question) for question in corpus.questions)
         for document in (*corpus.documents, *(one for question in corpus.questions for one in question.own)):
             documents.setdefault(document.key, document)
-    asked = [_with_kept(question, documents) for question in questions.values()]
-    sides = split_three(Corpus(asked, list(documents.values())), share)
+    real_questions = [_with_kept(question, documents) for question in questions.values()]
+    sides = split_three(Corpus(real_questions, list(documents.values())), share)
     passages = [passage for passage in passages if passage.document.key not in documents]
     parts = _split_passages(passages, share)
     train, dev, test = (_wider(getattr(sides, name), part) for name, part in zip(SPLITS, parts, strict=True))
@@ -209,27 +209,14 @@ def _require_enough(inputs: list[Input], sides: Sides, items: dict[str, list[Ite
 
 def _questions(split: str, items: Sequence[Item]) -> Output:
     def make(number: int) -> dict[str, Any]:
-        question, evidence = items[number].question, items[number].evidence
-        return {
-            "id": question.id,
-            "question": question.question,
-            "answers": list(question.answers),
-            "gold_titles": [d.title for d in question.gold],
-            "supporting": [d.id for d in question.gold],
-            "own_documents": [d.id for d in question.own],
-            "evidence": list(evidence),
-            "source": question.source,
-            "form": question.form,
-        }
+        question, evidence = items[number].question, list(items[number].evidence)
+        return {**question_row(question), "evidence": evidence, "source": question.source, "form": question.form}
 
     return Output(f"{split}/{QUESTIONS}", len(items), make, "source", PART_ROWS)
 
 
 def _documents(split: str, documents: Sequence[Document]) -> Output:
-    def make(number: int) -> dict[str, Any]:
-        return {"id": documents[number].id, "title": documents[number].title, "text": documents[number].text}
-
-    return Output(f"{split}/{DOCUMENTS}", len(documents), make, "kind", PART_ROWS)
+    return Output(f"{split}/{DOCUMENTS}", len(documents), lambda n: document_row(documents[n]), "kind", PART_ROWS)
 
 
 def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -> Output:

@@ -17,7 +17,7 @@ from clusterkit.runs.status import observe
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from clusterkit.backends.base import Runs
+    from clusterkit.backends.records import Runs
 
 
 class Watcher:
@@ -91,7 +91,7 @@ class Watcher:
     def _send(self, alert: Alert) -> bool:
         what = f"{alert.body['event']}, step {alert.body['global_step']}"
         try:
-            body = self._mirror.told(alert.body) if self._mirror else alert.body
+            body = self._mirror.with_original_paths(alert.body) if self._mirror else alert.body
             deliver(self.receiver, body, self.waits)
         except UndeliveredError as error:
             self._say_once(f"not delivered ({what}): {error}; trying again")

@@ -27,7 +27,7 @@ from clusterkit.ui.markup import Html, tag
 from trainer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from clusterkit.backends.base import Runs
+    from clusterkit.backends.records import Runs
 
 LIVE_SECONDS = 3.0
 """Seconds between requests of an open page for new content."""
@@ -87,9 +87,9 @@ class Views:
                 if self._drawn is None or not _same(self._drawn[0], key):
                     self._drawn = (key, plots(found))
                 shown = content(found, time.time(), self._drawn[1], known)
-                return Html(self._mirror.told(shown)) if self._mirror else shown
+                return Html(self._mirror.with_original_paths(shown)) if self._mirror else shown
         except RunError as error:  # there is no such run yet, or it cannot be read now
-            message = self._mirror.told(str(error)) if self._mirror else str(error)
+            message = self._mirror.with_original_paths(str(error)) if self._mirror else str(error)
             return tag("p", message, cls="empty")
 
     def _up_to_date(self, run: str, compare: str) -> list[RunDirectory]:

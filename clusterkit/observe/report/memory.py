@@ -70,7 +70,7 @@ def _trace(name: str, trace: Trace) -> Html:
     header: list[object] = [
         "", "read", "calls", "worth", "memory, tokens", "reward", "against the group",
     ]  # fmt: skip
-    asked: list[list[object]] = [
+    question_rows: list[list[object]] = [
         [
             cut(q.question, False),
             cut(q.answer, False),
@@ -85,5 +85,5 @@ def _trace(name: str, trace: Trace) -> Html:
         tag("p", tag("b", title)),
         table(header, rows),
         tag("p", f"{left_out} further turns: clusterkit trace --task {trace.task}") if left_out > 0 else None,
-        table(["question", "answer from the memory", "gold", "score"], asked),
+        table(["question", "answer from the memory", "gold", "score"], question_rows),
     )

@@ -63,9 +63,9 @@ def fetch(repository: str, folder: Path, kind: str = "model", revision: str = "m
     Raises:
         FetchError: no such repository, no access, no network, no space, or a file that stays damaged.
     """
-    wanted, commit = _listing(repository, kind, revision)
+    files, commit = _listing(repository, kind, revision)
     own = _manifest(folder)
-    left = {name: entry for name, entry in wanted.items() if not _matches(folder, name, entry)}
+    left = {name: entry for name, entry in files.items() if not _matches(folder, name, entry)}
     kept = [name for name in left if _is_users(folder, name, own)]
     for name in kept:
         print(f"{folder / name} differs from the one of {repository}: it is kept as it is", flush=True)
@@ -76,21 +76,21 @@ def fetch(repository: str, folder: Path, kind: str = "model", revision: str = "m
             _require_space(folder, staging, left)
             _download(repository, kind, commit, left, staging, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in wanted:
+    for name in files:
         if name in kept:
-            wanted[name] = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        elif "sha256" not in wanted[name]:
-            wanted[name]["sha256"] = _sha256(folder / name)
+            files[name] = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        elif "sha256" not in files[name]:
+            files[name]["sha256"] = _sha256(folder / name)
     manifest = {
         "asset": folder.name,
         "source": repository,
         "revision": commit,
         "kept": kept,
-        "files": {name: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for name, entry in wanted.items()},
+        "files": {name: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for name, entry in files.items()},
     }
     _write(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(staging, ignore_errors=True)
-    return {"fetched": len(left), "files": len(wanted), "bytes": sum(e["bytes"] for e in wanted.values())}
+    return {"fetched": len(left), "files": len(files), "bytes": sum(e["bytes"] for e in files.values())}
 
 
 def _listing(repository: str, kind: str, revision: str) -> tuple[dict[str, dict[str, Any]], str]:

@@ -86,9 +86,9 @@ async def upload(
             f"{asset.folder} is another copy, made from {view.manifest.get('source') if view.manifest else ''}",
             f"move it away (mv {asset.folder} {asset.folder}.old), or give this one's folder another name",
         )
-    there = [name for name, entry in files.items() if view.sizes.get(name) == entry["bytes"]]
-    bad = await _not_matching(session, asset.folder, {name: files[name] for name in there}) if there else set()
-    good = set(there) - bad
+    complete = [name for name, entry in files.items() if view.sizes.get(name) == entry["bytes"]]
+    bad = await _not_matching(session, asset.folder, {name: files[name] for name in complete}) if complete else set()
+    good = set(complete) - bad
     if manifest is None and (strange := sorted((set(view.sizes) & set(files)) - good - set(view.pointers))):
         raise Refused(
             f"{asset.folder} was put there by somebody and differs from {folder} ({', '.join(strange[:3])})",

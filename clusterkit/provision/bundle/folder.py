@@ -148,8 +148,8 @@ async def send(
     present = await session.run(_present_script(files, folder), root=True, timeout=300.0)
     if not present.ok:
         raise HostError(session.host.name, ErrorKind.LOST, f"{folder} cannot be used: {present.reason}")
-    there = set(present.stdout.splitlines())
-    missing = {path: file for path, file in files.items() if path not in there}
+    uploaded = set(present.stdout.splitlines())
+    missing = {path: file for path, file in files.items() if path not in uploaded}
     sent = 0
     async with slot(session.host.name) if missing else nullcontext():
         for path, file in missing.items():
@@ -224,5 +224,5 @@ def _unpacked(path: Path, cache: Path) -> Path:
     except (tarfile.TarError, ValueError) as error:
         raise UserError(f"{path} is no bundle, or it is damaged: {error}") from None
     except OSError as error:
-        told = file_failure(error, cache, "unpack it yourself and name the folder")
-        raise type(told)(f"{path} cannot be unpacked: {told}") from None
+        failure = file_failure(error, cache, "unpack it yourself and name the folder")
+        raise type(failure)(f"{path} cannot be unpacked: {failure}") from None

@@ -292,6 +292,6 @@ def _run(command: list[str], what: str, environment: Mapping[str, str] | None = 
         command, capture_output=True, text=True, timeout=3600, check=False, env=environment, stdin=subprocess.DEVNULL
     )
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-8:]
-        raise RunError(f"{what} failed:\n" + "\n".join(f"  {line}" for line in said))
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()[-8:]
+        raise RunError(f"{what} failed:\n" + "\n".join(f"  {line}" for line in lines))
     return done.stdout

@@ -86,8 +86,8 @@ def _disks(facts: Facts, needs: Needs, cluster: Cluster) -> _Verdicts:
         if disk is None or path == cluster.storage or (disk.source, disk.size) in seen:
             continue
         seen.add((disk.source, disk.size))
-        wanted = GIB if path == "/tmp" or has_image else space
-        yield from judge_disk(disk, wanted, f"Free space on {disk.source or path}, or move Docker's data-root.")
+        required = GIB if path == "/tmp" or has_image else space
+        yield from judge_disk(disk, required, f"Free space on {disk.source or path}, or move Docker's data-root.")
 
 
 def judge_disk(disk: Disk, needed: int, fix: str) -> _Verdicts:
@@ -158,9 +158,9 @@ def _docker(facts: Facts) -> _Verdicts:
 
 def _ports(facts: Facts, cluster: Cluster, host: Host) -> _Verdicts:
     ports = Ports()
-    wanted = ports.listening(head=host.name == cluster.head_host.name)
+    required = ports.listening(head=host.name == cluster.head_host.name)
     taken = []
-    for name, port in wanted.items():
+    for name, port in required.items():
         if port in facts.listening and not _is_ours(facts, port, cluster):
             taken.append(port)
             message = f"port {port} ({name} of Ray) is taken by {_owner(facts, port)}"

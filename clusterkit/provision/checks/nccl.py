@@ -105,9 +105,9 @@ def judge_all_reduce(results: Mapping[str, Result | HostError], world: int, kind
         elif not result.ok:
             lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
             telling = [line for line in lines if "NCCL" in line or "Error" in line] or lines
-            said = telling[-1] if telling else f"exit code {result.exit_code}"
+            reason = telling[-1] if telling else f"exit code {result.exit_code}"
             fix = "Is NCCL on the right network interface (the inventory's `interface`), and is the firewall open?"
-            findings.append(Finding(name, "nccl", Level.FAIL, f"all-reduce failed: {said[:300]}", fix))
+            findings.append(Finding(name, "nccl", Level.FAIL, f"all-reduce failed: {reason[:300]}", fix))
         elif found := re.search(r"^busbw ([\d.]+)", result.stdout, re.MULTILINE):
             message = f"all-reduce over {world} {kind}s: {float(found[1]):.1f} GB/s bus bandwidth"
             findings.append(Finding("", "nccl", Level.OK, message))

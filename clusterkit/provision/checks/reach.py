@@ -121,8 +121,8 @@ def _ports_to_try(is_head: bool, ports: Ports) -> list[int]:
 
 
 async def _listen(peer: _Peer) -> None:
-    wanted = " ".join(map(str, peer.ports))
-    arguments = f"{shlex.quote(peer.address)} {LISTEN_SECONDS} {wanted}"
+    port_list = " ".join(map(str, peer.ports))
+    arguments = f"{shlex.quote(peer.address)} {LISTEN_SECONDS} {port_list}"
     script = f"""
 for python in python3 /usr/libexec/platform-python python; do
   if "$python" -c 'import socket; socket.create_server' 2>/dev/null; then

@@ -106,7 +106,7 @@ def _judge_write(host: str, folder: str, result: Result | HostError) -> Finding:
     # GNU: "…, 1.23 s, 436 MB/s"; busybox: "…, 1.23 seconds, 416.2MB/s".
     seconds = re.search(r", ([\d.]+) s", result.stdout)
     if not result.ok or seconds is None:
-        said = (result.stdout.strip().splitlines() or ["no reason given"])[0]
-        return Finding(host, "bandwidth", Level.FAIL, f"cannot write to {folder}: {said}", "Is there space on it?")
+        reason = (result.stdout.strip().splitlines() or ["no reason given"])[0]
+        return Finding(host, "bandwidth", Level.FAIL, f"cannot write to {folder}: {reason}", "Is there space on it?")
     rate = WRITE_MEBIBYTES * _MEBIBYTE / max(float(seconds[1]), 0.001) / 1e9
     return Finding(host, "bandwidth", Level.OK, f"writes {rate:.2f} GB/s to {folder} (one file, synced)")

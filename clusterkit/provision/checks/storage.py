@@ -296,6 +296,6 @@ rmdir "$mine" 2>/dev/null || : # others have files in it
             report.add(name, Level.FAIL, message, f"Bring its server back, or `umount -l {self.folder}`.")
         else:
             last = (answer.stderr or answer.stdout).strip().splitlines()[-1:]
-            said = last[0] if last else f"exit code {answer.exit_code}"
+            reason = last[0] if last else f"exit code {answer.exit_code}"
             fix = "Look at its owner, its mount options (ro?) and its free space."
-            report.add(name, Level.FAIL, f"{what} {self.folder}: {said}", fix)
+            report.add(name, Level.FAIL, f"{what} {self.folder}: {reason}", fix)

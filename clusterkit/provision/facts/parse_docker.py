@@ -57,13 +57,13 @@ def _error(sections: Mapping[str, Section], info: dict[str, Any]) -> str:
         return "`docker info` gave no answer in time"
     if "host" in info and "ClientInfo" not in info:
         return "the docker command of this host is Podman's"
-    said = list(info.get("ServerErrors") or ()) or [
+    errors = list(info.get("ServerErrors") or ()) or [
         line.strip() for line in section.lines if line.strip() and not line.startswith(("{", "WARNING"))
     ]
     unit = sections["docker.unit"].lines
     if "ActiveState=failed" in unit:
-        said.append(f"(docker.service: failed, {next((line for line in unit if line.startswith('Result=')), '')})")
-    return " ".join(said) or f"`docker info` ended with exit code {section.exit_code}"
+        errors.append(f"(docker.service: failed, {next((line for line in unit if line.startswith('Result=')), '')})")
+    return " ".join(errors) or f"`docker info` ended with exit code {section.exit_code}"
 
 
 def _containers(section: Section) -> list[Container]:

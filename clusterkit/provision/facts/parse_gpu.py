@@ -70,9 +70,9 @@ def _error(section: Section) -> str:
         return ""
     if section.timed_out:
         return "nvidia-smi gave no answer in time"
-    said = [line.strip() for line in section.lines if line.strip() and not line[0].isdigit()]
+    messages = [line.strip() for line in section.lines if line.strip() and not line[0].isdigit()]
     # The second line of a version mismatch ("NVML library version: …") explains the first.
-    return " ".join(said[-2:]) or f"nvidia-smi ended with exit code {section.exit_code}"
+    return " ".join(messages[-2:]) or f"nvidia-smi ended with exit code {section.exit_code}"
 
 
 def _version(section: Section) -> str:

@@ -78,10 +78,10 @@ async def build(
     if image is None:
         base = arguments.get("CPU_BASE") or arguments.get("CUDA_BASE") or ""
         if base and await inspect(session, base) is None:
-            said = ((result.stdout + result.stderr).strip().splitlines() or [f"exit code {result.exit_code}"])[-1]
+            last_line = ((result.stdout + result.stderr).strip().splitlines() or [f"exit code {result.exit_code}"])[-1]
             raise ImageError(
                 session.host.name,
-                f"{recipe.reference} cannot be built: its base {base} cannot be pulled: {said[-300:]}",
+                f"{recipe.reference} cannot be built: its base {base} cannot be pulled: {last_line[-300:]}",
                 "ways on: a base in a registry that the head reaches, a mirror of yours (--image-base "
                 f"REGISTRY/{base}); a runtime image that exists already (--image REF); `clusterkit bundle` on a "
                 "machine with a network, and --bundle here; a proxy (--https-proxy)",

@@ -81,24 +81,24 @@ class Distribution:
         """
         began, method = time.monotonic(), Method.PRESENT
         self._origin = session
-        there = await self._present(session)
+        image = await self._present(session)
         if self.refresh:
-            there, method = await self._newest(session, there)
-        elif there is None or self._outdated(there):
+            image, method = await self._newest(session, image)
+        elif image is None or self._outdated(image):
             try:
-                there, method = await self._first(session)
+                image, method = await self._first(session)
             except ImageError as error:
-                if there is None:
+                if image is None:
                     raise self._with_refresh_hint(error) from error
                 self._note(
                     f"{session.host.name}: {self.reference} is not what the lock file says ({error.message}); "
                     "--image-refresh takes what it means now"
                 )
-        self.image = there
-        if not self._built_here(there):
-            self._digest = self._digest or there.repo_digest
+        self.image = image
+        if not self._built_here(image):
+            self._digest = self._digest or image.repo_digest
         await self._seeders.add(session)
-        return ImageOutcome(session.host.name, method, there, time.monotonic() - began)
+        return ImageOutcome(session.host.name, method, image, time.monotonic() - began)
 
     async def _present(self, session: Session) -> Image | None:
         """Return the first host's image of that name, or of the ID in the lock where the reference is no tag."""
@@ -172,16 +172,16 @@ class Distribution:
             ImageError: no method worked, or the host ended up with another image.
             HostError: as `Session.run`.
         """
-        wanted, began = self._wanted(), time.monotonic()
-        image = await inspect(session, wanted.run_as)
-        if image is not None and image.same_as(wanted):
+        reference_image, began = self._reference_image(), time.monotonic()
+        image = await inspect(session, reference_image.run_as)
+        if image is not None and image.same_as(reference_image):
             await self._seeders.add(session)
             return ImageOutcome(session.host.name, Method.PRESENT, image, time.monotonic() - began)
         methods = self._methods()
         for method in methods:
             try:
                 await self._transfer(session, method)
-                image = self._require_same(session, await inspect(session, wanted.run_as))
+                image = self._require_same(session, await inspect(session, reference_image.run_as))
             except ImageError as error:
                 # No other method makes room on this host's disk.
                 if method is methods[-1] or (error.disk_full and error.host == session.host.name):
@@ -206,7 +206,7 @@ class Distribution:
         return methods
 
     async def _transfer(self, session: Session, method: Method) -> None:
-        wanted = self._wanted()
+        reference_image = self._reference_image()
         if method is Method.PULL:
             if not self._digest:
                 raise ImageError(session.host.name, f"{self.reference} is in no registry", "use storage or fanout")
@@ -216,15 +216,15 @@ class Distribution:
             found = await self._archive_on_storage(session)
             await archives.load(session, found, progress=self.progress, timeout=self.timeout)
         else:
-            await self._send_from_seeder(session, wanted)
+            await self._send_from_seeder(session, reference_image)
 
-    async def _send_from_seeder(self, session: Session, wanted: Image) -> None:
+    async def _send_from_seeder(self, session: Session, reference_image: Image) -> None:
         """Send the image through this machine from a host that has it; from another one where that host is lost."""
         while True:
             try:
                 async with self._seeders.one() as source:
                     async with self.slot(session.host.name):
-                        await relay(source, session, wanted, progress=self.progress, timeout=self.timeout)
+                        await relay(source, session, reference_image, progress=self.progress, timeout=self.timeout)
                     return
             except NoSeederError:
                 raise ImageError(session.host.name, "every host with the image was lost", "run setup again") from None
@@ -245,22 +245,22 @@ class Distribution:
 
     async def _save(self) -> Archive:
         assert self._origin is not None
-        wanted = self._wanted()
+        reference_image = self._reference_image()
         for found in await archives.archives(self._origin, self._folder):
-            if found.holds(wanted) and (self.zstd or found.compression != "zstd"):
+            if found.holds(reference_image) and (self.zstd or found.compression != "zstd"):
                 if await archives.is_whole(self._origin, found, timeout=self.timeout):
                     return found
                 self._note(f"{found.path} is damaged and is written again")
                 await archives.discard(self._origin, found)
-        if not await archives.has_room(self._origin, str(self.storage), wanted):
+        if not await archives.has_room(self._origin, str(self.storage), reference_image):
             raise ImageError(
                 self._origin.host.name,
-                f"{self.storage} has no room for the image ({wanted.size / 1e9:.1f} GB)",
+                f"{self.storage} has no room for the image ({reference_image.size / 1e9:.1f} GB)",
                 "make room there, or distribute it by pull or fanout",
             )
         zstd = self.zstd and await _has_zstd(self._origin)
         return await archives.write(
-            self._origin, wanted, self._folder, zstd=zstd, progress=self.progress, timeout=self.timeout
+            self._origin, reference_image, self._folder, zstd=zstd, progress=self.progress, timeout=self.timeout
         )
 
     # -- the whole --------------------------------------------------------------------------------------------------
@@ -269,20 +269,20 @@ class Distribution:
     def _folder(self) -> str:
         return f"{self.storage}/images"
 
-    def _wanted(self) -> Image:
+    def _reference_image(self) -> Image:
         if self.image is None:
             raise AssertionError("seed comes first")
         return self.image
 
     def _require_same(self, session: Session, image: Image | None) -> Image:
-        wanted = self._wanted()
-        if image is None or not image.same_as(wanted):
+        reference_image = self._reference_image()
+        if image is None or not image.same_as(reference_image):
             has = "has none of that name" if image is None else f"has {image.image_id[7:19]}"
             origin = self._origin.host.name if self._origin else "the first host"
             raise ImageError(
                 session.host.name,
                 f"{self.reference} is not the same image everywhere: {session.host.name} {has}, "
-                f"{origin} {wanted.image_id[7:19]}",
+                f"{origin} {reference_image.image_id[7:19]}",
                 "remove the odd one (docker image rm) and run setup again",
             )
         return image

@@ -83,18 +83,18 @@ async def pull(
     """
     host, wanted = session.host.name, digest or reference
     meter = _Meter(host, progress)
-    said = ""
+    failure = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             await asyncio.sleep(pause * 2 ** (attempt - 1))
         result = await session.run(_script(wanted), root=True, timeout=timeout, on_output=meter)
         if result.ok:
             break
-        said = _reason(result.stdout + result.stderr)
-        if any(word in said.lower() for word in _FINAL):
-            raise _failed(host, wanted, said)
+        failure = _reason(result.stdout + result.stderr)
+        if any(word in failure.lower() for word in _FINAL):
+            raise _failed(host, wanted, failure)
     else:
-        raise _failed(host, wanted, f"{said} ({ATTEMPTS} tries)")
+        raise _failed(host, wanted, f"{failure} ({ATTEMPTS} tries)")
     if digest and is_tag(reference):
         tagged = await session.run(docker.command("tag", digest, reference), root=True, timeout=60.0)
         if not tagged.ok:

@@ -39,8 +39,8 @@ async def relay(
             raise ImageError(host, f"the image cannot be loaded: {error.message}", _ROOM) from None
         for session, stream in ((source, reading), (target, writing)):
             if await stream.wait():
-                said = stream.errors.last_lines()
-                raise ImageError(session.host.name, f"the image could not be handed to {host}: {said}", _ROOM)
+                reason = stream.errors.last_lines()
+                raise ImageError(session.host.name, f"the image could not be handed to {host}: {reason}", _ROOM)
     if progress is not None:
         progress(host, image.size, image.size)
 

@@ -235,8 +235,8 @@ def _refuse_foreign(facts: Facts, cluster: str, name: str) -> None:
 
 
 def _refuse_taken_ports(facts: Facts, settings: RaySettings, role: str) -> None:
-    wanted = settings.ports.listening(role == HEAD)
-    taken = [f"{port} ({name})" for name, port in wanted.items() if port in facts.listening]
+    required_ports = settings.ports.listening(role == HEAD)
+    taken = [f"{port} ({name})" for name, port in required_ports.items() if port in facts.listening]
     if taken:
         raise Refused(
             f"ports that Ray needs are taken: {', '.join(taken)}",

@@ -138,13 +138,13 @@ def _row(
     container = next((c for c in found if c.role == role), next((c for c in found if c.role in NODE_ROLES), None))
     if container is None:
         return NodeState(name, role, gpus_expected=gpus or 0, problem="no Ray container: clusterkit setup starts it")
-    wanted = container.gpus if gpus is None else gpus
+    desired_gpus = container.gpus if gpus is None else gpus
     node = answer.find(name, container.node_ids)
     row = NodeState(
         name,
         role,
         container=container.phrase,
-        gpus_expected=wanted,
+        gpus_expected=desired_gpus,
         ray=container.ray,
         python=container.python,
         image=container.image,

@@ -149,12 +149,12 @@ mv -f "$new" "$target"
 def _settings(facts: Facts, desired: DesiredState) -> tuple[tuple[Action, ...], str]:
     """Return the action that writes daemon.json, and what makes the change effective: reload, restart or nothing."""
     current = read_settings(facts.docker.daemon_json)
-    wanted: dict[str, Any] = {}
+    settings_of_runtime: dict[str, Any] = {}
     if uses_gpus(facts, desired):
         # An engine that is yet to be installed may be the distribution's older one; newer ones ignore the flag.
         modern = facts.docker.server and version_numbers(facts.docker.server, 2) >= CDI_BY_DEFAULT
-        wanted = NVIDIA_RUNTIME if modern else {**NVIDIA_RUNTIME, **CDI_FEATURE}
-    merged = merge(current, wanted)
+        settings_of_runtime = NVIDIA_RUNTIME if modern else {**NVIDIA_RUNTIME, **CDI_FEATURE}
+    merged = merge(current, settings_of_runtime)
     if merged == current:
         return (), ""
     changed = {key for key, value in merged.items() if current.get(key) != value}

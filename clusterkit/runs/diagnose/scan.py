@@ -169,12 +169,12 @@ def _containing(words: Sequence[str], data: bytes, ends: Sequence[int]) -> list[
     """Return the indexes of the lines that contain one of some words, in order. `ends`: where each line ends."""
     found: set[int] = set()
     for word in words:
-        wanted = word.encode()
-        position = data.find(wanted)
+        needle = word.encode()
+        position = data.find(needle)
         while position >= 0:
             index = bisect_right(ends, position)
             found.add(index)
-            position = data.find(wanted, ends[index])
+            position = data.find(needle, ends[index])
     return sorted(found)
 
 

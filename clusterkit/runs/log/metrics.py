@@ -5,12 +5,12 @@ docs/run-directory.md defines the file.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.common.text_plot import iso_time
 
 Record = dict[str, Any]
@@ -60,11 +60,8 @@ class MetricsTail:
 
 
 def _record(text: str) -> Record | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return _plain(value) if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
+    value = json_object(text)
+    return _plain(value) if value is not None and isinstance(value.get("kind"), str) else None
 
 
 def _plain(record: Record) -> Record:

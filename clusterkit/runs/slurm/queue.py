@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterkit.runs.directory import RunDirectory, user_name
@@ -30,6 +31,8 @@ class SlurmJob:
         reason: of that state, in Slurm's terms.
         run_dir: log folder of its run.
         code: exit code of its script, once it has ended.
+        user: whose it is.
+        started: Unix seconds; None while it waits.
     """
 
     number: str
@@ -38,6 +41,8 @@ class SlurmJob:
     fingerprint: str
     run_dir: str
     code: int = 0
+    user: str = ""
+    started: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -72,16 +77,29 @@ def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
     global _seen  # noqa: PLW0603
     if not fresh and time.monotonic() - _seen[0] < FRESH_SECONDS:
         return _seen[1]
-    queue = slurm(["squeue", "--noheader", f"--user={user_name()}", "--format=%i|%T|%r|%j|%Z"])
-    jobs = []
-    for line in queue.splitlines():
-        number, state, reason, name, folder = line.split("|", 4)
-        parts = name.split(":")
-        if parts[0] == PREFIX and len(parts) == 4:
-            jobs.append(SlurmJob(number.strip(), state, reason, parts[3], folder))
-    jobs = [job for job in jobs if job.alive]
+    jobs = queued_jobs(user_name())
     _seen = (time.monotonic(), jobs)
     return jobs
+
+
+def queued_jobs(user: str | None = None) -> list[SlurmJob]:
+    """Return clusterkit's jobs that wait or run, of one user or of all, the oldest first.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    whose = [] if user is None else [f"--user={user}"]
+    command = ["squeue", "--noheader", "--sort=i", *whose, "--format=%i|%T|%r|%j|%u|%S|%Z"]
+    queue = slurm(command, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
+    jobs = []
+    for line in queue.splitlines():
+        number, state, reason, name, owner, start, folder = line.split("|", 6)
+        parts = name.split(":")
+        if parts[0] == PREFIX and len(parts) == 4:
+            job = SlurmJob(number.strip(), state, reason, parts[3], folder, user=owner)
+            # That of a job which waits is Slurm's estimate.
+            jobs.append(job if job.waiting or not start.isdigit() else replace(job, started=float(start)))
+    return [job for job in jobs if job.alive]
 
 
 def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:

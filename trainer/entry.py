@@ -1,4 +1,4 @@
-"""What the commands of this package have in common: `python -m evaluation…  CONFIG.yaml`, its errors and exit codes."""
+"""The commands of the node side: `python -m MODULE CONFIG.yaml`, their errors and exit codes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import UserError
 from trainer.signals import StopFlag
 
+FAULT = "this is a fault of clusterkit or of this machine: --debug shows where it happened"
 
-def run_command(program: str, description: str | None, work: Callable[[Path, StopFlag], int]) -> int:
+
+def run_command(
+    program: str, description: str | None, work: Callable[[Path, StopFlag], int], fault: str = FAULT
+) -> int:
     """Do the work of a command line that names a configuration; errors become one message on stderr.
 
     Args:
         program: as `python -m …`, for --help.
         description: for --help.
         work: gets the configuration's file and the flag that a signal sets; returns the exit code.
+        fault: line that follows an error which is none of the user's.
 
     Returns:
         The exit code: that of `work`, or of the error.
@@ -31,14 +37,17 @@ def run_command(program: str, description: str | None, work: Callable[[Path, Sto
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    stop = StopFlag().install()
+    stop = StopFlag().install()  # before the imports of `work`: a signal during them is kept, too
     try:
         return work(arguments.config, stop)
     except Exception as error:
         if arguments.debug:
             traceback.print_exc()
         known = isinstance(error, UserError)
-        sys.stderr.write(f"error: {error if known else f'{type(error).__name__}: {error}'}\n")
+        message = f"error: {error if known else f'{type(error).__name__}: {error}'}\n"
         if not known and not arguments.debug:
-            sys.stderr.write("this is a fault of clusterkit or of this machine: --debug shows where it happened\n")
+            message += f"{fault}\n"
+        with suppress(OSError):  # our output may lie on the very disk that is full
+            sys.stderr.write(message)
+            sys.stderr.flush()
         return error.exit_code if isinstance(error, UserError) else 1

@@ -1,0 +1,53 @@
+"""What `clusterkit serve judge` is told about the servers and their run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from clusterkit.cli.hostoptions import takes
+from clusterkit.cli.options import LOOPBACK
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """What was typed, unchecked: the options of these names."""
+
+    model: str = ""
+    preset: str = "memalpha-4B"
+    experiment: str = ""
+    trial: str = "run1"
+    gpus: str = ""
+    per_server: int = 1
+    engine: str = "sglang"
+    address: str = LOOPBACK
+    context_length: int = 0
+    flags: str = ""
+    cache_dir: str = ""
+
+
+_OPTIONS: dict[str, Any] = {
+    "model": typer.Option(
+        "--model", help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start."
+    ),
+    "preset": typer.Option("--preset", help="Preset of the run: gives its experiment's name."),
+    "experiment": typer.Option("--experiment", help="Experiment of the run; the preset's when left out."),
+    "trial": typer.Option("--trial", help="Trial of the run."),
+    "gpus": typer.Option("--gpus", help="How many GPUs, such as 3, or which, such as 2,3,4; none: the CPU."),
+    "per_server": typer.Option("--per-server", min=1, help="GPUs of one server (tensor parallel)."),
+    "engine": typer.Option("--engine", metavar="sglang|vllm", help="Kind of server."),
+    "address": typer.Option(
+        "--address", help="Address to listen on: this host's private one where the run is on another."
+    ),
+    "context_length": typer.Option("--context-length", min=0, help="Longest request; 0: the model's own."),
+    "flags": typer.Option("--flags", help="More options of the server's own, in one quoted text."),
+    "cache_dir": typer.Option("--cache-dir", help="On this machine: cache folder of assets."),
+}
+
+
+def takes_judge_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a Typer command the options of `JudgeOptions`; it gets them as its parameter `options`."""
+    return takes(command, "options", JudgeOptions, _OPTIONS)
