@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reading_records import Arm, Records
 
-from clusterkit.observe.report.scale import Scale, scale, short
+from clusterkit.observe.report.plot import Scale, scale, short
 from clusterkit.ui.markup import Html, tag
 from evaluation.intervals import bootstrap
 
