@@ -141,7 +141,7 @@ class Run:
         runners = []
         for host, entry in zip(cluster.hosts, self.work["hosts"], strict=True):
             log = HostLog(logs, host.name)
-            look = partial(gather, wants=self.wants(entry))
+            look = partial(gather, request=self.wants(entry))
             runners.append(HostRunner(host, report.hosts[host.name], log, look, watch, dry=False))
         wish = DesiredState(cluster=cluster)
         await asyncio.gather(

@@ -257,7 +257,7 @@ def _storage() -> list[HostScript]:
         ("runs: attempts", lambda s: run_storage.newest_attempt(s, run)),
         ("runs: listing", lambda s: run_files.listing(head(s), run)),
         ("evaluation: results", lambda s: job.newest_results(head(s), "/storage/evals")),
-        ("evaluation: checkpoint", lambda s: remote._inside(head(s), "/storage/checkpoints")),
+        ("evaluation: checkpoint", lambda s: remote._checkpoint_in(head(s), "/storage/checkpoints")),
         ("serving: servers", lambda s: engines.remote_servers(head(s), Path("/storage/servers"))),
     ):
         found += [HostScript(name, script, stdin, files) for script, stdin in recorded(call)]

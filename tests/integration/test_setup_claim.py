@@ -37,6 +37,7 @@ from clusterkit.provision.cluster_lock import (
     remote_lease,
 )
 from clusterkit.provision.steps.step import DesiredState
+from clusterkit.runs.directory import user_name
 from clusterkit.setup import setup as engine
 from clusterkit.setup.model import Report, State
 from clusterkit.setup.runner import HostRunner
@@ -383,7 +384,7 @@ def test_two_machines_with_one_home_on_storage_without_locks(ssh: Ssh, tmp_path:
         for rival in (laptop, desk):  # another machine, and another process of the same one
             said, code = rival.outcome()
             assert code == 2, said
-            assert f"refused cluster lab is being worked on by `clusterkit setup` of {module._user()}@" in said
+            assert f"refused cluster lab is being worked on by `clusterkit setup` of {user_name()}@" in said
             assert f"(process {holder.pid})" in said
     finally:
         holder.kill()
