@@ -11,9 +11,9 @@ pause of --learn seconds, and what is published are the weights of a tiny model,
 loading the preset's takes, up to a fifth longer on some.
 
 --lose has something end in the middle of a step: `server`, the first one, after half of its requests, or, after half of
-the time that the step before took, all servers of the last host (`host`: connections are reset; `silent-host`: packets
-vanish, which needs a network namespace of its own: sudo unshare -n sh -c "ip link set lo up; …"), the process of rank 0
-(`rank`), which is started again as a run's next attempt, or that of the first controller (`controller`, with
+the servers' own time of the step before, all servers of the last host (`host`: connections are reset; `silent-host`:
+packets vanish, which needs a network namespace of its own: sudo unshare -n sh -c "ip link set lo up; …"), the process
+of rank 0 (`rank`), which is started again as a run's next attempt, or that of the first controller (`controller`, with
 rollout.controllers=N). A server comes back with weights of version 0 after --back seconds.
 
 --ray has the servers be actors of a Ray that believes in the preset's hosts and GPUs (fleet_ray.py).
@@ -130,7 +130,7 @@ class Losses:
         if told["event"] == "start":
             self.controllers = told["controllers"]
         elif told["event"] == "step":
-            self.waited, self.requests = told["wait_s"], told["requests"] / told["servers"]
+            self.waited, self.requests = told["servers_own_s"], told["requests"] / told["servers"]
         elif told["event"] == "begun" and (what := self.at.pop(told["step"], None)):
             seconds = 0.0 if what == "server" else self.waited / 2
             self._later(seconds, lambda: self._lose(what, told["step"]))

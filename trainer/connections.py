@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import socket
 import time
@@ -19,6 +20,8 @@ IDLE_S, EVERY_S, TIMES = 20, 5, 4
 GONE_S = IDLE_S + EVERY_S * TIMES
 """Seconds after which a connection to a host that vanished fails, at the latest."""
 BEAT_S = 0.05
+COLLECT_AFTER = (50_000, 20, 50)
+"""Objects made until the youngest are looked at, and such looks until older ones are; Python's own: 700, 10, 10."""
 MOST_FILES = 1 << 16
 
 
@@ -55,6 +58,18 @@ class LoopLag:
     def _beat(self) -> None:
         self._total = self.seconds()
         self.start()
+
+
+def collect_seldom() -> None:
+    """For a process that reads thousands of long answers: have Python's garbage collector look at little, and seldom.
+
+    Every sampled token comes as a small list. A few answers make the collector look through all objects of the process
+    again, hundreds of thousands of them the libraries' own, for a third of a second: most of what an answer cost. What
+    is there now is not looked at any more.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _allow_files() -> None:

@@ -100,7 +100,7 @@ class Controller:
     change_seconds: float
 
 
-CONTROLLER = Controller(wait_share=0.02, request_seconds=0.0017, change_seconds=0.05)
+CONTROLLER = Controller(wait_share=0.02, request_seconds=0.0016, change_seconds=0.3)
 
 
 def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation) -> tuple[float, float]:

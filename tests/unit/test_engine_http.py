@@ -266,3 +266,21 @@ def test_as_many_requests_may_be_under_way_as_the_system_allows() -> None:
         "assert soft == min(hard, 1 << 16) or hard == resource.RLIM_INFINITY, (soft, hard)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_process_holds_is_not_looked_through_again_for_every_few_answers() -> None:
+    """Each sampled token is a small list: all objects were looked through after some dozens of answers."""
+    code = (
+        "import gc, orjson\n"
+        "from trainer.connections import collect_seldom\n"
+        "held = [[number] for number in range(300_000)]\n"
+        "collect_seldom()\n"
+        "looks = []\n"
+        "gc.callbacks.append(lambda phase, told: looks.append(told['generation']))\n"
+        "answer = orjson.dumps([[-1.5, number, None] for number in range(5_000)])\n"
+        "for _ in range(100):\n"
+        "    pairs = orjson.loads(answer)\n"
+        "assert 2 not in looks, looks\n"
+        "assert gc.get_freeze_count() > 300_000\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
@@ -52,6 +53,7 @@ def served_sampler(
 def serve(parts: SamplerParts, model: Path) -> Served:
     """Rank 0's engine, its servers, and the thread in which it talks to them."""
     config = parts.config
+    collect_seldom()
     dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
     loop = BackgroundLoop()
     pool = ServerPool(dialect.health_path)

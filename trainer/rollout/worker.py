@@ -24,6 +24,7 @@ from typing import Any
 
 from trainer.agents import make_agent
 from trainer.config import RunConfig
+from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served import ServedEngine
@@ -91,6 +92,7 @@ class _Controller:
                     loop.call_soon_threadsafe(messages.put_nowait, pickle.loads(self.pipe.recv_bytes()))
             os._exit(0)  # rank 0 has ended: nobody wants what is under way
 
+        collect_seldom()
         await self.engine.hold()  # until the first version is named
         threading.Thread(target=receive, daemon=True).start()
         self._keep(self._look())
