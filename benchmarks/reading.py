@@ -14,12 +14,14 @@ Each checkpoint's arms are one evaluation, so a server starts once. Every stage 
 and the same command goes on after an interruption; after --seconds a stage is interrupted in order. Records are brought
 up to date after every evaluation; seeds that were measured on other machines stay in them. Printed: a JSON line a stage
 (also in FOLDER/stages.jsonl), and at the end what `draw` prints: Markdown tables. `draw` writes the picture beside the
-records, from them alone. --set gives every run a setting; FOLDER belongs to one preset and its settings.
+records, from them alone. --set gives every run a setting; FOLDER belongs to one QUESTIONS, preset and model, and their
+settings.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -45,7 +47,7 @@ from evaluation.config import EvalConfig
 from evaluation.steps import checkpoints_in
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.files import write_atomic
+from trainer.files import sha256, write_atomic
 from trainer.paths import RunPaths
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,7 +142,7 @@ class Bench:
             raise UserError(f"the evaluation of {kind}, seed {seed}, lacks answers: run the same command again")
         records = Records.read(self.records) if self.records.exists() else Records()
         done = [line["device"] for line in _stages(self.out) if line["stage"] == f"evaluate {kind} seed {seed}"]
-        records.add(results, kind, seed, done[-1])
+        records.add(results, kind, seed, done[-1] if done else self.device)
         records.write(self.records)
 
     def request(self, kind: str, seed: int, checkpoint: str) -> EvalConfig:
@@ -231,7 +233,14 @@ def run(bench: Bench) -> None:
     given = bench.given
     _claim(
         bench.out,
-        {"preset": given.preset, "task": given.task, "settings": given.settings, "start": bool(given.supervised)},
+        {
+            "preset": given.preset,
+            "task": given.task,
+            "settings": given.settings,
+            "start": bool(given.supervised),
+            "model": given.model,
+            "questions": _digest(given.questions),
+        },
     )
     if "untrained" in given.arms:
         bench.measure("untrained", 0, bench.untrained)
@@ -246,13 +255,20 @@ def run(bench: Bench) -> None:
             bench.measure("shuffled", seed, partial(bench.train, "shuffled", seed))
 
 
+def _digest(questions: Path) -> str:
+    """Return what tells one QUESTIONS from another: who was trained on one must not be asked what another holds out."""
+    files = sorted(file for name in ("questions", "documents") for file in questions.rglob(f"{name}.jsonl*"))
+    told = "".join(f"{file.relative_to(questions)} {sha256(file)}\n" for file in files)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
 def _claim(out: Path, given: dict[str, Any]) -> None:
     """Refuse a folder whose runs have other settings."""
     file = out / "settings.json"
     if not file.exists():
         write_atomic(file, json.dumps(given))
     before = json.loads(file.read_text())
-    if before != given:
+    if {**given, **before} != given:  # folders of earlier versions say less
         raise UserError(f"{out} has runs of {before}, and now {given} is asked for: name another --out")
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-ROUNDS = 10_000
+ROUNDS, BLOCK = 10_000, 250
+"""Draws, and how many of them are in memory as numbers that can be multiplied."""
 
 
 def bootstrap(scores: Sequence[float], share: float = 0.95, seed: int = 0) -> tuple[float, float]:
@@ -23,16 +24,20 @@ def bootstrap(scores: Sequence[float], share: float = 0.95, seed: int = 0) -> tu
     """
     if not scores:
         return float("nan"), float("nan")
-    means = _draws(len(scores), seed) @ np.asarray(scores, dtype=np.float64) / len(scores)
+    values = np.asarray(scores, dtype=np.float64)
+    means = np.concatenate([drawn.astype(np.float64) @ values / len(scores) for drawn in _draws(len(scores), seed)])
     low, high = np.quantile(means, [(1 - share) / 2, (1 + share) / 2])
     return float(low), float(high)
 
 
 @lru_cache(maxsize=4)
-def _draws(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How often each of `count` questions is in each of ROUNDS draws: (ROUNDS, count)."""
-    drawn = np.random.default_rng([seed, count]).multinomial(count, np.full(count, 1 / count), size=ROUNDS)
-    return drawn.astype(np.float64)
+def _draws(count: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+    """How often each of `count` questions is in each of ROUNDS draws: blocks of (BLOCK, count).
+
+    A byte is enough: a question is drawn once on average, and never 256 times of more than that.
+    """
+    rng, shares = np.random.default_rng([seed, count]), np.full(count, 1 / count)
+    return [rng.multinomial(count, shares, size=BLOCK).astype(np.uint8) for _ in range(ROUNDS // BLOCK)]
 
 
 def f1_by_form(questions: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

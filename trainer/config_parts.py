@@ -160,7 +160,7 @@ class ServersConfig(Section):
     """Servers that the run starts; 0: as allocation_mode says, 1 without one."""
     min_required: Annotated[int, Field(ge=0)] = 0
     """Servers that must answer before the first step; later the run waits while there are fewer. 0: before the first
-    step all that the run starts, later one."""
+    step all that the run starts, later one. SGLang's on the trainer's GPUs: all."""
     shutdown_on_exit: bool = True
     """End the servers with the trainer. false: they stay, and the next attempt at the run uses them again (`clusterkit
     serve list` shows them, `clusterkit serve stop` ends them)."""

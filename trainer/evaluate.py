@@ -167,8 +167,10 @@ def trained_chunks(config: RunConfig) -> list[int]:
 def check_lengths(config: RunConfig, source: TaskSource) -> None:
     """Raise UserError where the source cannot have the contexts of the closing table."""
     assert config.eval.split != "train"
-    for number in config.eval.final_documents if source.num_heldout(config.eval.split) else ():
-        source.heldout(config.eval.split, 0, number)
+    count = min(config.eval.num_tasks, source.num_heldout(config.eval.split))
+    for number in config.eval.final_documents:
+        for index in range(count):  # the last of them would be refused when all is trained
+            source.heldout(config.eval.split, index, number)
 
 
 def time_split(folder: Path) -> dict[str, float]:

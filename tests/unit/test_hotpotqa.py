@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
+from trainer.evaluate import check_lengths
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.types import Task
 
@@ -286,3 +288,23 @@ def test_held_out_contexts_have_other_numbers_of_documents_where_these_are_asked
     assert longer.context == source(mini_hotpotqa, num_documents=5).heldout("test", 0).context
     with pytest.raises(UserError, match=r"contexts of 99 documents .*eval.final_documents.* has \d+ documents: lower"):
         tasks.heldout("test", 0, 99)
+
+
+def test_a_length_that_any_evaluated_question_cannot_have_is_refused_before_all_is_trained(mini_hotpotqa: Path) -> None:
+    last = source(mini_hotpotqa).heldout_row("dev", 1).id
+
+    def needs_three(questions: list[dict], _: list[dict]) -> None:
+        question = next(one for one in questions if one["id"] == last)
+        question["supporting"] = question["own_documents"]
+
+    tasks = source(edited(mini_hotpotqa, needs_three))
+    settings = {"split": "dev", "num_tasks": 2, "final_documents": [2]}
+    agent = {"template": "memagent"}
+    task = {"name": "hotpotqa", "path": str(mini_hotpotqa)}
+    config = RunConfig(model={"path": "/model"}, agent=agent, task=task, eval=settings)
+
+    with pytest.raises(
+        UserError, match=rf"contexts of 2 documents .*eval.final_documents.* question {last} .* needs 3"
+    ):
+        check_lengths(config, tasks)
+    check_lengths(config.model_copy(update={"eval": config.eval.model_copy(update={"num_tasks": 1})}), tasks)

@@ -15,6 +15,7 @@ require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray
 
 from trainer.launch.ray_placement import (  # noqa: E402 (needs Ray)
     FreeNode,
+    await_nodes,
     bundle_size,
     choose_nodes,
     over_network,
@@ -30,6 +31,16 @@ def test_full_hosts_come_first_and_the_head_only_where_it_is_needed() -> None:
     assert choose_nodes(nodes, 20, 1) == ["b"] * 8 + ["c"] * 8 + ["a"] * 4
     assert choose_nodes(nodes, 24, 1) == ["b"] * 8 + ["c"] * 8 + ["a"] * 4 + ["head"] * 4
     assert choose_nodes(nodes, 29, 1) == []  # Ray waits for what comes back
+
+
+def test_places_that_are_being_freed_are_waited_for() -> None:
+    """What has just ended, such as a supervised start on the same GPUs, holds them a moment longer."""
+    busy = [FreeNode("a", 0, 64), FreeNode("head", 8, 64, spared=True)]
+    looks = iter([busy, busy, [FreeNode("a", 8, 64), FreeNode("head", 8, 64, spared=True)]])
+
+    assert await_nodes(lambda: next(looks), 10, 1, lambda: False) == ["a"] * 8 + ["head"] * 2
+    assert await_nodes(lambda: busy, 10, 1, lambda: False, seconds=0.0) == []
+    assert await_nodes(lambda: busy, 10, 1, lambda: True) == []
 
 
 def test_a_bundle_is_on_one_host_and_wants_its_cpus_there() -> None:

@@ -146,6 +146,25 @@ def test_the_control_on_shuffled_rewards_begins_with_the_supervised_start_of_its
     assert one.config("shuffled", 2).supervised.dataset  # its run is not there yet
 
 
+def test_a_folder_of_runs_takes_no_other_questions_and_no_other_model(tmp_path: Path) -> None:
+    given = bench(tmp_path, arms=[]).given
+    given.questions.mkdir()
+    (given.questions / "questions.jsonl").write_text("{}\n")
+    reading.run(bench(tmp_path, arms=[]))
+    reading.run(bench(tmp_path, arms=[]))
+    with pytest.raises(UserError, match="name another --out"):
+        reading.run(bench(tmp_path, arms=[], model="another"))
+    (given.questions / "questions.jsonl").write_text("{} \n")
+    with pytest.raises(UserError, match="name another --out"):
+        reading.run(bench(tmp_path, arms=[]))
+
+    # One of an earlier version goes on.
+    (tmp_path / "settings.json").write_text(
+        '{"preset": "135M_cpu", "task": "hotpotqa", "settings": [], "start": false}'
+    )
+    reading.run(bench(tmp_path, arms=[]))
+
+
 def test_a_stage_whose_result_is_there_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages' processes are stood in for; tests/integration/test_reading_benchmark.py runs them."""
     ran: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from evaluation.agent_reader import AgentReader
 from evaluation.comparison import compare
 from evaluation.config import EvalConfig
 from evaluation.grade import qa_verdict
-from evaluation.intervals import bootstrap, f1_by_form, f1_differences
+from evaluation.intervals import ROUNDS, bootstrap, f1_by_form, f1_differences
 from evaluation.methods import best_paragraphs, document_of, make_reader
 from evaluation.plan import make_rows, row_inputs
 from evaluation.record import GREEDY, RowRecord, text_sha
@@ -193,6 +194,18 @@ def test_bootstrap_of_right_and_wrong_is_the_binomial() -> None:
     assert bootstrap([0.0, 1.0] * 50) == (low, high)
     assert bootstrap([0.3] * 9) == pytest.approx((0.3, 0.3))
     assert all(math.isnan(bound) for bound in bootstrap([]))
+
+
+def test_an_interval_of_thousands_of_questions_takes_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        low, high = bootstrap([0.0, 1.0] * 1000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert low == pytest.approx(0.5 - 1.96 * 0.5 / 2000**0.5, abs=2e-3)
+    assert high == pytest.approx(0.5 + 1.96 * 0.5 / 2000**0.5, abs=2e-3)
+    assert peak < 3 * 2000 * ROUNDS  # bytes
 
 
 def qa_row(root: Path, name: str, answers: dict[str, str]) -> dict[str, Any]:

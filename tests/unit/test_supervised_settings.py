@@ -11,9 +11,12 @@ from clusterkit.config.resolve import resolve
 from clusterkit.runs.trials import choose_trial
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.checkpoint.fingerprint import differences, fingerprint
+from trainer.checkpoint.slots import RunState, Slot
+from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.evaluate import bootstrap_interval
+from trainer.launch.supervised import supervised_model
 from trainer.paths import RunPaths
 from trainer.sft.start import is_start, start_config, start_facts
 
@@ -106,6 +109,35 @@ def test_without_a_whole_mark_and_its_checkpoint_it_is_not_done(tmp_path: Path, 
     (tmp_path / "start.json").write_text(text)
 
     assert start_facts(paths) == {}
+
+
+def at_step_5_of(run: Path, dataset: str) -> Start:
+    state = RunState(global_step=5, next_task=10, optimizer_steps=10, version=5, seconds=1.0)
+    return Start(Slot("slot-a", run / "slot-a", state, {"supervised.dataset": dataset}, 1))
+
+
+def never(*_: object) -> None:
+    raise AssertionError("nothing is learned")
+
+
+@pytest.mark.parametrize("folder", ["b", "copy/of/the/recover", "recover/u/e/t"])
+def test_a_run_from_a_recover_checkpoint_without_its_start_takes_the_weights_of_that(
+    tmp_path: Path, folder: str
+) -> None:
+    config = read(f"fileroot={tmp_path / 'runs'}", f"recover_from=/{folder}", "algorithm.kl_coef=0")
+    start = at_step_5_of(Path("/", folder), "traces.jsonl")
+
+    assert supervised_model(config, Path("/model"), start, never) == Path("/model")
+
+
+def test_a_kl_reference_that_would_be_another_model_is_refused(tmp_path: Path) -> None:
+    config = read(f"fileroot={tmp_path / 'runs'}", f"recover_from={tmp_path}/copy", "algorithm.kl_coef=0.1")
+    with pytest.raises(UserError, match=r"algorithm\.kl_coef=0\.1 holds the policy near the checkpoint of that run's"):
+        supervised_model(config, Path("/model"), at_step_5_of(tmp_path / "copy", "traces.jsonl"), never)
+
+    # That run had none: its reference was its model. And the run's own checkpoints come later than this.
+    for start in (at_step_5_of(tmp_path / "copy", ""), at_step_5_of(RunPaths.of(config).recover, "traces.jsonl")):
+        assert supervised_model(config, Path("/model"), start, never) == Path("/model")
 
 
 def test_an_interval_holds_the_mean_and_is_the_same_every_time() -> None:

@@ -133,6 +133,20 @@ def test_another_task_by_number_or_id_and_as_json(both: RunDirectory) -> None:
     assert (found["before"]["scores"]["f1"], found["after"]["scores"]["f1"]) == (0.0, 1.0)
 
 
+def test_an_id_from_the_data_reaches_the_terminal_without_control_characters(
+    run: RunDirectory, mini_hotpotqa: Path
+) -> None:
+    write_heldout(run.logs, mini_hotpotqa, "before", careful)
+    file = run.logs / "rollouts" / "eval_before.jsonl.zst"
+    with zstandard.open(file, "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    records[0]["task_id"] = "\x1b[2Jrow"
+    with zstandard.open(file, "wt", encoding="utf-8") as lines:
+        lines.write("".join(json.dumps(record) + "\n" for record in records))
+
+    assert "held-out task 0 of 2, [2Jrow\n" in trace(run)
+
+
 def test_a_run_that_has_not_ended_shows_what_there_is_and_says_so(run: RunDirectory, mini_hotpotqa: Path) -> None:
     write_heldout(run.logs, mini_hotpotqa, "before", careful)
     text = trace(run)
@@ -155,6 +169,7 @@ def test_a_run_that_began_at_a_checkpoint_of_another_shows_its_end(run: RunDirec
     ("options", "message"),
     [
         (("--task", "2"), "2 held-out tasks are recorded, none of them 2: give --task a number from 0 to 1, or an id"),
+        (("--task", "²"), "2 held-out tasks are recorded, none of them ²"),
         (("--step", "1"), "leave out --step and --sample"),
         (("--sample", "0"), "leave out --step and --sample"),
     ],

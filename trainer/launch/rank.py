@@ -23,7 +23,7 @@ import torch
 
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.errors import InterruptedRunError, UserError
+from trainer.errors import CrashError, InterruptedRunError, UserError
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths
 from trainer.placement import first_training_gpu
@@ -104,7 +104,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     monitor = Monitor(logs if main else None, job.attempt, make_sinks(config, logs) if main else [])
     world: World | None = None
     run: AnyRun | None = None
-    code, message = 0, ""
+    code, message, crashed = 0, "", False
     try:
         gpu = rank + first_training_gpu(config) if job.gpu is None else job.gpu
         prepare_nccl(config)
@@ -113,7 +113,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         run = make_run(config, job.model_folder, world, monitor, stop, job.start)
         run.run()
     except UserError as error:
-        code, message = error.exit_code, str(error)
+        code, message, crashed = error.exit_code, str(error), isinstance(error, CrashError)
         if not main and not isinstance(error, InterruptedRunError):
             # Rank 0 reports what all ranks see; what only this one sees (its GPU's memory) it cannot know.
             (meeting / f"fault-{rank}").write_text(message, encoding="utf-8")
@@ -129,7 +129,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
             leave_world(world)
     if main:
         step = run.global_step if run else job.start.global_step
-        outcome = {"global_step": step, "message": message, "exit_code": code}
+        outcome = {"global_step": step, "message": message, "exit_code": code, "crashed": crashed}
         (meeting / "outcome").write_text(json.dumps(outcome), encoding="utf-8")
     # The process group of an abandoned run still has threads: a normal exit of the interpreter would abort in C++.
     logging.shutdown()

@@ -92,7 +92,7 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
 
     Raises:
         UserError: as rank 0 raised it.
-        CrashError: a rank was lost.
+        CrashError: as rank 0 raised it, or a rank was lost.
     """
     if not codes:
         return
@@ -102,6 +102,8 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
     for rank, text in (*crashes.items(), *faults.items()):
         log.error("rank %d:\n%s", rank, text)
     if outcome.get("message"):
+        if outcome.get("crashed"):
+            raise CrashError(outcome["message"])
         error = {e.exit_code: e for e in (InterruptedRunError, RunError)}.get(outcome["exit_code"], UserError)
         raise error(outcome["message"])
     raise CrashError(f"{_cause(codes, faults, size)}; the same command goes on from the last recover checkpoint")

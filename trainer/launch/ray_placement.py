@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ WAITING_SECONDS = 60.0
 """How often a run that waits for resources says so."""
 PINNED_SECONDS = 20.0
 """How long bundles wait on the nodes that were chosen for them: free when they were looked at, taken since."""
+FREED_SECONDS = 15.0
+"""How long Ray may take to free the places of what has just ended: a supervised start, or the attempt before."""
 LOOK_SECONDS = 20.0
 """How long a node has to say what file system it keeps the runs on."""
 NETWORK_FILE_SYSTEMS = ("nfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse", "9p", "cifs", "smb", "wekafs")
@@ -123,7 +125,8 @@ def reserve(config: RunConfig, stop: Callable[[], bool]) -> tuple[Any, list[int]
     bundle = {"CPU": float(size), "GPU": float(size)}
     count = config.ranks // size
     numbers = [rank // size for rank in range(config.ranks)]
-    chosen = choose_nodes(free_nodes(Path(config.fileroot)), count, size)
+    spared = spared_nodes(Path(config.fileroot))
+    chosen = await_nodes(lambda: free_nodes(spared), count, size, stop)
     if chosen:
         group = placement_group([{**bundle, f"node:{address}": 0.001} for address in chosen], strategy="PACK")
         if group.wait(timeout_seconds=PINNED_SECONDS):
@@ -145,20 +148,46 @@ def _await(group: Any, ranks: int, kind: str, stop: Callable[[], bool]) -> None:
             log.warning(f"waiting for places: {ranks} ranks want a {kind} each; {supply(kind)}")
 
 
-def free_nodes(runs: Path) -> list[FreeNode]:
-    """The living nodes of the cluster and what is free on them. runs: folder of runs, on the shared storage."""
-    free = available_resources_per_node()
-    alive = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
+def await_nodes(
+    look: Callable[[], Sequence[FreeNode]],
+    bundles: int,
+    size: int,
+    stop: Callable[[], bool],
+    seconds: float = FREED_SECONDS,
+) -> list[str]:
+    """As `choose_nodes`, but what is not free yet may become so.
+
+    Args:
+        look: returns the nodes as they are now.
+        bundles, size: see `choose_nodes`.
+        stop: whether the run is to stop.
+        seconds: how long.
+    """
+    give_up = time.monotonic() + seconds
+    while not (chosen := choose_nodes(look(), bundles, size)) and time.monotonic() < give_up and not stop():
+        time.sleep(POLL_SECONDS)
+    return chosen
+
+
+def spared_nodes(runs: Path) -> set[str]:
+    """Ids of the nodes with other work. runs: folder of runs, on the shared storage."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     head = ray.get_runtime_context().get_node_id()  # the driver is there
-    hosts = storage_hosts(list(alive), runs)
+    return {head, *storage_hosts(nodes, runs)}
+
+
+def free_nodes(spared: Collection[str]) -> list[FreeNode]:
+    """The living nodes of the cluster and what is free on them. spared: ids of those with other work."""
+    free = available_resources_per_node()
     return [
         FreeNode(
-            address,
-            int(free.get(node, {}).get("GPU", 0)),
-            int(free.get(node, {}).get("CPU", 0)),
-            spared=node == head or node in hosts,
+            str(node["NodeManagerAddress"]),
+            int(free.get(node["NodeID"], {}).get("GPU", 0)),
+            int(free.get(node["NodeID"], {}).get("CPU", 0)),
+            spared=node["NodeID"] in spared,
         )
-        for node, address in alive.items()
+        for node in ray.nodes()
+        if node["Alive"]
     ]
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 
+from trainer.checkpoint.slots import Slot
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
+from trainer.errors import UserError
 from trainer.evaluate import check_lengths
 from trainer.files import write_atomic
 from trainer.paths import SUPERVISED, RunPaths
@@ -36,7 +38,9 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
         learn: runs the supervised start on the run's ranks.
 
     Raises:
-        UserError: its examples or the run's own data cannot be used; InterruptedRunError: it was asked to stop.
+        UserError: its examples or the run's own data cannot be used, or the start of the run that `recover_from` names
+            is missed.
+        InterruptedRunError: it was asked to stop.
     """
     if not config.supervised.dataset:
         return model
@@ -48,6 +52,7 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
         log.info(f"Supervised start: done before ({found.summary}), {found.paths.checkpoints}.")
         return found.paths.checkpoints
     if goes_on and (config.recover_from or not config.algorithm.kl_coef):
+        _require_reference(config, start.slot)
         log.info("Supervised start: none, the weights are those of the recover checkpoint.")
         return model
     check_lengths(config, make_source(config))  # what is wrong with the data of reinforcement shows now
@@ -61,10 +66,10 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
 
 def _taken_over(config: RunConfig, found: SupervisedStart) -> bool:
     """Copy the supervised checkpoint of the run that `recover_from` names, which may be removed one day."""
-    if not config.recover_from:
+    # fileroot / recover / user / experiment / trial; a copy of the recover checkpoint may lie anywhere
+    *root, kind, user, experiment, trial = ("", "", "", "", *Path(config.recover_from).parts)
+    if kind != "recover":
         return False
-    # fileroot / recover / user / experiment / trial
-    *root, _, user, experiment, trial = Path(config.recover_from).parts
     fileroot = Path(*root)
     logs = fileroot / "logs" / user / experiment / trial / SUPERVISED
     checkpoint = fileroot / "checkpoints" / user / experiment / trial / SUPERVISED
@@ -76,6 +81,22 @@ def _taken_over(config: RunConfig, found: SupervisedStart) -> bool:
     found.paths.logs.mkdir(parents=True, exist_ok=True)
     write_atomic(found.paths.logs / MARK, json.dumps({**facts, "checkpoint": str(found.paths.checkpoints)}, indent=1))
     return True
+
+
+def _require_reference(config: RunConfig, slot: Slot | None) -> None:
+    """Raise UserError where the KL reference would be another model than that of the run that is gone on from.
+
+    slot: the checkpoint of that run. One of the run's own was written after this had been looked at.
+    """
+    if slot is None or slot.path.parent == RunPaths.of(config).recover:
+        return
+    if config.algorithm.kl_coef and slot.fingerprint.get("supervised.dataset"):
+        raise UserError(
+            f"recover_from={config.recover_from}: algorithm.kl_coef={config.algorithm.kl_coef} holds the policy near "
+            "the checkpoint of that run's supervised start, which is not beside it (checkpoints/USER/EXPERIMENT/TRIAL/"
+            f"{SUPERVISED}, with logs/USER/EXPERIMENT/TRIAL/{SUPERVISED}/{MARK}): put both back, or set "
+            "algorithm.kl_coef=0"
+        )
 
 
 def _free_memory() -> None:

@@ -41,8 +41,14 @@ class Fleet:
 
     @property
     def required(self) -> int:
-        """Servers that must answer before the first step."""
-        return self.config.serving.min_required or max(self.config.num_servers, 1)
+        """Servers that must answer before the first step.
+
+        All, where SGLang's share the trainer's GPUs: they read weights there, and one that starts takes memory there.
+        """
+        allocation, everyone = self.config.allocation, max(self.config.num_servers, 1)
+        if allocation is not None and allocation.colocated and self.config.engine == "sglang":
+            return everyone
+        return self.config.serving.min_required or everyone
 
     def usable(self) -> int:
         """Servers that get requests now."""

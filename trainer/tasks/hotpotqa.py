@@ -80,6 +80,11 @@ class HotpotQA(RowSource[Question]):
                 f"{self.folder} has {len(side.pool)} documents: lower it"
             )
         row = self.heldout_row(split, index)
+        if chunks < len(row.gold):
+            raise UserError(
+                f"contexts of {chunks} documents are asked for (eval.final_documents), and question {row.id} of the "
+                f"{split} split of {self.folder} needs {len(row.gold)}: raise it"
+            )
         return self._made(f"{split}-{row.id}", row, split, 0, chunks)
 
     def make(self, task_id: str, row: Question, split: str, epoch: int) -> Task:

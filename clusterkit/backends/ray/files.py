@@ -11,6 +11,7 @@ from clusterkit.backends.ray.storage import RECORDS, read_from
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.ssh.api import ErrorKind, HostError
 from evaluation.steps import SCORES
+from trainer.paths import SUPERVISED
 
 LOOK_SECONDS = 60.0
 HELDOUT = "rollouts/eval_"
@@ -26,7 +27,8 @@ Facts = dict[str, tuple[int, float]]
 async def listing(head: Head, run: RunDirectory) -> Facts:
     """The files that tell about a run, its attempts (`attempt_1/`), and its recover checkpoint if any (`LATEST`).
 
-    Among them are its held-out trajectories (`rollouts/eval_…`), not those of steps.
+    That of a supervised start is `supervised/LATEST`. Among the files are held-out trajectories (`rollouts/eval_…`),
+    not those of steps.
 
     Raises:
         HostError: the host was lost, or cannot look.
@@ -37,10 +39,10 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
         f"cd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
         "find . -ignore_readdir_race -maxdepth 2 -type f "
         f"\\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' "
-        f"-o -path './{HELDOUT}*.jsonl.zst' \\) "
+        f"-o -path './{HELDOUT}*.jsonl.zst' -o -path './{SUPERVISED}/start.json' \\) "
         "-printf '%s %T@ %P\\n'\n"
         "find . -ignore_readdir_race -maxdepth 1 -type d -name 'attempt_*' -printf '0 0 %P/\\n'\n"
-        f"[ ! -d {recover} ] || find {recover} -ignore_readdir_race -maxdepth 1 -name LATEST -printf '%s %T@ %P\\n'\n"
+        f"[ ! -d {recover} ] || find {recover} -ignore_readdir_race -maxdepth 2 -name LATEST -printf '%s %T@ %P\\n'\n"
     )
     facts: Facts = {}
     for line in (await run_checked(head, script)).splitlines():

@@ -44,6 +44,7 @@ from clusterkit.ssh.connection import connect
 from evaluation.steps import SCORES
 from trainer.checkpoint import slots
 from trainer.errors import RunError, UserError
+from trainer.paths import SUPERVISED
 
 if TYPE_CHECKING:
     from clusterkit.hosts.model import Host
@@ -286,6 +287,8 @@ class Copies:
 
 def _is_record(name: str) -> bool:
     """Whether a file is brought with the others that tell about a run."""
+    if name.startswith(f"{SUPERVISED}/"):  # its own numbers grow with every step, and the run's have its progress
+        return Path(name).name in ("start.json", "LATEST")
     return name != METRICS and not name.startswith(HELDOUT) and (not name.endswith(".log") or "/console" in name)
 
 

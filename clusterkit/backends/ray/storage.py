@@ -21,6 +21,7 @@ from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
 from evaluation.steps import SCORES
 from trainer.config import RunConfig
+from trainer.paths import SUPERVISED
 
 PACK_SECONDS = 120.0
 FETCH_SECONDS = 3600.0
@@ -99,8 +100,8 @@ async def fetch_records(
 ) -> None:
     """Copy what the trials of an experiment tell about themselves, for the code that reads runs of this machine.
 
-    These are configurations, metrics, summaries, consoles' ends, exit markers, scores, and whether there are recover
-    checkpoints; no checkpoints and no trajectories.
+    These are configurations, metrics, summaries, consoles' ends, exit markers, scores, whether there are recover
+    checkpoints, and whether a supervised start is done; no checkpoints and no trajectories.
 
     Args:
         head: a host that shows the storage.
@@ -135,9 +136,11 @@ list() {{
       look "$run" -mindepth 2 -maxdepth 2 -type f -name exit.json &&
       look "$run" -mindepth 2 -maxdepth 2 -type f -path '*/{SCORES}/*.json' &&
       look "$run" -mindepth 2 -maxdepth 2 -type f -name console.log -size -4096k &&
+      look "$run" -mindepth 2 -maxdepth 2 -type f -path '*/{SUPERVISED}/start.json' &&
       look "$run" -mindepth 1 -maxdepth 1 -type f \( {names} \) || return 1
   done
-  look {recover} -mindepth 2 -maxdepth 2 -name LATEST
+  look {recover} -mindepth 2 -maxdepth 2 -name LATEST &&
+    look {recover} -mindepth 3 -maxdepth 3 -path '*/{SUPERVISED}/LATEST'
 }}
 {packing}"""
     packed = io.BytesIO(await _read(head, script, fileroot))

@@ -77,7 +77,7 @@ def parse_mix(text: str) -> tuple[float, ...]:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Read `2,4,8`: numbers of documents, each at least 2. Raises UserError."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and int(word) >= 2 for word in words):
+    if not all(word.isdecimal() and int(word) >= 2 for word in words):
         raise UserError(f"--trace-documents {text}: write numbers of at least 2, such as 2,4,8")
     return tuple(map(int, words))
 

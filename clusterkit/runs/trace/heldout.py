@@ -85,7 +85,7 @@ def choose_task(tasks: Sequence[HeldoutTask], wanted: str) -> int:
     ids = [one.task for one in tasks]
     if wanted in ids:
         return ids.index(wanted)
-    if wanted.isdigit() and int(wanted) < len(tasks):
+    if wanted.isdecimal() and int(wanted) < len(tasks):
         return int(wanted)
     raise UserError(
         f"{len(tasks)} held-out tasks are recorded, none of them {wanted}: give --task a number from 0 to "

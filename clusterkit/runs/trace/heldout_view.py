@@ -31,7 +31,7 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
         full: do not cut texts.
     """
     task, width = tasks[number], min(max(width, NARROWEST), WIDEST)
-    lines = [f"held-out task {number} of {len(tasks)}, {task.task}"]
+    lines = [f"held-out task {number} of {len(tasks)}, {cut(task.task, True)}"]
     lines += _wrapped("question  ", cut(task.question, True), width)
     lines += _wrapped("gold      ", cut(" | ".join(task.answers), True), width)
     if task.gold:

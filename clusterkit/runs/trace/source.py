@@ -54,9 +54,9 @@ def find_group(
         groups = read_groups(file)
         if task in groups:
             return number, groups[task]
-        if task.isdigit() and int(task) < len(groups):
+        if task.isdecimal() and int(task) < len(groups):
             return number, list(groups.values())[int(task)]
-        if task.isdigit() or step is not None:
+        if task.isdecimal() or step is not None:
             some = ", ".join(list(groups)[:5])
             raise UserError(
                 f"step {number} has {len(groups)} tasks, none of them {task}: give a number from 0 to "

@@ -15,7 +15,7 @@ def lines_of(trace: Trace, full: bool = False) -> list[str]:
     """Return the trace, a few lines per turn; with `full`, texts are not cut."""
     rewards = ", ".join(f"{value:.2f}" for value in trace.others)
     lines = [
-        f"step {trace.step}, task {trace.task}, sample {trace.sample} of {len(trace.others)}",
+        f"step {trace.step}, task {cut(trace.task, True)}, sample {trace.sample} of {len(trace.others)}",
         f"reward {trace.reward:.3f} (the group's: {rewards})",
     ]
     if trace.metrics:

@@ -1,0 +1,53 @@
+"""What rank 0 ended with reaches the process that started the ranks, with whether a new start may help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import CrashError, RunError, UserError
+from trainer.launch.ranks import conclude
+
+ENDS = """
+import sys
+from pathlib import Path
+from trainer.checkpoint.start import Start
+from trainer.config import RunConfig
+from trainer.errors import CrashError
+from trainer.launch import rank
+from trainer.paths import RunPaths
+from trainer.signals import StopFlag
+
+def make_run(*_):
+    raise CrashError("server-1 was lost")
+
+rank.make_run = make_run  # a server that dies in the middle of a publication stands behind it
+meeting = Path(sys.argv[1])
+config = RunConfig(fileroot=str(meeting / "runs"))
+RunPaths.of(config).logs.mkdir(parents=True)
+job = rank.RankJob(config, meeting, 1, Start(None), meeting, f"file://{meeting}/rendezvous")
+rank.rank_main(0, job, StopFlag())
+"""
+
+
+def test_a_crash_that_rank_0_tells_stays_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDS, str(tmp_path)]
+    code = subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
+
+    with pytest.raises(CrashError, match="server-1 was lost"):
+        conclude(tmp_path, {0: code, 1: 1}, 2)
+
+
+@pytest.mark.parametrize("kind", [RunError, UserError])
+def test_other_errors_are_none(kind: type[UserError], tmp_path: Path) -> None:
+    outcome = {"global_step": 0, "message": "no space is left", "exit_code": kind.exit_code, "crashed": False}
+    (tmp_path / "outcome").write_text(json.dumps(outcome))
+
+    with pytest.raises(kind) as told:
+        conclude(tmp_path, {0: kind.exit_code}, 2)
+    assert type(told.value) is kind

@@ -1,0 +1,97 @@
+"""What is copied of a cluster's runs says how far a supervised start has come; scripts run in this machine's shell."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from localsession import LocalSession
+
+from clusterkit.backends.ray.files import listing
+from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.mirror import _is_record
+from clusterkit.backends.ray.storage import fetch_records
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.runs.directory import RunDirectory
+from clusterkit.ssh.api import Result, Session
+
+
+class Unprivileged(LocalSession):
+    async def run(
+        self,
+        script: str,
+        *,
+        root: bool = False,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        on_output: Callable[[str], None] | None = None,
+    ) -> Result:
+        return await super().run(script, stdin=stdin, timeout=timeout, on_output=on_output)
+
+    @asynccontextmanager
+    async def stream(self, script: str, *, root: bool, timeout: float) -> AsyncIterator[SimpleNamespace]:
+        process = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+
+        async def nothing() -> None:
+            """There is no input."""
+
+        read = partial(process.stdout.read, 1 << 16)
+        yield SimpleNamespace(
+            write_eof=nothing, read=read, wait=process.wait, errors=SimpleNamespace(last_lines=lambda: "")
+        )
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("slot-a\n")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> RunDirectory:
+    """A run in its supervised start, before the first recover checkpoint of that."""
+    run = RunDirectory(tmp_path / "there", "user", "read", "run1")
+    for path in (
+        run.config,
+        run.metrics,
+        run.logs / "supervised" / "metrics.jsonl",
+        run.logs / "supervised" / "main.log",
+    ):
+        write(path)
+    return run
+
+
+def copied(there: RunDirectory, folder: Path) -> RunDirectory:
+    asyncio.run(fetch_records(cast("Session", Unprivileged()), str(there.fileroot), "user", "read", folder))
+    return RunDirectory(folder, "user", "read", "run1")
+
+
+def test_a_copy_says_whether_a_supervised_start_has_begun_and_is_done(there: RunDirectory, tmp_path: Path) -> None:
+    assert not copied(there, tmp_path / "a").keeps_supervised
+
+    write(there.recover / "supervised" / "LATEST")
+    begun = copied(there, tmp_path / "b")
+    assert begun.keeps_supervised
+    assert not begun.has_supervised_checkpoint
+    assert not begun.has_recover_checkpoint
+
+    write(there.logs / "supervised" / "start.json")
+    assert copied(there, tmp_path / "c").has_supervised_checkpoint
+
+
+def test_its_progress_is_noticed_and_its_own_numbers_are_not_brought(there: RunDirectory) -> None:
+    def records() -> set[str]:
+        head = Head(cast("Session", Unprivileged()), Cluster(name="lab", hosts=(Host(name="here"),)), "")
+        return {name for name in asyncio.run(listing(head, there)) if _is_record(name)}
+
+    assert records() == {"config.yaml"}
+    write(there.recover / "supervised" / "LATEST")
+    write(there.logs / "supervised" / "start.json")
+    assert records() == {"config.yaml", "supervised/LATEST", "supervised/start.json"}
