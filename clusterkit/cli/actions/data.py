@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -94,5 +93,5 @@ def _train_reading(preset: str, folder: Path, heldout: int) -> str:
         words.append(f"task.num_documents={heldout}")
     fitting = [size for size in final if size <= heldout]
     if fitting != final:
-        words.append(f"eval.final_documents={json.dumps(fitting, separators=(',', ':'))}")
+        words.append(f"eval.final_documents={','.join(map(str, fitting))}")
     return shlex.join(words)
