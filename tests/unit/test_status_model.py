@@ -166,7 +166,7 @@ def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
         find_run(tmp_path / "nothing")
     assert raised.value.exit_code == 1
     RunWriter(tmp_path)
-    with pytest.raises(RunError, match="There is tiny-recall/run1"):
+    with pytest.raises(RunError, match="Name one of these: tiny-recall/run1"):
         find_run(tmp_path, "other")
 
 
