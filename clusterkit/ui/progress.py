@@ -85,6 +85,8 @@ def event_line(record: Record, history: History) -> str | None:
             line = f"checkpoint after step {step}: {record.get('path', '')}"
         case "warning":
             line = f"warning: {record.get('message', '')}"
+        case "attempt" if history.is_before_first_step:
+            line = "the trainer has loaded; held-out tasks are measured before step 1"
         case _:
             return None
     return line

@@ -147,6 +147,12 @@ class History:
         return [record for record in self.evals if not any(map(record.get, other))]
 
     @property
+    def is_before_first_step(self) -> bool:
+        """Whether the trainer has loaded, learns, and has made no step yet: it measures held-out tasks first."""
+        loaded = bool(self.attempts) and self.warmup is None
+        return loaded and self.learns and not self.steps and not whole(self.attempts[-1], "resume_step")
+
+    @property
     def learns(self) -> bool:
         """Whether the run trains; not so with trainer.type=null."""
         return not self.attempts or self.attempts[-1].get("type") != "null"
