@@ -43,7 +43,7 @@ def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
 def lines_of(event: dict[str, Any]) -> Iterator[str]:
     """What is shown of an event beside the answer."""
     if event["event"] == "document":
-        yield f"{event['tokens']} tokens in {event['sections']} sections"
+        yield f"{event['tokens']} tokens in {event['sections']} {'section' if event['sections'] == 1 else 'sections'}"
         if event["left_out_tokens"]:
             yield f"of these, {event['left_out_tokens']} tokens in the middle are left out (agent.max_chunks)"
     elif event["event"] == "section":
