@@ -20,6 +20,8 @@ def status_lines(status: Status) -> list[str]:
         rows.append((warmup_label(history.warmup), warmup_text(history.warmup)))
     elif status.alive and history.is_before_first_step:
         rows.append(("start", f"measuring held-out tasks before step 1, {len(history.evals)} lines of the table done"))
+    elif status.alive and history.is_closing:
+        rows.append(("closing", f"measuring held-out tasks, {history.closing_lines} lines of the table done"))
     for name in ("task_reward", "loss"):
         if values := history.stat(name):
             rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
@@ -135,7 +137,7 @@ def _step(status: Status) -> str:
     if last.get("epoch"):
         text += f"  (epoch {last['epoch']}/{last.get('epochs', '?')}, step {last.get('epoch_step', '?')}"
         text += f"/{last.get('steps_per_epoch', '?')})"
-    if status.alive and status.eta is not None:
+    if status.alive and status.eta:  # 0 after the last step
         text += f"  ETA {duration(status.eta)}"
     return text
 

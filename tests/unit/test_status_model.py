@@ -140,7 +140,7 @@ def test_a_supervised_start_is_shown_with_what_is_left_of_it_and_is_no_step(tmp_
     ) in text
 
 
-def test_a_run_that_has_loaded_says_what_it_does_before_its_first_step(tmp_path: Path) -> None:
+def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).config("train.total_steps=12").attempt(total_steps=12)
     measured = "start        measuring held-out tasks before step 1, {} lines of the table done"
 
@@ -148,8 +148,13 @@ def test_a_run_that_has_loaded_says_what_it_does_before_its_first_step(tmp_path:
         assert measured.format(0) in _text(observe(writer.run, writer.clock))
         writer.record("eval", name="before", global_step=0, accuracy=0.0, num_tasks=2)
         assert measured.format(1) in _text(observe(writer.run, writer.clock))
-        writer.steps(1, 1)
+        writer.steps(1, 11)
         assert "measuring" not in _text(observe(writer.run, writer.clock))
+        writer.steps(12, 12)
+        writer.record("eval", name="after", global_step=12, accuracy=0.5, num_tasks=2)
+        closing = "closing      measuring held-out tasks, 1 lines of the table done"
+        assert closing in _text(observe(writer.run, writer.clock))
+    assert "measuring" not in _text(observe(writer.run, writer.clock))
 
 
 @pytest.mark.parametrize("content", ["", '{"kind": "st', "\x00\x00\n", "[]\n"])

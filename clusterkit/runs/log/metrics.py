@@ -153,6 +153,16 @@ class History:
         return loaded and self.learns and not self.steps and not whole(self.attempts[-1], "resume_step")
 
     @property
+    def is_closing(self) -> bool:
+        """Whether the last step is done, after which the closing table is measured."""
+        return 0 < self.total_steps <= self.global_step
+
+    @property
+    def closing_lines(self) -> int:
+        """Lines of the closing table that have been measured."""
+        return sum(record.get("name") == "after" for record in self.evals)
+
+    @property
     def learns(self) -> bool:
         """Whether the run trains; not so with trainer.type=null."""
         return not self.attempts or self.attempts[-1].get("type") != "null"
