@@ -154,6 +154,8 @@ def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(t
         writer.record("eval", name="after", global_step=12, accuracy=0.5, num_tasks=2)
         closing = "closing      measuring held-out tasks, 1 lines of the table done"
         assert closing in _text(observe(writer.run, writer.clock))
+        assert observe(writer.run, writer.clock + 599).state == "running"
+        assert observe(writer.run, writer.clock + 601).state == "stalled"
     assert "measuring" not in _text(observe(writer.run, writer.clock))
 
 

@@ -23,7 +23,7 @@ RECENT_STEPS = 20
 """Step times older than this say little about the steps to come."""
 STALLED_AFTER_SECONDS = 60.0
 STALLED_AFTER_STEPS = 5.0
-STALLED_BEFORE_FIRST_STEP_SECONDS = 600.0
+STALLED_OUTSIDE_STEPS_SECONDS = 600.0
 """Loading a model, the first evaluation and the first step are silent, and their time is unknown."""
 
 
@@ -222,11 +222,12 @@ class History:
 
     @property
     def patience(self) -> float:
-        """Seconds of silence that are normal."""
+        """Seconds of silence that are normal; before and after the steps a table is measured, with few records."""
         step_time = self.step_time()
         if step_time is None:
-            return STALLED_BEFORE_FIRST_STEP_SECONDS
-        return max(STALLED_AFTER_SECONDS, STALLED_AFTER_STEPS * step_time)
+            return STALLED_OUTSIDE_STEPS_SECONDS
+        least = STALLED_OUTSIDE_STEPS_SECONDS if self.is_closing else STALLED_AFTER_SECONDS
+        return max(least, STALLED_AFTER_STEPS * step_time)
 
     def stat(self, name: str) -> list[float]:
         """Return the values of one number of `stats` over the steps."""
