@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import CLUSTER_OPTION, FILEROOT_OPTION, HERE_OPTION, JSON_OPTION, new_app
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.runoptions import RunOptions, takes_run
 from trainer.errors import UserError
 
 app = new_app()
 
 
 @app.command()
+@takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def trace(
-    run: str | None = typer.Argument(
-        None, metavar="TRIAL or EXPERIMENT/TRIAL", help="The run; the newest one when left out."
+    *,
+    run: RunOptions,
+    name: str | None = typer.Argument(
+        None,
+        metavar="TRIAL or EXPERIMENT/TRIAL",
+        help="The run, as --experiment and --trial say it, too; the newest one when left out.",
     ),
     task: str = typer.Option(
         "0", "--task", metavar="K", help="Number of a task within its step or among the held-out ones, or a task's id."
@@ -26,9 +33,6 @@ def trace(
     step: int | None = typer.Option(None, "--step", help="Training step; the newest recorded one when left out."),
     sample: int | None = typer.Option(None, "--sample", min=0, help="Which trajectory of the task's group; else 0."),
     full: bool = typer.Option(False, "--full", help="Do not cut texts."),
-    fileroot: str | None = FILEROOT_OPTION,
-    cluster: str | None = CLUSTER_OPTION,
-    here: bool = HERE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Show what every turn of a recorded trajectory did to the memory, and what that was worth.
@@ -39,8 +43,10 @@ def trace(
     and after the last one. Without a name it goes to the run that was started last, on this machine or on the current
     cluster; --here and --cluster NAME say which.
     """
-    experiment, _, trial = (run or "").rpartition("/")
-    typed = RunOptions(experiment or None, trial or None, fileroot, cluster, here)
+    if name and (run.experiment or run.trial):
+        raise UserError(f"{name} and --experiment or --trial name the run twice: leave one of them out")
+    experiment, _, trial = (name or "").rpartition("/")
+    typed = replace(run, experiment=experiment or None, trial=trial or None) if name else run
     if not heldout:
         actions.trace.trace(typed, task, step, sample or 0, full=full, as_json=as_json)
         return
