@@ -51,6 +51,7 @@ def lines_of(event: dict[str, Any]) -> Iterator[str]:
         changed = f"{event['memory_tokens']} tokens{cut}" if event["changed"] else "unchanged"
         yield f"section {event['number']} of {event['sections']}: memory {changed}"
         if event["changed"]:
-            yield from (f"    {line}" for line in event["memory"].splitlines())
+            lines = event["memory"].splitlines() if event["memory"].strip() else ["(blank)"]
+            yield from (f"    {line}" for line in lines)
     elif event["truncated"]:
         yield "the answer was cut at agent.max_final_tokens"
