@@ -20,7 +20,7 @@ def ask(
     run: RunOptions,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Text files in UTF-8; - or none: standard input.", show_default=False),
+        typer.Argument(metavar="FILE", help="Text files in UTF-8; - or none: standard input.", show_default=False),
     ] = None,
     question: str = typer.Option(..., "--question", "-q", help="What is asked about them."),
     model_path: str | None = typer.Option(

@@ -15,12 +15,14 @@ app = new_app()
 
 
 @app.command()
-@takes_run("fileroot", "cluster", "here")
+@takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def trace(
     *,
     run: RunOptions,
     name: str | None = typer.Argument(
-        None, metavar="TRIAL or EXPERIMENT/TRIAL", help="The run; the newest one when left out."
+        None,
+        metavar="TRIAL or EXPERIMENT/TRIAL",
+        help="The run, as --experiment and --trial say it, too; the newest one when left out.",
     ),
     task: str = typer.Option(
         "0", "--task", metavar="K", help="Number of a task within its step or among the held-out ones, or a task's id."
@@ -41,8 +43,10 @@ def trace(
     and after the last one. Without a name it goes to the run that was started last, on this machine or on the current
     cluster; --here and --cluster NAME say which.
     """
+    if name and (run.experiment or run.trial):
+        raise UserError(f"{name} and --experiment or --trial name the run twice: leave one of them out")
     experiment, _, trial = (name or "").rpartition("/")
-    run = replace(run, experiment=experiment or None, trial=trial or None)
+    run = replace(run, experiment=experiment or None, trial=trial or None) if name else run
     if not heldout:
         actions.trace.trace(run, task, step, sample or 0, full=full, as_json=as_json)
         return

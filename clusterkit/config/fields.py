@@ -113,7 +113,8 @@ def _field(key: str, annotation: Any, metadata: list[Any], help_text: str, defau
         return Field(key, help_text, default, "choice", optional, _or_null(_one_of(choices), optional), choices)
     if origin is list:
         item = _field(key, get_args(annotation)[0], [], "", None)
-        return Field(key, help_text, default, "list", optional, f"a list such as [4, 8]; each {item.allowed}", (), item)
+        such_as = "a list such as [4, 8]" if item.kind in ("int", "float") else "a list, with commas"
+        return Field(key, help_text, default, "list", optional, f"{such_as}; each {item.allowed}", (), item)
     if origin is dict:
         return Field(key, help_text, default, "mapping", optional, f"a mapping; its entries: {key}.NAME=VALUE")
     kind = annotation.__name__ if isinstance(annotation, type) else "str"

@@ -67,8 +67,10 @@ def known_field(key: str, model: type[BaseModel] = RunConfig) -> Field:
     if model is RunConfig and (sentence := aliases.describe(key)):
         raise UserError(sentence)
     matches = nearest_keys(key, known)
-    advice = f"did you mean {' or '.join(matches)}?" if matches else "see `clusterkit presets explain tiny --all`"
-    raise UserError(f"unknown key {key}: {advice}")
+    if matches:
+        raise UserError(f"unknown key {key}: did you mean {' or '.join(matches)}?")
+    shown_by = "clusterkit presets explain tiny --all" if model is RunConfig else "clusterkit eval --dry-run"
+    raise UserError(f"unknown key {key}: `{shown_by}` prints all there are")
 
 
 def parse_value(field: Field, text: str) -> Any:
@@ -99,7 +101,7 @@ def to_config(values: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(problem) for problem in error.errors())) from None
+        raise UserError("\n".join(explain(problem) for problem in error.errors())) from None
 
 
 def bad_value(field: Field, given: Any) -> UserError:
@@ -133,22 +135,33 @@ def _parse_list(field: Field, value: Any) -> list[Any]:
         raise bad_value(field, ",".join(str(item) for item in items)) from None
 
 
-def _explain(problem: Any) -> str:
-    if sentence := refusal_of(problem):
+def explain(
+    problem: Any, model: type[BaseModel] = RunConfig, what: str = "this run", advice: str = ": leave it out"
+) -> str:
+    """Say in the settings' own words what pydantic finds wrong with one of them.
+
+    Args:
+        problem: one of ValidationError.errors().
+        model: the configuration that was validated.
+        what: noun for it, where a setting belongs to another name than the chosen one.
+        advice: what to do then.
+    """
+    if sentence := refusal_of(problem, what, advice):
         return sentence
     key = setting_of(problem["loc"])
     location = key.split(".")
     if problem["type"] == "extra_forbidden":
         try:
-            known_field(key)
+            known_field(key, model)
         except UserError as error:
             return str(error)
     if problem["type"] == "value_error":
         message = str(problem["ctx"]["error"])
         return f"{key}: {message}" if key else message
-    while location and ".".join(location) not in fields():  # a list's index, a union's branch
+    known = fields(model)
+    while location and ".".join(location) not in known:  # a list's index, a union's branch
         location.pop()
     if not location:
         return f"{key}: {problem['msg']}"
-    field = fields()[".".join(location)].as_of(tag_of(problem["loc"]))
+    field = known[".".join(location)].as_of(tag_of(problem["loc"]))
     return str(bad_value(field, problem["input"]))

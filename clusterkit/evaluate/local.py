@@ -95,11 +95,17 @@ class LocalEvaluator:
             "model_path": checkpoint,
             "output_path": _absolute(arguments.output_path),
             "data_names": names or default_names(trained),
-            "data_path": _absolute(arguments.data_path),
+            "data_path": _data_path(arguments.data_path),
             "cache_dir": arguments.cache_dir,
             "compare": [_absolute(folder) for folder in arguments.compare],
         }
         return make_request(values, trained, arguments.settings)
+
+
+def _data_path(typed: str) -> str:
+    if typed and not Path(typed).expanduser().exists():
+        raise UserError(f"--data-path {typed}: there is no such folder")
+    return _absolute(typed)
 
 
 def _absolute(path: str) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clusterkit.config.overrides import known_field, parse_value
+from clusterkit.config.overrides import explain, known_field, parse_value
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.trials import saved_config
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
-from trainer.config_choices import CHOICES, refusal_of, setting_of
+from trainer.config_choices import CHOICES
 from trainer.config_tasks import HotpotqaConfig, MathConfig
 from trainer.errors import UserError
 from trainer.judge.servers import judge_urls, judges_folder
@@ -180,10 +180,7 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
     try:
         return EvalConfig.model_validate(tree)
     except ValidationError as error:
-        lines = [
-            refusal_of(e, "this evaluation", ADVICE) or f"{setting_of(e['loc'])}={e['input']}: {_plain(e['msg'])}"
-            for e in error.errors()
-        ]
+        lines = (explain(problem, EvalConfig, "this evaluation", ADVICE) for problem in error.errors())
         raise UserError("\n".join(lines)) from None
 
 
@@ -195,10 +192,6 @@ def _drop_others(tree: dict[str, Any], typed: set[str]) -> None:
         others = [field for field in part if choice.lacks(name, field) and f"{section}.{field}" not in typed]
         for field in others:
             del part[field]
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ")
 
 
 def settings_in_words(config: EvalConfig | WatchConfig) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Check:
         slot = self.newest
         if slot is None and self.found["slots"]:
             return "no recover checkpoint is whole: a start is refused"
+        if self._goes_on_supervised:
+            return "no step of reinforcement has a recover checkpoint: a start goes on with its supervised start"
         if slot is None:
             return "there is no recover checkpoint: a start begins at the beginning"
         if self.config.recover_mode == "disabled":
@@ -68,8 +70,7 @@ class Check:
         if self.holder:
             return f"it is being trained now by {self.holder}; the checkpoints will be newer once that ends"
         if self.newest is None:
-            afresh = "recover_mode=disabled, or trial_name=NEW" if self.found["slots"] else "the train command"
-            return f"to start afresh: {afresh}"
+            return self._advice_without_checkpoint()
         if self.config.recover_mode == "disabled":
             return "to go on from it: leave recover_mode=disabled out"
         name = f"{self.run.experiment}/{self.run.trial}"
@@ -82,6 +83,16 @@ class Check:
         if total and self.newest["global_step"] >= total:
             return f"it has reached train.total_steps={total}: a larger one trains on"
         return "repeat the train command"
+
+    @property
+    def _goes_on_supervised(self) -> bool:
+        return not self.found["slots"] and self.run.keeps_supervised and self.config.recover_mode != "disabled"
+
+    def _advice_without_checkpoint(self) -> str:
+        if self._goes_on_supervised:
+            return "repeat the train command; it compares the settings and the bytes of the supervised start"
+        afresh = "recover_mode=disabled, or trial_name=NEW" if self.found["slots"] else "the train command"
+        return f"to start afresh: {afresh}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the shape of --json."""

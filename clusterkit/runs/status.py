@@ -105,7 +105,7 @@ def find_run(
     if others:
         names = ", ".join(f"{run.experiment}/{run.trial}" for run in others[-5:])
         pattern = f"{experiment or '*'}/{trial or '*'}"
-        raise RunError(f"no run {pattern} under {fileroot}. There is {names}: name one with --experiment and --trial")
+        raise RunError(f"no run {pattern} under {fileroot}. Name one of these: {names}")
     raise RunError(
         f"no runs found under {fileroot}{f' of user {user}' if user else ''}: start one with "
         "`clusterkit train --preset tiny`, or point to another folder with --fileroot DIR"

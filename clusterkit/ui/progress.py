@@ -85,6 +85,8 @@ def event_line(record: Record, history: History) -> str | None:
             line = f"checkpoint after step {step}: {record.get('path', '')}"
         case "warning":
             line = f"warning: {record.get('message', '')}"
+        case "attempt" if history.is_before_first_step:
+            line = "the trainer has loaded; held-out tasks are measured before step 1"
         case _:
             return None
     return line
@@ -127,9 +129,8 @@ def live_lines(history: History, now: float) -> list[str]:
         recover = history.recovers[-1]
         age = duration(max(now - (number(recover, "time") or now), 0.0))
         lines.append(f"recover      checkpoint after step {recover.get('global_step', '?')}, {age} ago")
-    if history.total_steps and history.global_step >= history.total_steps:
-        measured = sum(record.get("name") == "after" for record in history.evals)
-        lines.append(f"closing      measuring held-out accuracy, {measured} lines of the table done")
+    if history.is_closing:
+        lines.append(f"closing      measuring held-out accuracy, {history.closing_lines} lines of the table done")
     return lines
 
 

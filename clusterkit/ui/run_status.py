@@ -18,6 +18,10 @@ def status_lines(status: Status) -> list[str]:
     rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
         rows.append((warmup_label(history.warmup), warmup_text(history.warmup)))
+    elif status.alive and history.is_before_first_step:
+        rows.append(("start", f"measuring held-out tasks before step 1, {len(history.evals)} lines of the table done"))
+    elif status.alive and history.is_closing:
+        rows.append(("closing", f"measuring held-out tasks, {history.closing_lines} lines of the table done"))
     for name in ("task_reward", "loss"):
         if values := history.stat(name):
             rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
@@ -105,7 +109,7 @@ def _supervised_text(record: Record) -> str:
         parts.append(f"loss {loss:.3f}")
     if speed:
         parts.append(f"{count(speed)} tokens/s")
-    if remaining is not None:
+    if remaining:  # 0 at its last step
         parts.append(f"about {duration(remaining)} left of it")
     kept = record.get("recover_step")
     parts.append(f"recover checkpoint after step {kept}" if kept else "no recover checkpoint yet")
@@ -133,7 +137,7 @@ def _step(status: Status) -> str:
     if last.get("epoch"):
         text += f"  (epoch {last['epoch']}/{last.get('epochs', '?')}, step {last.get('epoch_step', '?')}"
         text += f"/{last.get('steps_per_epoch', '?')})"
-    if status.alive and status.eta is not None:
+    if status.alive and status.eta:  # 0 after the last step
         text += f"  ETA {duration(status.eta)}"
     return text
 

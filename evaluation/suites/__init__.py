@@ -16,10 +16,10 @@ from evaluation.suites.problems import find_problems, heldout_suite, problem_sui
 from evaluation.suites.recall import needles_suite, recall_suite
 from evaluation.suites.ruler import TASKS as RULER
 from evaluation.suites.ruler import ruler_suite
-from trainer.assets import SHARED_DATASETS, cache_root
+from trainer.assets import SHARED_DATASETS, cache_root, data_places
 from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, RecallConfig, TaskConfig
 from trainer.errors import UserError
-from trainer.tasks.hotpotqa_data import has_data
+from trainer.tasks.hotpotqa_data import HOW_TO_GET, QUESTIONS, has_data
 
 PROBLEMS = ("math_500", "aime24", "aime25", "amc23", "gsm8k")
 RECALL_CHUNKS, HQA_DOCUMENTS, RULER_TOKENS = 0, DEFAULT_DOCUMENTS, 4096
@@ -139,13 +139,23 @@ class Finder:
         return problem_suite(path.parent.name if name == "test" else name, path, self.limit)
 
     def _hotpotqa(self) -> str | None:
-        """Folder of the HotpotQA files: under --data-path, else what the run trains on; None: the usual places."""
+        """Folder of the HotpotQA files: under --data-path, else what the run trains on; None: the usual places.
+
+        Raises:
+            UserError: none of them has any.
+        """
         own = self.task.path if isinstance(self.task, HotpotqaConfig) else None
         if not self.data:
             return own
         root = Path(self.data).expanduser()
-        holders = (folder for folder in (root / "hotpotqa", root) if has_data(folder))
-        found = next(holders, None)
+        holders = [root / "hotpotqa", root]
+        usual = [] if own else data_places("hotpotqa", self.cache_dir)
+        found = next((folder for folder in holders if has_data(folder)), None)
+        if found is None and not own and not any(map(has_data, usual)):
+            raise UserError(
+                f"no questions of HotpotQA's form; looked for {QUESTIONS} in "
+                f"{', '.join(map(str, [*holders, *usual]))}. {HOW_TO_GET}"
+            )
         return str(found) if found else own
 
     def _official(self, documents: int) -> Suite:

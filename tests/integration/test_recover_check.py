@@ -52,6 +52,15 @@ def test_what_would_be_resumed(tmp_path: Path, writer: RunWriter) -> None:
     assert "goes on after step 8, from slot-b" in text.stdout
 
 
+def test_a_preset_means_the_trial_that_train_would_go_on_with(tmp_path: Path, writer: RunWriter) -> None:
+    other = RunWriter(tmp_path, trial="mine").config(f"fileroot={tmp_path}").attempt().steps(1, 9)
+    os.utime(other.run.metrics, (time.time() + 60, time.time() + 60))
+
+    assert check(tmp_path, code=1)["trial"] == "mine", "the newest"
+    assert check(tmp_path, "--preset", "tiny", code=0)["trial"] == writer.run.trial
+    assert check(tmp_path, "--preset", "tiny", "trial_name=mine", code=1)["trial"] == "mine"
+
+
 def test_settings_that_differ_are_shown_with_the_way_on(tmp_path: Path, writer: RunWriter) -> None:
     found = check(tmp_path, "--preset", "tiny", "seed=7", "train.learning_rate=0.5", code=1)
     assert {"key": "seed", "was": 1, "now": 7} in found["differences"]

@@ -135,6 +135,12 @@ def test_a_memory_that_stays_is_not_shown_again() -> None:
     assert shown == ["section 2 of 9: memory 3 tokens, cut at agent.max_memory_tokens", "    a", "    b"]
 
 
+def test_a_memory_of_line_ends_alone_takes_one_line() -> None:
+    event = {"event": "section", "number": 1, "sections": 1, "memory": "\n" * 96, "memory_tokens": 96}
+    shown = list(lines_of({**event, "changed": True, "truncated": False}))
+    assert shown == ["section 1 of 1: memory 96 tokens", "    (blank)"]
+
+
 @pytest.mark.parametrize(
     ("question", "file", "message"),
     [(" ", "story.txt", "the question is empty"), ("Which lake?", "nowhere.txt", "there is no file nowhere.txt")],

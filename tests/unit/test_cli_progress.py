@@ -59,6 +59,18 @@ def test_a_supervised_start_is_told_as_what_it_is(tmp_path: Path, capsys: pytest
     assert _plain(writer, capsys) == ["supervised start: step 3 of 6, loss 0.500, no recover checkpoint yet"]
 
 
+def test_the_time_between_loading_and_the_first_step_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RunWriter(tmp_path).record("warmup", phase="supervised", step=6, steps=6, remaining_s=0.0, recover_step=4)
+    writer.attempt()
+
+    assert _plain(writer, capsys) == [
+        "supervised start: step 6 of 6, recover checkpoint after step 4",
+        "the trainer has loaded; held-out tasks are measured before step 1",
+    ]
+
+
 def test_the_live_display_shows_reward_speed_time_and_checkpoint(tmp_path: Path) -> None:
     history = History()
     assert "loading" in live_lines(history, 0.0)[0]

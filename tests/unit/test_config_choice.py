@@ -223,6 +223,25 @@ def test_an_evaluation_takes_the_runs_settings_and_refuses_those_of_others() -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        (
+            "methods",
+            ["gold", "memagnt"],
+            "methods=memagnt is not allowed: it must be a list, with commas; each one of ",
+        ),
+        ("num_questions", -3, "num_questions=-3 is not allowed: it must be a whole number at least 0"),
+        ("top_p", 2.0, "top_p=2.0 is not allowed: it must be a number above 0 and at most 1"),
+        ("methods", [], "methods: name at least one way to read documents: memagent, "),
+    ],
+)
+def test_an_evaluation_says_what_it_allows_instead(name: str, value: object, sentence: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        make_request({**REQUEST, name: value}, None, [])
+    assert str(refusal.value).startswith(sentence)
+
+
 def test_the_names_choose_the_classes() -> None:
     values = {"model": {"path": "m"}, "agent": {"name": "single_turn"}, "reward": {"name": "math"}}
 

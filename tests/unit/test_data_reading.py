@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clusterkit.cli.main import app
+from clusterkit.config.resolve import resolve
 from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.cloze import BLANK, Maker
 from clusterkit.data.datasets.passages import read_passages
@@ -19,6 +21,7 @@ from clusterkit.data.datasets.texts import Shape
 from evaluation.suites.hqa import build_items
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
+from trainer.evaluate import check_lengths
 from trainer.tasks.evidence import best_sentence, sentences
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, document_key
@@ -283,6 +286,24 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path: Path, own_t
     assert "train/questions.jsonl" in done.output
     assert f"clusterkit train --preset 135M_read task.path={tmp_path / 'out'}" in done.output
     assert f"clusterkit train --preset 135M_read_cpu task.path={tmp_path / 'out'}" in done.output
+
+
+def test_what_comes_next_asks_among_no_more_documents_than_are_held_out(tmp_path: Path, own_texts: Path) -> None:
+    out = tmp_path / "made of mine"
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(out), "--traces", "30"]
+    done = CliRunner().invoke(app, [*words, "--test-share", "0.2"])
+    assert done.exit_code == 0, done.output
+    heldout = min(len(rows(out / split / "documents.jsonl")) for split in ("dev", "test"))
+    assert 4 <= heldout < 8, "the presets ask among 4, 8, 16 and 32"
+    assert f"dev or test has only {heldout} documents" in done.stderr
+
+    for line, preset in zip(
+        done.stdout.partition("next: ")[2].splitlines(), ("135M_read", "135M_read_cpu"), strict=True
+    ):
+        _, *argv = shlex.split(line.partition("  (")[0])
+        assert argv[:3] == ["train", "--preset", preset]
+        config = resolve(preset, None, argv[3:]).config
+        check_lengths(config, HotpotQA(config.task, config.seed))
 
 
 def test_tens_of_thousands_of_questions_come_of_the_real_documents(tmp_path: Path, shared_data: Path) -> None:

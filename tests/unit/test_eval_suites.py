@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from builders import byte_tokenizer
+from typer.testing import CliRunner
 
+from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
 from clusterkit.evaluate.request import default_names
 from evaluation.config import EvalConfig
@@ -106,12 +108,22 @@ def test_sets_are_found_in_the_shapes_in_which_people_keep_them(
         ("aime24@5", "has no size"),
         ("nowhere/file.jsonl", "there is no such file"),
         ("ruler_hqa_official@50", r"no eval_50.json of MemAgent.*ruler_hqa@50"),
+        ("ruler_hqa@50", r"looked for questions.jsonl in \S+/hotpotqa, .*clusterkit assets get hotpotqa"),
     ],
 )
 def test_names_that_cannot_be(tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLUSTERKIT_DATA", raising=False)
     with pytest.raises(UserError, match=message):
         Finder(str(tmp_path), str(tmp_path)).suite(name)
+
+
+def test_a_folder_that_is_not_there_is_no_reason_to_ask_questions_of_another(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = ["eval", "--here", "--model-path", str(tmp_path), "--data-names", "ruler_hqa@4", "--dry-run"]
+    asked = CliRunner().invoke(app, [*words, "--data-path", str(tmp_path / "questoins")])
+
+    assert isinstance(asked.exception, UserError)
+    assert f"--data-path {tmp_path / 'questoins'}: there is no such folder" in str(asked.exception)
 
 
 def test_two_files_of_one_name_cannot_share_a_row(tmp_path: Path) -> None:

@@ -140,6 +140,25 @@ def test_a_supervised_start_is_shown_with_what_is_left_of_it_and_is_no_step(tmp_
     ) in text
 
 
+def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config("train.total_steps=12").attempt(total_steps=12)
+    measured = "start        measuring held-out tasks before step 1, {} lines of the table done"
+
+    with hold_lock(writer.run.logs / "run.lock"):
+        assert measured.format(0) in _text(observe(writer.run, writer.clock))
+        writer.record("eval", name="before", global_step=0, accuracy=0.0, num_tasks=2)
+        assert measured.format(1) in _text(observe(writer.run, writer.clock))
+        writer.steps(1, 11)
+        assert "measuring" not in _text(observe(writer.run, writer.clock))
+        writer.steps(12, 12)
+        writer.record("eval", name="after", global_step=12, accuracy=0.5, num_tasks=2)
+        closing = "closing      measuring held-out tasks, 1 lines of the table done"
+        assert closing in _text(observe(writer.run, writer.clock))
+        assert observe(writer.run, writer.clock + 599).state == "running"
+        assert observe(writer.run, writer.clock + 601).state == "stalled"
+    assert "measuring" not in _text(observe(writer.run, writer.clock))
+
+
 @pytest.mark.parametrize("content", ["", '{"kind": "st', "\x00\x00\n", "[]\n"])
 def test_a_torn_or_empty_record_file_is_no_obstacle(tmp_path: Path, content: str) -> None:
     writer = RunWriter(tmp_path)
@@ -166,7 +185,7 @@ def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
         find_run(tmp_path / "nothing")
     assert raised.value.exit_code == 1
     RunWriter(tmp_path)
-    with pytest.raises(RunError, match="There is tiny-recall/run1"):
+    with pytest.raises(RunError, match="Name one of these: tiny-recall/run1"):
         find_run(tmp_path, "other")
 
 

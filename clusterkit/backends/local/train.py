@@ -97,7 +97,10 @@ def follow(
         progress.show(history, news)
 
     def interrupted() -> None:
-        progress.say("stopping: a recover checkpoint is being written; interrupt again to kill the trainer at once")
+        progress.say(
+            "stopping: the step under way is finished, then a recover checkpoint is written; interrupt again to kill "
+            "the trainer at once"
+        )
 
     ends: list[Ended] = []
     while True:

@@ -43,7 +43,7 @@ def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
 def lines_of(event: dict[str, Any]) -> Iterator[str]:
     """What is shown of an event beside the answer."""
     if event["event"] == "document":
-        yield f"{event['tokens']} tokens in {event['sections']} sections"
+        yield f"{event['tokens']} tokens in {event['sections']} {'section' if event['sections'] == 1 else 'sections'}"
         if event["left_out_tokens"]:
             yield f"of these, {event['left_out_tokens']} tokens in the middle are left out (agent.max_chunks)"
     elif event["event"] == "section":
@@ -51,6 +51,7 @@ def lines_of(event: dict[str, Any]) -> Iterator[str]:
         changed = f"{event['memory_tokens']} tokens{cut}" if event["changed"] else "unchanged"
         yield f"section {event['number']} of {event['sections']}: memory {changed}"
         if event["changed"]:
-            yield from (f"    {line}" for line in event["memory"].splitlines())
+            lines = event["memory"].splitlines() if event["memory"].strip() else ["(blank)"]
+            yield from (f"    {line}" for line in lines)
     elif event["truncated"]:
         yield "the answer was cut at agent.max_final_tokens"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+from clusterkit.config.resolve import resolve
 from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.reading import ReadingShape, parse_mix, parse_sizes
 from clusterkit.data.datasets.texts import Shape
 from clusterkit.ui import output
+from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import InterruptedRunError
+
+_NEXT = {
+    "memagent": "clusterkit train --preset 135M_cpu --task hotpotqa",
+    "memalpha": "clusterkit train --preset memalpha-4B",
+    "math": "clusterkit train --preset 1.5B_n1 --task math task.dataset=train.jsonl",
+}
+"""Command that trains on the files of each kind but reading, without their folder."""
 
 
 def prepare(
@@ -60,15 +70,28 @@ def prepare(
         output.result(f"  {name:22}{facts['rows']:>8} rows  {by_source}")
     if card["left_out"]:
         output.note(f"{card['left_out']} rows were left out (without answer or evidence, or asked twice)")
-    output.result(f"next: {_next(kind, target)}")
+    if kind != "reading":
+        output.result(f"next: {_NEXT[kind]} {shlex.quote(f'task.path={target}')}")
+        return
+    heldout = min(card["files"][f"{split}/documents.jsonl"]["rows"] for split in ("dev", "test"))
+    gpu, cpu = (_train_reading(name, target, heldout) for name in ("135M_read", "135M_read_cpu"))
+    if "eval.final_documents" in gpu:
+        output.note(
+            f"dev or test has only {heldout} documents, and a held-out question is asked among no more than that: the "
+            "commands below say so; give more texts, or raise --test-share, to ask among more"
+        )
+    output.result(f"next: {gpu}\n      {cpu}  (in miniature, without a GPU)")
 
 
-def _next(kind: str, folder: Path) -> str:
-    if kind == "reading":
-        gpu, cpu = (f"clusterkit train --preset {name} task.path={folder}" for name in ("135M_read", "135M_read_cpu"))
-        return f"{gpu}\n      {cpu}  (in miniature, without a GPU)"
-    if kind == "memagent":
-        return f"clusterkit train --preset 135M_cpu --task hotpotqa task.path={folder}"
-    if kind == "memalpha":
-        return f"clusterkit train --preset memalpha-4B task.path={folder}"
-    return f"clusterkit train --preset 1.5B_n1 --task math task.path={folder} task.dataset=train.jsonl"
+def _train_reading(preset: str, folder: Path, heldout: int) -> str:
+    """Command that trains a preset, with its held-out contexts no longer than the documents there are."""
+    config = resolve(preset).config
+    assert isinstance(config.task, HotpotqaConfig)
+    own, final = config.task.num_documents, config.eval.final_documents
+    words = ["clusterkit", "train", "--preset", preset, f"task.path={folder}"]
+    if own > heldout:
+        words.append(f"task.num_documents={heldout}")
+    fitting = [size for size in final if size <= heldout]
+    if fitting != final:
+        words.append(f"eval.final_documents={','.join(map(str, fitting))}")
+    return shlex.join(words)

@@ -10,6 +10,7 @@ from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import resolve
+from clusterkit.runs.directory import numbered_trials
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.recovery import Check, own_config
 from clusterkit.ui import output
@@ -40,8 +41,12 @@ def check_run(settings: list[str], preset: str | None, task: str | None, run: Ru
             request = backend.request(preset, task, settings)
             config = request.config
             runs = backend.runs(run.fileroot or config.fileroot)
-            trial = run.trial or (config.trial_name if request.named else None)
-            found = runs.find(run.experiment or config.experiment_name, trial)
+            experiment = run.experiment or config.experiment_name
+            runs.index()
+            # As train chooses: a run of another name is older or newer, and never gone on with unless it is named.
+            numbers = numbered_trials(runs.folder, experiment)
+            latest = f"run{numbers[-1]}" if numbers else None
+            found = runs.find(experiment, run.trial or (config.trial_name if request.named else latest))
         check = Check(found, runs.look(found), config, holder_of(found))
     if as_json:
         output.result_json(check.as_dict())

@@ -24,6 +24,7 @@ from clusterkit.config.resolve import resolve, shown_values
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import summary_lines
 from clusterkit.runs.log.tail import last_lines
+from clusterkit.runs.trace.heldout import AFTER, heldout_file
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.errors import UserError
@@ -166,6 +167,8 @@ def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: 
         f"  train further   {further_command(sys.argv[1:], run.trial, 2 * outcome.global_step or 1)}",
         "  train anew      the same command with seed=2 trial_name=NEW",
     ]
+    if heldout_file(run, AFTER).is_file():
+        lines.append(f"  see it read     clusterkit trace --heldout {named}")
     if run.tensorboard.is_dir():
         lines.append(f"  see the curves  tensorboard --logdir {run.tensorboard}")
     output.note("\n".join(lines))

@@ -8,7 +8,6 @@ from typing import Any
 START, WARMUP, GENERATE, REFERENCE = "start", "warm-up", "generate", "reference"
 TRAIN, WEIGHTS, CHECKPOINT = "train", "weights", "checkpoint"
 PHASE_NAMES = {
-    "": "in an unknown phase",
     START: "at the start, before the first rollout",
     WARMUP: "in the warm-up",
     GENERATE: "while generating (actor_gen)",

@@ -36,9 +36,10 @@ def stall_cause(
         advice: tuple[str, ...] = (known[1].format(pid=pid),)
     else:
         cause = (
-            "A rank or an engine that others wait for hangs or is gone, generation does not end, or storage is slow. "
-            f"The log's last line was written {PHASE_NAMES[phase]}."
+            "A rank or an engine that others wait for hangs or is gone, generation does not end, or storage is slow."
         )
+        if phase:
+            cause += f" The log's last line was written {PHASE_NAMES[phase]}."
         advice = (
             f"where it hangs: py-spy dump --pid {pid}",
             "are all hosts and GPUs there: clusterkit ray-status, nvidia-smi",

@@ -23,7 +23,7 @@ RECENT_STEPS = 20
 """Step times older than this say little about the steps to come."""
 STALLED_AFTER_SECONDS = 60.0
 STALLED_AFTER_STEPS = 5.0
-STALLED_BEFORE_FIRST_STEP_SECONDS = 600.0
+STALLED_OUTSIDE_STEPS_SECONDS = 600.0
 """Loading a model, the first evaluation and the first step are silent, and their time is unknown."""
 
 
@@ -144,6 +144,22 @@ class History:
         return [record for record in self.evals if not any(map(record.get, other))]
 
     @property
+    def is_before_first_step(self) -> bool:
+        """Whether the trainer has loaded, learns, and has made no step yet: it measures held-out tasks first."""
+        loaded = bool(self.attempts) and self.warmup is None
+        return loaded and self.learns and not self.steps and not whole(self.attempts[-1], "resume_step")
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the last step is done, after which the closing table is measured."""
+        return 0 < self.total_steps <= self.global_step
+
+    @property
+    def closing_lines(self) -> int:
+        """Lines of the closing table that have been measured."""
+        return sum(record.get("name") == "after" for record in self.evals)
+
+    @property
     def learns(self) -> bool:
         """Whether the run trains; not so with trainer.type=null."""
         return not self.attempts or self.attempts[-1].get("type") != "null"
@@ -203,11 +219,12 @@ class History:
 
     @property
     def patience(self) -> float:
-        """Seconds of silence that are normal."""
+        """Seconds of silence that are normal; before and after the steps a table is measured, with few records."""
         step_time = self.step_time()
         if step_time is None:
-            return STALLED_BEFORE_FIRST_STEP_SECONDS
-        return max(STALLED_AFTER_SECONDS, STALLED_AFTER_STEPS * step_time)
+            return STALLED_OUTSIDE_STEPS_SECONDS
+        least = STALLED_OUTSIDE_STEPS_SECONDS if self.is_closing else STALLED_AFTER_SECONDS
+        return max(least, STALLED_AFTER_STEPS * step_time)
 
     def stat(self, name: str) -> list[float]:
         """Return the values of one number of `stats` over the steps."""

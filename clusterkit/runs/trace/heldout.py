@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clusterkit.runs.directory import RunDirectory
@@ -93,8 +94,13 @@ def choose_task(tasks: Sequence[HeldoutTask], wanted: str) -> int:
     )
 
 
+def heldout_file(run: RunDirectory, name: str) -> Path:
+    """File of the held-out tasks as they were read before training or after it. name: BEFORE or AFTER."""
+    return run.logs / "rollouts" / f"eval_{name}.jsonl.zst"
+
+
 def _records(run: RunDirectory, name: str) -> dict[str, Record]:
-    path = run.logs / "rollouts" / f"eval_{name}.jsonl.zst"
+    path = heldout_file(run, name)
     if not path.is_file():
         return {}
     return {task: group[0] for task, group in read_groups(path, "clusterkit trace shows training steps").items()}

@@ -18,8 +18,8 @@ def lines_of(trace: Trace, full: bool = False) -> list[str]:
         f"step {trace.step}, task {cut(trace.task, True)}, sample {trace.sample} of {len(trace.others)}",
         f"reward {trace.reward:.3f} (the group's: {rewards})",
     ]
-    if trace.metrics:
-        parts = [f"{name} {trace.metrics[name]:.3f}" for name in ("r1", "r2", "r3", "r4") if name in trace.metrics]
+    parts = [f"{name} {trace.metrics[name]:.3f}" for name in ("r1", "r2", "r3", "r4") if name in trace.metrics]
+    if parts:
         lines.append("  ".join(parts))
     if trace.error:
         lines.append(f"failed: {trace.error}")
