@@ -42,7 +42,7 @@ def _table(name: str) -> str:
         lines += [_row(f"{task}: {part}", [str(step.parts[part]) for step in steps], "") for part in steps[0].parts]
         lines.append(_row(f"**{task}: a step**", [f"**{step.whole}**" for step in steps], told))
         sure.append(f"{task} on {steps[0].gpu}: {steps[0].sure}.")
-        if wanted := controllers_wanted(config, steps):
+        if wanted := controllers_wanted(config):
             sure.append(f"{task}: rank 0 alone makes too few requests a second; `rollout.controllers={wanted}`.")
     return "\n".join([*lines, *(f"\n{line[0].upper()}{line[1:]}" for line in sure)])
 

@@ -102,7 +102,7 @@ def expected_steps(
     shape, allocation = shape_of(config), config.allocation
     if shape is None or allocation is None or why_unknown(config):
         return []
-    lengths = lengths or (MEMORIES if isinstance(config.agent, ChunksAgentConfig) else ANSWERS)
+    lengths = lengths or _lengths(config)
     return [_Step(config, shape, allocation, GPUS[name], lengths).expected() for name in gpus]
 
 
@@ -120,23 +120,31 @@ def why_unknown(config: RunConfig) -> str:
     return ""
 
 
-def controller_seconds(config: RunConfig) -> float:
-    """Return the processor time for a step's requests; one process has a second of it in a second."""
-    rollout = config.rollout
-    return rollout.batch_size * rollout.group_size * len(_turns(config, 1.0)) * CONTROLLER.request_seconds
+def controller_seconds(config: RunConfig, length: float) -> float:
+    """Return the processor time for a step's requests; one process has a second of it in a second.
+
+    length: mean of responses, over their limit.
+    """
+    turns = _turns(config, length)
+    each = CONTROLLER.request_seconds * len(turns) + CONTROLLER.token_seconds * sum(turn[2] for turn in turns)
+    return config.rollout.batch_size * config.rollout.group_size * each
 
 
-def controllers_wanted(config: RunConfig, steps: Sequence[ExpectedStep]) -> int:
+def controllers_wanted(config: RunConfig) -> int:
     """Return the controller processes (rollout.controllers) that keep the servers busy; 0 where rank 0 does alone.
 
-    None is to be busy for more than half of the time that sampling takes at best.
+    None is to be busy for more than half of the time that sampling takes on the fastest GPUs.
     """
+    many = config.rollout.model_copy(update={"controllers": MANY})
+    steps = expected_steps(config.model_copy(update={"rollout": many}), [MEASURED_ON])
     if not steps or "sampling" not in steps[0].parts:
         return 0
-    many = config.rollout.model_copy(update={"controllers": MANY})
-    best = expected_steps(config.model_copy(update={"rollout": many}), [steps[0].gpu])[0].parts["sampling"].low
-    needed = math.ceil(2 * controller_seconds(config) / best)
+    needed = math.ceil(2 * controller_seconds(config, _lengths(config)[0]) / steps[0].parts["sampling"].low)
     return needed if needed > 1 and config.rollout.controllers < needed else 0
+
+
+def _lengths(config: RunConfig) -> tuple[float, float]:
+    return MEMORIES if isinstance(config.agent, ChunksAgentConfig) else ANSWERS
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,7 @@ class _Step:
         mean, limit = (sum(turn[2] for turn in _turns(config, length)) for length in (self.lengths[case], 1.0))
         weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, share)
         seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
-        return max(seconds, controller_seconds(config) / max(1, rollout.controllers))
+        return max(seconds, controller_seconds(config, self.lengths[case]) / max(1, rollout.controllers))
 
     def _training(self, case: int) -> float:
         """Seconds of a step's forward and backward passes, of other passes, and of the network between hosts."""

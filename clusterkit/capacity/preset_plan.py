@@ -12,7 +12,6 @@ from typing import Any
 from clusterkit.capacity import checks, timing
 from clusterkit.capacity.expected import (
     ExpectedStep,
-    controller_seconds,
     controllers_wanted,
     expected_steps,
     why_unknown,
@@ -24,7 +23,6 @@ from clusterkit.capacity.shapes import shape_of
 from clusterkit.capacity.speed import GPUS
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
-from clusterkit.common.text_plot import duration
 from clusterkit.config.fields import setting_text
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts import inventory
@@ -141,7 +139,7 @@ class PresetPlan:
             "step_basis": self.step.basis if self.step else "",
             "expected": [one.as_dict() for one in self.expected],
             "expected_unknown": why_unknown(config),
-            "controllers_wanted": controllers_wanted(config, self.expected),
+            "controllers_wanted": controllers_wanted(config),
             "first_save_seconds": timing.first_save_seconds(config, seconds) if seconds else None,
             "convergence_steps": measured.steps if measured else None,
             "convergence_hours": measured.steps * seconds / 3600 if measured and measured.steps and seconds else None,
@@ -278,11 +276,10 @@ def _expected_lines(plan: PresetPlan) -> list[str]:
     for one in plan.expected[1:]:
         more = [source for source in one.taken_over if source not in first.taken_over]
         said += [f"{one.gpu}: from {', '.join(more)}, too."] if more else []
-    if wanted := controllers_wanted(plan.config, plan.expected):
-        busy = duration(controller_seconds(plan.config))
+    if wanted := controllers_wanted(plan.config):
         said.append(
-            f"Requests of a step take {busy} of one processor, too much for rank 0 alone: rollout.controllers={wanted} "
-            "lets processes of their own make them."
+            f"Rank 0 alone makes too few requests a second to keep these servers busy: rollout.controllers={wanted} "
+            "has processes of their own make them (docs/scale.md)."
         )
     for sentence in said:
         lines += wrap(sentence, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

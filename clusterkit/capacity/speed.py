@@ -91,16 +91,17 @@ STATE = 12
 class Controller:
     """What the controllers add, by benchmarks/fleet.py (docs/scale.md).
 
-    wait_share: of sampling, beyond the servers' own time. request_seconds: of a processor for each request.
-    change_seconds: of a version change, beside what the slowest server takes.
+    wait_share: of sampling, beyond the servers' own time. request_seconds, token_seconds: of a processor, for each
+    request and, beside that, for each sampled token. change_seconds: of a version change, beyond the slowest server.
     """
 
     wait_share: float
     request_seconds: float
+    token_seconds: float
     change_seconds: float
 
 
-CONTROLLER = Controller(wait_share=0.02, request_seconds=0.0016, change_seconds=0.3)
+CONTROLLER = Controller(wait_share=0.03, request_seconds=0.8e-3, token_seconds=0.9e-6, change_seconds=0.12)
 
 
 def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation) -> tuple[float, float]:
