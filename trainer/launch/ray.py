@@ -23,7 +23,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.errors import RunError
+from trainer.errors import InterruptedRunError, RunError
 from trainer.launch.rank import RankJob, start_rank
 from trainer.launch.ranks import GRACE_SECONDS, RankedRun, conclude, last_step
 from trainer.launch.ray_placement import rank_order, reserve
@@ -34,6 +34,8 @@ from trainer.signals import StopFlag
 log = logging.getLogger("trainer")
 
 POLL_SECONDS = 0.5
+START_SECONDS = 600.0
+"""How long a node may take to start the actors of its ranks."""
 ANSWER_SECONDS = 60.0
 """A node whose actor does not answer for so long is given up; Ray takes about half a minute to notice a dead one."""
 
@@ -81,9 +83,18 @@ class RayRun(RankedRun):
             ).remote()
             for bundle in bundles
         ]
-        places = ray.get([actor.gpus.remote() for actor in actors], timeout=ANSWER_SECONDS)
+        places = self._first_answers([actor.gpus.remote() for actor in actors])
         here = "" if has_gpus else ray.get_runtime_context().get_node_id()
         return [actors[number] for number in rank_order(places, here)]
+
+    def _first_answers(self, asked: list[Any]) -> list[Any]:
+        """What new actors answer: a node that is busy takes its time to start their processes."""
+        waiting, give_up = asked, time.monotonic() + START_SECONDS
+        while waiting and time.monotonic() < give_up:
+            if self.stop():
+                raise InterruptedRunError("interrupted while the ranks' places in Ray were made ready")
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_SECONDS)
+        return list(ray.get(asked, timeout=ANSWER_SECONDS))
 
     def _start(self, ranks: _Ranks) -> None:
         address, port = ranks.ask(lambda actor: actor.meeting_place.remote(), [0])[0]
