@@ -23,7 +23,7 @@ from typing import Any
 from trainer.config import RunConfig
 from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine, ServedStats
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.worker import WorkerJob, work
 from trainer.types import Group
@@ -100,6 +100,7 @@ class Workers:
         self._told: list[tuple[Any, ...]] = []
         self._gone = ServedStats()  # of processes that have ended
         self._closing, self._holds = False, 0
+        self._failure: UserError | None = None
         self._workers = [self._start(place) for place in range(config.rollout.controllers)]
 
     # -- groups -----------------------------------------------------------------------------------------------------
@@ -120,6 +121,9 @@ class Workers:
             worker.send("ready", own)
 
     def _hand_out(self, order: _Order) -> None:
+        if self._failure is not None:
+            order.done.set_exception(self._failure)
+            return
         worker = min(self._workers, key=lambda one: (not one.up, len(one.orders), order.number not in one.ready))
         worker.ready.discard(order.number)
         worker.orders[order.number] = order
@@ -225,6 +229,10 @@ class Workers:
         except (OSError, EOFError):
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._lost, worker)
+        except Exception as error:  # of a class of the user's own, say
+            text = f"{worker.process.name}: what it sent cannot be read ({type(error).__name__}: {error})"
+            unreadable = UserError(f"{text}: agents, tasks and rewards must be picklable; or set rollout.controllers=0")
+            self._loop.call_soon_threadsafe(self._fail, unreadable)
 
     def _hear(self, worker: _Worker, what: str, *rest: Any) -> None:
         if what == "up":
@@ -254,13 +262,9 @@ class Workers:
         worker.process.join(1.0)
         code, orders = worker.process.exitcode, list(worker.orders.values())
         if worker.starts >= STARTS:
-            for order in orders:
-                if not order.done.done():
-                    order.done.set_exception(
-                        RunError(
-                            f"{worker.process.name} ended with {code} for the {STARTS}rd time; its log is rank 0's"
-                        )
-                    )
+            self._fail(
+                RunError(f"{worker.process.name} ended with {code} for the {STARTS}rd time; its log is rank 0's")
+            )
             return
         log.warning(
             "%s ended with %s: it is started again, its %d groups go to all", worker.process.name, code, len(orders)
@@ -276,6 +280,14 @@ class Workers:
             fresh.send("go", self._engine.version)
         for order in orders:
             self._hand_out(order)
+
+    def _fail(self, error: UserError) -> None:
+        """End the run: all that is under way fails, and what is asked for later."""
+        self._failure = self._failure or error
+        for worker in self._workers:
+            for order in worker.orders.values():
+                if not order.done.done():
+                    order.done.set_exception(self._failure)
 
     @staticmethod
     def stats_of(one: ServedStats, other: ServedStats) -> ServedStats:

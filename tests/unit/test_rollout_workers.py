@@ -1,0 +1,119 @@
+"""Controllers in processes of their own, from rank 0's side: what it does when one dies, or says what it cannot read.
+
+Processes are stand-ins here: the test holds their end of the pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import small_config
+from trainer.engines.dialects import make_dialect
+from trainer.engines.http import Server, ServerPool
+from trainer.engines.served import ServedEngine
+from trainer.errors import RunError, UserError
+from trainer.rollout.controller import SamplingPlan
+from trainer.rollout.workers import STARTS, Workers, _Worker
+from trainer.types import Group, Task
+
+PLAN = SamplingPlan("train-1")
+
+
+class Process:
+    """A process that has ended once its end of the pipe is closed."""
+
+    exitcode = -9
+
+    def __init__(self, place: int, there: Connection) -> None:
+        self.name, self.pid, self.there = f"controller-{place}", place, there
+
+    def join(self, seconds: float) -> None:
+        """It ends at once."""
+
+    def is_alive(self) -> bool:
+        return False
+
+    def terminate(self) -> None:
+        self.there.close()
+
+    kill = terminate
+
+
+class Stand(Workers):
+    """Rank 0's side over stand-ins. processes: all that were started, in order."""
+
+    def __init__(self, controllers: int) -> None:
+        self.processes: list[Process] = []
+        self.pool = ServerPool("/health")
+        self.pool.add(Server("server-0", "http://127.0.0.1:1", 3))
+        engine = ServedEngine(self.pool, make_dialect("sglang"), Path("model"), set(), 3)
+        super().__init__(small_config(f"rollout.controllers={controllers}"), Path("model"), set(), 100, engine)
+        self.engine = engine
+
+    def _start(self, place: int, starts: int = 1) -> _Worker:
+        here, there = Pipe()
+        self.processes.append(Process(place, there))
+        return _Worker(place, self.processes[-1], here, starts=starts)
+
+    def said(self, process: int) -> list[tuple[Any, ...]]:
+        """What a process was told since the last call."""
+        there, found = self.processes[process].there, []
+        while there.poll():
+            found.append(pickle.loads(there.recv_bytes()))
+        return found
+
+    def says(self, process: int, *message: Any) -> None:
+        self.processes[process].there.send_bytes(pickle.dumps(message))
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def made(number: int) -> Group:
+    return Group(Task(f"task-{number}", "", "", []), [])
+
+
+def test_a_controller_that_died_too_often_while_it_had_nothing_to_do_ends_the_run() -> None:
+    async def main() -> None:
+        stand = Stand(1)
+        stand.go_on()
+        for started in range(1, STARTS + 1):
+            stand.processes[-1].terminate()
+            await until(lambda started=started: len(stand.processes) > started or stand._failure)
+        async with asyncio.timeout(10):
+            with pytest.raises(RunError, match="controller-0 ended with -9"):
+                await stand.group(1, 0, PLAN, lambda: None)
+        stand.close()
+
+    asyncio.run(main())
+
+
+class Odd(Exception):
+    """Cannot be made again from its message alone, as pickle does."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one + other)
+
+
+def test_what_cannot_be_read_ends_the_run_with_a_reason() -> None:
+    async def main() -> None:
+        stand = Stand(1)
+        asked = asyncio.ensure_future(stand.group(1, 0, PLAN, lambda: None))
+        await asyncio.sleep(0)
+        stand.says(0, "failed", 1, Odd("a", "b"), stand.engine.stats)
+        async with asyncio.timeout(10):
+            with pytest.raises(UserError, match="controller-0: what it sent cannot be read"):
+                await asked
+        stand.close()
+
+    asyncio.run(main())
