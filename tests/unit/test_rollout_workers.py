@@ -117,3 +117,26 @@ def test_what_cannot_be_read_ends_the_run_with_a_reason() -> None:
         stand.close()
 
     asyncio.run(main())
+
+
+def test_a_task_made_ready_where_another_got_it_is_forgotten() -> None:
+    """A document of a million characters, and its tokens, must not stay behind with every step."""
+
+    async def main() -> None:
+        stand = Stand(2)
+        stand.make_ready([1, 2, 3, 4])
+        stand.make_ready([2, 3, 4, 5])
+        assert [stand.said(place) for place in (0, 1)] == [
+            [("ready", [1, 3]), ("ready", [5])],
+            [("ready", [2, 4]), ("ready", [])],
+        ]
+        groups = [asyncio.ensure_future(stand.group(number, 0, PLAN, lambda: None)) for number in (1, 3)]
+        await asyncio.sleep(0)
+        assert stand.said(0) == [("task", 1, 0, PLAN), ("forget", 3)]
+        assert stand.said(1) == [("task", 3, 0, PLAN)]
+        for place, number in enumerate((1, 3)):
+            stand.says(place, "group", number, made(number), stand.engine.stats)
+        assert [group.task.id for group in await asyncio.gather(*groups)] == ["task-1", "task-3"]
+        stand.close()
+
+    asyncio.run(main())

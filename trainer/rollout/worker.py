@@ -1,8 +1,8 @@
 """A controller process: takes tasks by number from rank 0, samples and scores their groups, and sends them back.
 
-It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `servers`
-(those to ask: name, url, version and generation, which tells a server from one of its name before), `hold` (number)
-and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number, value, totals),
+It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `forget`
+(number of a task made ready that another controller has got), `servers` (those to ask: name, url, version and
+generation, which tells a server from one of its name before), `hold` (number) and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number, value, totals),
 `lost` (name and generation of a server, why), `held` and `idle` (number of what it was told).
 """
 
@@ -103,6 +103,8 @@ class _Controller:
                 self._keep(self._group(*rest))
             elif what == "ready":
                 self._make_ready(rest[0])
+            elif what == "forget":
+                self._forget(rest[0])
             elif what == "servers":
                 self._use(rest[0])
             elif what == "hold":
@@ -138,6 +140,10 @@ class _Controller:
                 job = asyncio.ensure_future(self._task(number))
                 job.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is wanted
                 self._prepared[number] = job
+
+    def _forget(self, number: int) -> None:
+        if job := self._prepared.pop(number, None):
+            job.cancel()
 
     async def _task(self, number: int) -> tuple[Task, Any]:
         task = await asyncio.to_thread(self.source.train, number)

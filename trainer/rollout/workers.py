@@ -115,8 +115,10 @@ class Workers:
     def make_ready(self, numbers: Sequence[int]) -> None:
         """Have the tasks of these numbers made ready, which will be wanted next."""
         self._listen()
+        known = set[int]().union(*(worker.ready for worker in self._workers))
+        fresh = [number for number in numbers if number not in known]
         for place, worker in enumerate(self._workers):
-            own = numbers[place :: len(self._workers)]
+            own = fresh[place :: len(self._workers)]
             worker.ready.update(own)
             worker.send("ready", own)
 
@@ -125,7 +127,11 @@ class Workers:
             order.done.set_exception(self._failure)
             return
         worker = min(self._workers, key=lambda one: (not one.up, len(one.orders), order.number not in one.ready))
-        worker.ready.discard(order.number)
+        for other in self._workers:
+            if order.number in other.ready:
+                other.ready.remove(order.number)
+                if other is not worker:
+                    other.send("forget", order.number)
         worker.orders[order.number] = order
         worker.send("task", order.number, order.order, order.plan)
 
