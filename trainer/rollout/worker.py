@@ -27,13 +27,16 @@ from trainer.config import RunConfig
 from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
-from trainer.engines.served import ServedEngine
+from trainer.engines.served import ServedEngine, ServedStats
+from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
+from trainer.metrics import log_file
+from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.train.model import load_tokenizer
-from trainer.types import Task
+from trainer.types import Group, Task
 
 LOOK_SECONDS = 0.5
 
@@ -53,6 +56,9 @@ def work(job: WorkerJob, pipe: Connection) -> None:
     # Ctrl-C is for rank 0, which ends its controllers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(processName)s %(message)s")
+    if (logs := RunPaths.of(job.config).logs).is_dir():
+        # Why trajectories and rewards fail is looked for there; what becomes of servers rank 0 tells itself.
+        logging.getLogger("trainer.rollout").addHandler(log_file(logs / "main.log"))
     with suppress(asyncio.CancelledError):
         asyncio.run(_Controller(job, pipe).run())
 
@@ -125,10 +131,10 @@ class _Controller:
             ready = self._prepared.pop(number, None)
             task, prepared = await (self._task(number) if ready is None else ready)
             group = await self.controller.group(task, prepared, plan, lambda: self._say("generated", number))
+            data = await asyncio.to_thread(_pickled, number, group, replace(self.engine.stats))
         except Exception as error:
-            await asyncio.to_thread(self._say, "failed", number, error, replace(self.engine.stats))
-        else:
-            await asyncio.to_thread(self._say, "group", number, group, replace(self.engine.stats))
+            data = pickle.dumps(("failed", number, _sendable(error), replace(self.engine.stats)))
+        await asyncio.to_thread(self._send, data)
 
     async def _idle(self, number: int) -> None:
         await self.engine.idle()
@@ -155,6 +161,7 @@ class _Controller:
         for name, (generation, server) in list(self._own.items()):
             if (name, generation) not in wanted:
                 del self._own[name]
+                server.discard("rank 0 uses it no longer")  # now: one of its name may be added below
                 self._keep(self.pool.remove(server))
         for name, url, version, generation in servers:
             if name not in self._own:
@@ -172,9 +179,27 @@ class _Controller:
                     self._say("lost", name, generation, server.problem)
 
     def _say(self, *message: Any) -> None:
-        try:
-            data = pickle.dumps(message)
-        except Exception as error:  # an exception that cannot be pickled, say
-            data = pickle.dumps(("failed", message[1], RuntimeError(f"{message[2]!r}: {error}"), self.engine.stats))
+        self._send(pickle.dumps(message))
+
+    def _send(self, data: bytes) -> None:
         with self._sending:
             self.pipe.send_bytes(data)
+
+
+def _pickled(number: int, group: Group, stats: ServedStats) -> bytes:
+    try:
+        return pickle.dumps(("group", number, group, stats))
+    except Exception as error:
+        raise UserError(
+            f"task {group.task.id}: what the agent or the reward left in a trajectory cannot be sent to rank 0 "
+            f"({type(error).__name__}: {error}): leave plain values there, or set rollout.controllers=0"
+        ) from error
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one with its text where pickle cannot make it again, as with many classes of libraries."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
