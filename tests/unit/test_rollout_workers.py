@@ -140,3 +140,35 @@ def test_a_task_made_ready_where_another_got_it_is_forgotten() -> None:
         stand.close()
 
     asyncio.run(main())
+
+
+def test_a_controller_that_comes_up_during_an_update_waits_for_its_end() -> None:
+    """Told of the old version, it would ask servers that get the new one, and take them for faulty."""
+
+    async def main() -> None:
+        stand = Stand(1)
+        stand.go_on()
+        said = stand.said(0)
+        await stand.engine.hold()
+        await stand.hold()
+        stand.says(0, "up")
+        await until(lambda: stand._workers[0].up)
+        assert [what for what, *_ in said + stand.said(0)] == ["servers"]
+        stand.engine.go_on(4)
+        stand.go_on()
+        assert [one for one in stand.said(0) if one[0] == "go"] == [("go", 4)]
+        stand.close()
+
+    asyncio.run(main())
+
+
+def test_a_controller_that_is_up_late_begins_with_the_present_version() -> None:
+    async def main() -> None:
+        stand = Stand(1)
+        stand.go_on()
+        stand.says(0, "up")
+        await until(lambda: stand._workers[0].up)
+        assert [what for what, *_ in stand.said(0)] == ["servers", "go"]
+        stand.close()
+
+    asyncio.run(main())

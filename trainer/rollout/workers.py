@@ -160,8 +160,9 @@ class Workers:
         for worker in self._workers:
             worker.held.clear()
             worker.idle.clear()
-            worker.send("hold", self._holds)
-            if not worker.up:  # it has no tasks
+            if worker.up:
+                worker.send("hold", self._holds)
+            else:  # it sends nothing until it is told to go
                 worker.rest()
         await asyncio.gather(*(worker.held.wait() for worker in self._workers))
 
@@ -178,7 +179,8 @@ class Workers:
         """See `Others`."""
         self.tell_servers()
         for worker in self._workers:
-            worker.send("go", self._engine.version)
+            if worker.up:
+                worker.send("go", self._engine.version)
 
     def _tell(self, worker: _Worker) -> None:
         count = len(self._workers)
@@ -243,6 +245,8 @@ class Workers:
     def _hear(self, worker: _Worker, what: str, *rest: Any) -> None:
         if what == "up":
             worker.up = True
+            if not self._engine.updating:  # else it goes on with the others
+                worker.send("go", self._engine.version)
         elif what in ("held", "idle"):
             if rest[0] == self._holds:  # and not of an update that did not wait for it
                 (worker.held if what == "held" else worker.idle).set()
@@ -280,10 +284,6 @@ class Workers:
         self._workers[worker.place] = fresh
         self._read(fresh)
         self._tell(fresh)
-        if self._engine.updating:
-            fresh.send("hold", self._holds)
-        else:
-            fresh.send("go", self._engine.version)
         for order in orders:
             self._hand_out(order)
 
