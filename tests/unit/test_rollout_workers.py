@@ -98,7 +98,7 @@ def test_a_controller_that_died_too_often_while_it_had_nothing_to_do_ends_the_ru
     asyncio.run(main())
 
 
-class Odd(Exception):
+class OddError(Exception):
     """Cannot be made again from its message alone, as pickle does."""
 
     def __init__(self, one: str, other: str) -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_ends_the_run_with_a_reason() -> None:
         stand = Stand(1)
         asked = asyncio.ensure_future(stand.group(1, 0, PLAN, lambda: None))
         await asyncio.sleep(0)
-        stand.says(0, "failed", 1, Odd("a", "b"), stand.engine.stats)
+        stand.says(0, "failed", 1, OddError("a", "b"), stand.engine.stats)
         async with asyncio.timeout(10):
             with pytest.raises(UserError, match="controller-0: what it sent cannot be read"):
                 await asked

@@ -2,8 +2,9 @@
 
 It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `forget`
 (number of a task made ready that another controller has got), `servers` (those to ask: name, url, version and
-generation, which tells a server from one of its name before), `hold` (number) and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number, value, totals),
-`lost` (name and generation of a server, why), `held` and `idle` (number of what it was told).
+generation, which tells a server from one of its name before), `hold` (number) and `go` (version). It says `up` when it
+can begin, `generated` (number), `group` or `failed` (number, value, totals), `lost` (name and generation of a server,
+why), `held` and `idle` (number of what it was told).
 """
 
 from __future__ import annotations
