@@ -19,6 +19,7 @@ from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
+from trainer.rollout import workers
 from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.workers import STARTS, Workers, _Worker
 from trainer.types import Group, Task
@@ -169,6 +170,44 @@ def test_a_controller_that_is_up_late_begins_with_the_present_version() -> None:
         stand.says(0, "up")
         await until(lambda: stand._workers[0].up)
         assert [what for what, *_ in stand.said(0)] == ["servers", "go"]
+        stand.close()
+
+    asyncio.run(main())
+
+
+def test_a_controller_that_does_not_hear_of_an_update_is_ended_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is stuck must not keep the run from its next step."""
+    monkeypatch.setattr(workers, "HOLD_SECONDS", 0.05)
+
+    async def main() -> None:
+        stand = Stand(1)
+        stand.says(0, "up")
+        stand.go_on()
+        await until(lambda: stand._workers[0].up)
+        async with asyncio.timeout(10):
+            await stand.hold()
+        await until(lambda: len(stand.processes) > 1)
+        stand.close()
+
+    asyncio.run(main())
+
+
+def test_an_update_does_not_wait_for_a_controller_that_was_started_in_the_middle_of_it() -> None:
+    async def main() -> None:
+        stand = Stand(1)
+        stand.says(0, "up")
+        stand.go_on()
+        await until(lambda: stand._workers[0].up)
+        await stand.engine.hold()
+        stand.says(0, "held", 1)
+        await stand.hold()
+        stand.processes[0].terminate()
+        await until(lambda: len(stand.processes) > 1)
+        async with asyncio.timeout(10):
+            await stand.idle()
+        assert not stand.processes[1].there.closed
         stand.close()
 
     asyncio.run(main())

@@ -31,8 +31,8 @@ from trainer.types import Group
 log = logging.getLogger("trainer")
 
 FOLLOW_SECONDS = 1.0
-IDLE_SECONDS = 60.0
-"""How long a controller may take to come to rest for an update."""
+HOLD_SECONDS, IDLE_SECONDS = 600.0, 60.0
+"""How long a controller may take to hear of an update, which a reward that computes may delay, and to come to rest."""
 STARTS = 3
 """How often a controller is started before the run ends: one that always dies has a fault of its own."""
 SUMMED = tuple(
@@ -164,16 +164,11 @@ class Workers:
                 worker.send("hold", self._holds)
             else:  # it sends nothing until it is told to go
                 worker.rest()
-        await asyncio.gather(*(worker.held.wait() for worker in self._workers))
+        await _wait([(worker, worker.held) for worker in self._workers], HOLD_SECONDS)
 
     async def idle(self) -> None:
-        """See `Others`; a controller that does not come to rest is ended, and started again."""
-        workers = list(self._workers)
-        waits = [asyncio.wait_for(worker.idle.wait(), IDLE_SECONDS) for worker in workers]
-        ended = await asyncio.gather(*waits, return_exceptions=True)
-        for worker, error in zip(workers, ended, strict=True):
-            if isinstance(error, TimeoutError):
-                worker.process.kill()
+        """See `Others`."""
+        await _wait([(worker, worker.idle) for worker in self._workers], IDLE_SECONDS)
 
     def go_on(self) -> None:
         """See `Others`."""
@@ -281,6 +276,7 @@ class Workers:
         )
         self._gone = self.stats_of(self._gone, worker.stats)
         fresh = self._start(worker.place, worker.starts + 1)
+        fresh.rest()  # an update that goes on need not wait until it is up
         self._workers[worker.place] = fresh
         self._read(fresh)
         self._tell(fresh)
@@ -311,6 +307,16 @@ class Workers:
             if worker.process.is_alive():
                 worker.process.kill()
             worker.pipe.close()
+
+
+async def _wait(events: list[tuple[_Worker, asyncio.Event]], seconds: float) -> None:
+    """Wait for an event of each controller; one that does not come to it is ended, and then started again."""
+    waits = [asyncio.wait_for(event.wait(), seconds) for _, event in events]
+    ended = await asyncio.gather(*waits, return_exceptions=True)
+    for (worker, _), error in zip(events, ended, strict=True):
+        if isinstance(error, TimeoutError):
+            log.warning("%s did not hold for new weights within %.0f s: it is ended", worker.process.name, seconds)
+            worker.process.kill()
 
 
 def _number(name: str, place: int) -> int:
