@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import pickle
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -114,3 +115,20 @@ def test_why_a_trajectory_failed_stands_in_main_log(
         logging.getLogger("trainer.rollout").handlers.clear()
 
     assert "WARNING: trajectory train-1/0 failed: KeyError: 'x'" in (logs / "main.log").read_text()
+
+
+def test_a_controller_process_ends_with_rank_0(job: WorkerJob) -> None:
+    here, there = Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=worker.work, args=(job, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        assert here.poll(120)
+        assert pickle.loads(here.recv_bytes()) == ("up",)
+        here.send_bytes(pickle.dumps(("hold", 1)))
+        assert [pickle.loads(here.recv_bytes()) for _ in range(2)] == [("held", 1), ("idle", 1)]
+        here.close()
+        process.join(30)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
