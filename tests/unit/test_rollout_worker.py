@@ -30,7 +30,9 @@ PLAN = SamplingPlan("train-1")
 @pytest.fixture
 def job(tmp_path: Path) -> WorkerJob:
     byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    config = small_config(f"fileroot={tmp_path}", "rollout.controllers=1", "agent.chunk_tokens=400")
+    config = small_config(
+        f"fileroot={tmp_path}", "servers.engine=vllm", "rollout.controllers=1", "agent.chunk_tokens=400"
+    )
     return WorkerJob(config, tmp_path / "tokenizer", [0], 4096)
 
 

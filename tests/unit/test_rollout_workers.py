@@ -55,7 +55,9 @@ class Stand(Workers):
         self.pool = ServerPool("/health")
         self.pool.add(Server("server-0", "http://127.0.0.1:1", 3))
         engine = ServedEngine(self.pool, make_dialect("sglang"), Path("model"), set(), 3)
-        super().__init__(small_config(f"rollout.controllers={controllers}"), Path("model"), set(), 100, engine)
+        super().__init__(
+            small_config("servers.engine=vllm", f"rollout.controllers={controllers}"), Path("model"), set(), 100, engine
+        )
         self.engine = engine
 
     def _start(self, place: int, starts: int = 1) -> _Worker:
