@@ -83,7 +83,7 @@ async def until(condition: Any) -> None:
 
 
 def made(number: int) -> Group:
-    return Group(Task(f"task-{number}", "", "", []), [])
+    return Group(Task(f"task-{number}", "", ()), [])
 
 
 def test_a_controller_that_died_too_often_while_it_had_nothing_to_do_ends_the_run() -> None:
@@ -210,6 +210,24 @@ def test_an_update_does_not_wait_for_a_controller_that_was_started_in_the_middle
         async with asyncio.timeout(10):
             await stand.idle()
         assert not stand.processes[1].there.closed
+        stand.close()
+
+    asyncio.run(main())
+
+
+def test_a_controller_gets_tasks_by_the_number_of_its_servers() -> None:
+    """Of three servers one controller has two: with as many groups on each the step ends soonest."""
+
+    async def main() -> None:
+        stand = Stand(2)
+        for number in (1, 2):
+            stand.pool.add(Server(f"server-{number}", f"http://127.0.0.1:{number + 1}", 3))
+        stand.go_on()
+        groups = [asyncio.ensure_future(stand.group(number, 0, PLAN, lambda: None)) for number in range(6)]
+        await asyncio.sleep(0)
+        assert [sum(what == "task" for what, *_ in stand.said(place)) for place in (0, 1)] == [4, 2]
+        for group in groups:
+            group.cancel()
         stand.close()
 
     asyncio.run(main())

@@ -59,7 +59,7 @@ class _Worker:
     """A controller's process.
 
     orders: what it is at, by number. up: it can begin. held: it sends no requests. idle: nor is any under way. ready:
-    tasks that it has made ready. stats: its engine's running totals. starts: of its place.
+    tasks that it has made ready. stats: its engine's running totals. starts: of its place. servers: of its own.
     """
 
     place: int
@@ -72,6 +72,7 @@ class _Worker:
     ready: set[int] = field(default_factory=set)
     stats: ServedStats = field(default_factory=ServedStats)
     starts: int = 1
+    servers: int = 1
 
     def send(self, *message: Any) -> None:
         try:
@@ -126,7 +127,9 @@ class Workers:
         if self._failure is not None:
             order.done.set_exception(self._failure)
             return
-        worker = min(self._workers, key=lambda one: (not one.up, len(one.orders), order.number not in one.ready))
+        worker = min(
+            self._workers, key=lambda one: (not one.up, len(one.orders) / one.servers, order.number not in one.ready)
+        )
         for other in self._workers:
             if order.number in other.ready:
                 other.ready.remove(order.number)
@@ -180,6 +183,7 @@ class Workers:
     def _tell(self, worker: _Worker) -> None:
         count = len(self._workers)
         own = [one for place, one in enumerate(self._told) if _number(one[0], place) % count == worker.place]
+        worker.servers = max(1, len(own))
         worker.send("servers", own or self._told)
 
     def _generation(self, server: Server) -> int:
