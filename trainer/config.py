@@ -414,6 +414,9 @@ def check_servers(c: RunConfig) -> None:
             f"rollout.max_staleness={c.rollout.max_staleness} needs engine servers, which sample while the trainer "
             "learns: set servers.engine=sglang or vllm, or rollout.max_staleness=0"
         )
+    if c.rollout.controllers and (c.engine == "embedded" or c.reward.name == "memalpha"):
+        why = "there are no engine servers to ask" if c.engine == "embedded" else "a judge is asked by one process"
+        raise ValueError(f"rollout.controllers={c.rollout.controllers}: {why}: set rollout.controllers=0")
     if c.engine == "sglang" and not c.n_gpus_per_node:
         raise ValueError(
             "servers.engine=sglang needs GPUs: set n_gpus_per_node and allocation_mode (sglang:d1+fsdp:d1 for one GPU "

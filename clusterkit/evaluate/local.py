@@ -78,7 +78,7 @@ class LocalEvaluator:
             raise RunError(f"no evaluation of this machine writes into {lock.parent}")
         if (owner := owner_of(lock)) != user:
             raise UserError(f"the evaluation that writes into {lock.parent} is {owner}'s: --user {owner}")
-        send_signal(int(number), signal.SIGTERM)
+        send_signal(int(number), lock, signal.SIGTERM)
         self._say(f"{name} ends its servers")
         end = time.monotonic() + STOP_SECONDS
         while lock_holder(lock) == name:

@@ -37,6 +37,7 @@ def tiny(*overrides: str) -> RunConfig:
             ["servers.engine=vllm", "weights.transport=nccl"],
             r"transport=nccl: vLLM servers .* by folder only: set weights\.transport=auto",
         ),
+        (["rollout.controllers=2"], "rollout.controllers=2: there are no engine servers.*controllers=0"),
         (["algorithm.overlong_tokens=5"], "overlong_tokens=5 is over agent.max_final_tokens=4, .*: lower it"),
         (["algorithm.mask_low=1.5"], "mask_low 1.5 and mask_high 3.0 leave out the ratio 1"),
         (
@@ -48,6 +49,11 @@ def tiny(*overrides: str) -> RunConfig:
 def test_impossible_combinations_name_the_field_and_the_way_out(overrides: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         tiny(*overrides)
+
+
+def test_controllers_are_refused_where_a_judge_is_asked() -> None:
+    with pytest.raises(UserError, match=r"rollout\.controllers=2: a judge .*controllers=0"):
+        resolve("memalpha-tiny", None, ["servers.engine=vllm", "rollout.controllers=2"])
 
 
 @pytest.mark.parametrize("override", ["task.num_values=95", "task.num_values=129", "task.num_keys=5001"])

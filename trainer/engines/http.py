@@ -239,24 +239,31 @@ class ServerPool:
     async def call(self, server: Server, method: str, path: str, body: Json | None, seconds: float) -> Json:
         """One call to one server, sent once. Returns the JSON answer (empty for an answer that is no JSON object).
 
-        A connection that was not made while this process did other things is tried anew: nothing was sent.
+        A connection that was not made while this process did other things is tried anew, until `seconds` have passed
+        in all: nothing was sent.
 
         Raises:
             ServerLostError, ServerFailedError, RefusedError: see there.
         """
         where = f"{server.name} ({server.url}) {path}"
         data = None if body is None else orjson.dumps(body)
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self.limits.connect)
         session, lag = await self._session()
-        lagged = lag.seconds()
+        began = time.monotonic()
         try:
-            async with session.request(
-                method, server.url + path, data=data, headers=JSON, timeout=timeout, allow_redirects=False
-            ) as response:
-                status, content = response.status, await response.read()
+            status, content = 0, b""
+            while not status:
+                left = seconds - (time.monotonic() - began)
+                timeout = aiohttp.ClientTimeout(total=max(left, 0.001), sock_connect=self.limits.connect)
+                lagged = lag.seconds()
+                try:
+                    async with session.request(
+                        method, server.url + path, data=data, headers=JSON, timeout=timeout, allow_redirects=False
+                    ) as response:
+                        status, content = response.status, await response.read()
+                except aiohttp.ConnectionTimeoutError:
+                    if left <= 0 or lag.seconds() - lagged <= LAGGED * self.limits.connect:
+                        raise
         except aiohttp.ConnectionTimeoutError as error:
-            if lag.seconds() - lagged > LAGGED * self.limits.connect:
-                return await self.call(server, method, path, body, seconds)
             raise ServerLostError(f"{where}: no connection within {self.limits.connect:g} s") from error
         except TimeoutError as error:
             raise ServerLostError(f"{where} did not answer within {seconds:g} s") from error

@@ -1,9 +1,10 @@
 """A controller process: takes tasks by number from rank 0, samples and scores their groups, and sends them back.
 
-It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `servers`
-(those to ask: name, url, version and generation, which tells a server from one of its name before), `hold` (number)
-and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number, value, totals),
-`lost` (name and generation of a server, why), `held` and `idle` (number of what it was told).
+It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `forget`
+(number of a task made ready that another controller has got), `servers` (those to ask: name, url, version and
+generation, which tells a server from one of its name before), `hold` (number) and `go` (version). It says `up` when it
+can begin, `generated` (number), `group` or `failed` (number, value, totals), `lost` (name and generation of a server,
+why), `held` and `idle` (number of what it was told).
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from trainer.config import RunConfig
 from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
-from trainer.engines.served import ServedEngine
+from trainer.engines.served import ServedEngine, ServedStats
+from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
+from trainer.metrics import log_file
+from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.train.model import load_tokenizer
-from trainer.types import Task
+from trainer.types import Group, Task
 
 LOOK_SECONDS = 0.5
 
@@ -53,6 +57,9 @@ def work(job: WorkerJob, pipe: Connection) -> None:
     # Ctrl-C is for rank 0, which ends its controllers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(processName)s %(message)s")
+    if (logs := RunPaths.of(job.config).logs).is_dir():
+        # Why trajectories and rewards fail is looked for there; what becomes of servers rank 0 tells itself.
+        logging.getLogger("trainer.rollout").addHandler(log_file(logs / "main.log"))
     with suppress(asyncio.CancelledError):
         asyncio.run(_Controller(job, pipe).run())
 
@@ -103,6 +110,8 @@ class _Controller:
                 self._keep(self._group(*rest))
             elif what == "ready":
                 self._make_ready(rest[0])
+            elif what == "forget":
+                self._forget(rest[0])
             elif what == "servers":
                 self._use(rest[0])
             elif what == "hold":
@@ -123,10 +132,10 @@ class _Controller:
             ready = self._prepared.pop(number, None)
             task, prepared = await (self._task(number) if ready is None else ready)
             group = await self.controller.group(task, prepared, plan, lambda: self._say("generated", number))
+            data = await asyncio.to_thread(_pickled, number, group, replace(self.engine.stats))
         except Exception as error:
-            await asyncio.to_thread(self._say, "failed", number, error, replace(self.engine.stats))
-        else:
-            await asyncio.to_thread(self._say, "group", number, group, replace(self.engine.stats))
+            data = pickle.dumps(("failed", number, _sendable(error), replace(self.engine.stats)))
+        await asyncio.to_thread(self._send, data)
 
     async def _idle(self, number: int) -> None:
         await self.engine.idle()
@@ -139,6 +148,10 @@ class _Controller:
                 job.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is wanted
                 self._prepared[number] = job
 
+    def _forget(self, number: int) -> None:
+        if job := self._prepared.pop(number, None):
+            job.cancel()
+
     async def _task(self, number: int) -> tuple[Task, Any]:
         task = await asyncio.to_thread(self.source.train, number)
         return task, await asyncio.to_thread(self.controller.agent.prepare, task)
@@ -149,6 +162,7 @@ class _Controller:
         for name, (generation, server) in list(self._own.items()):
             if (name, generation) not in wanted:
                 del self._own[name]
+                server.discard("rank 0 uses it no longer")  # now: one of its name may be added below
                 self._keep(self.pool.remove(server))
         for name, url, version, generation in servers:
             if name not in self._own:
@@ -166,9 +180,27 @@ class _Controller:
                     self._say("lost", name, generation, server.problem)
 
     def _say(self, *message: Any) -> None:
-        try:
-            data = pickle.dumps(message)
-        except Exception as error:  # an exception that cannot be pickled, say
-            data = pickle.dumps(("failed", message[1], RuntimeError(f"{message[2]!r}: {error}"), self.engine.stats))
+        self._send(pickle.dumps(message))
+
+    def _send(self, data: bytes) -> None:
         with self._sending:
             self.pipe.send_bytes(data)
+
+
+def _pickled(number: int, group: Group, stats: ServedStats) -> bytes:
+    try:
+        return pickle.dumps(("group", number, group, stats))
+    except Exception as error:
+        raise UserError(
+            f"task {group.task.id}: what the agent or the reward left in a trajectory cannot be sent to rank 0 "
+            f"({type(error).__name__}: {error}): leave plain values there, or set rollout.controllers=0"
+        ) from error
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one with its text where pickle cannot make it again, as with many classes of libraries."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -23,7 +23,7 @@ from typing import Any
 from trainer.config import RunConfig
 from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine, ServedStats
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.worker import WorkerJob, work
 from trainer.types import Group
@@ -31,8 +31,8 @@ from trainer.types import Group
 log = logging.getLogger("trainer")
 
 FOLLOW_SECONDS = 1.0
-IDLE_SECONDS = 60.0
-"""How long a controller may take to come to rest for an update."""
+HOLD_SECONDS, IDLE_SECONDS = 600.0, 60.0
+"""How long a controller may take to hear of an update, which a reward that computes may delay, and to come to rest."""
 STARTS = 3
 """How often a controller is started before the run ends: one that always dies has a fault of its own."""
 SUMMED = tuple(
@@ -59,7 +59,7 @@ class _Worker:
     """A controller's process.
 
     orders: what it is at, by number. up: it can begin. held: it sends no requests. idle: nor is any under way. ready:
-    tasks that it has made ready. stats: its engine's running totals. starts: of its place.
+    tasks that it has made ready. stats: its engine's running totals. starts: of its place. servers: of its own.
     """
 
     place: int
@@ -72,6 +72,7 @@ class _Worker:
     ready: set[int] = field(default_factory=set)
     stats: ServedStats = field(default_factory=ServedStats)
     starts: int = 1
+    servers: int = 1
 
     def send(self, *message: Any) -> None:
         try:
@@ -100,6 +101,7 @@ class Workers:
         self._told: list[tuple[Any, ...]] = []
         self._gone = ServedStats()  # of processes that have ended
         self._closing, self._holds = False, 0
+        self._failure: UserError | None = None
         self._workers = [self._start(place) for place in range(config.rollout.controllers)]
 
     # -- groups -----------------------------------------------------------------------------------------------------
@@ -114,14 +116,25 @@ class Workers:
     def make_ready(self, numbers: Sequence[int]) -> None:
         """Have the tasks of these numbers made ready, which will be wanted next."""
         self._listen()
+        known = set[int]().union(*(worker.ready for worker in self._workers))
+        fresh = [number for number in numbers if number not in known]
         for place, worker in enumerate(self._workers):
-            own = numbers[place :: len(self._workers)]
+            own = fresh[place :: len(self._workers)]
             worker.ready.update(own)
             worker.send("ready", own)
 
     def _hand_out(self, order: _Order) -> None:
-        worker = min(self._workers, key=lambda one: (not one.up, len(one.orders), order.number not in one.ready))
-        worker.ready.discard(order.number)
+        if self._failure is not None:
+            order.done.set_exception(self._failure)
+            return
+        worker = min(
+            self._workers, key=lambda one: (not one.up, len(one.orders) / one.servers, order.number not in one.ready)
+        )
+        for other in self._workers:
+            if order.number in other.ready:
+                other.ready.remove(order.number)
+                if other is not worker:
+                    other.send("forget", order.number)
         worker.orders[order.number] = order
         worker.send("task", order.number, order.order, order.plan)
 
@@ -150,29 +163,27 @@ class Workers:
         for worker in self._workers:
             worker.held.clear()
             worker.idle.clear()
-            worker.send("hold", self._holds)
-            if not worker.up:  # it has no tasks
+            if worker.up:
+                worker.send("hold", self._holds)
+            else:  # it sends nothing until it is told to go
                 worker.rest()
-        await asyncio.gather(*(worker.held.wait() for worker in self._workers))
+        await _wait([(worker, worker.held) for worker in self._workers], HOLD_SECONDS)
 
     async def idle(self) -> None:
-        """See `Others`; a controller that does not come to rest is ended, and started again."""
-        workers = list(self._workers)
-        waits = [asyncio.wait_for(worker.idle.wait(), IDLE_SECONDS) for worker in workers]
-        ended = await asyncio.gather(*waits, return_exceptions=True)
-        for worker, error in zip(workers, ended, strict=True):
-            if isinstance(error, TimeoutError):
-                worker.process.kill()
+        """See `Others`."""
+        await _wait([(worker, worker.idle) for worker in self._workers], IDLE_SECONDS)
 
     def go_on(self) -> None:
         """See `Others`."""
         self.tell_servers()
         for worker in self._workers:
-            worker.send("go", self._engine.version)
+            if worker.up:
+                worker.send("go", self._engine.version)
 
     def _tell(self, worker: _Worker) -> None:
         count = len(self._workers)
         own = [one for place, one in enumerate(self._told) if _number(one[0], place) % count == worker.place]
+        worker.servers = max(1, len(own))
         worker.send("servers", own or self._told)
 
     def _generation(self, server: Server) -> int:
@@ -225,10 +236,16 @@ class Workers:
         except (OSError, EOFError):
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._lost, worker)
+        except Exception as error:  # of a class of the user's own, say
+            text = f"{worker.process.name}: what it sent cannot be read ({type(error).__name__}: {error})"
+            unreadable = UserError(f"{text}: agents, tasks and rewards must be picklable; or set rollout.controllers=0")
+            self._loop.call_soon_threadsafe(self._fail, unreadable)
 
     def _hear(self, worker: _Worker, what: str, *rest: Any) -> None:
         if what == "up":
             worker.up = True
+            if not self._engine.updating:  # else it goes on with the others
+                worker.send("go", self._engine.version)
         elif what in ("held", "idle"):
             if rest[0] == self._holds:  # and not of an update that did not wait for it
                 (worker.held if what == "held" else worker.idle).set()
@@ -254,28 +271,29 @@ class Workers:
         worker.process.join(1.0)
         code, orders = worker.process.exitcode, list(worker.orders.values())
         if worker.starts >= STARTS:
-            for order in orders:
-                if not order.done.done():
-                    order.done.set_exception(
-                        RunError(
-                            f"{worker.process.name} ended with {code} for the {STARTS}rd time; its log is rank 0's"
-                        )
-                    )
+            self._fail(
+                RunError(f"{worker.process.name} ended with {code} for the {STARTS}rd time; its log is rank 0's")
+            )
             return
         log.warning(
             "%s ended with %s: it is started again, its %d groups go to all", worker.process.name, code, len(orders)
         )
         self._gone = self.stats_of(self._gone, worker.stats)
         fresh = self._start(worker.place, worker.starts + 1)
+        fresh.rest()  # an update that goes on need not wait until it is up
         self._workers[worker.place] = fresh
         self._read(fresh)
         self._tell(fresh)
-        if self._engine.updating:
-            fresh.send("hold", self._holds)
-        else:
-            fresh.send("go", self._engine.version)
         for order in orders:
             self._hand_out(order)
+
+    def _fail(self, error: UserError) -> None:
+        """End the run: all that is under way fails, and what is asked for later."""
+        self._failure = self._failure or error
+        for worker in self._workers:
+            for order in worker.orders.values():
+                if not order.done.done():
+                    order.done.set_exception(self._failure)
 
     @staticmethod
     def stats_of(one: ServedStats, other: ServedStats) -> ServedStats:
@@ -293,6 +311,16 @@ class Workers:
             if worker.process.is_alive():
                 worker.process.kill()
             worker.pipe.close()
+
+
+async def _wait(events: list[tuple[_Worker, asyncio.Event]], seconds: float) -> None:
+    """Wait for an event of each controller; one that does not come to it is ended, and then started again."""
+    waits = [asyncio.wait_for(event.wait(), seconds) for _, event in events]
+    ended = await asyncio.gather(*waits, return_exceptions=True)
+    for (worker, _), error in zip(events, ended, strict=True):
+        if isinstance(error, TimeoutError):
+            log.warning("%s did not hold for new weights within %.0f s: it is ended", worker.process.name, seconds)
+            worker.process.kill()
 
 
 def _number(name: str, place: int) -> int:

@@ -26,6 +26,7 @@ class TaskSource(Protocol):
     def train(self, index: int) -> Task:
         """Training task number `index` of the whole run, from 0.
 
+        Called in several threads at once, also for tasks that come next.
         Its epoch is `index // train_size`; every epoch holds every training question once, in an order of its own.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from clusterkit.backends.stop import LiveRun
 from clusterkit.runs.directory import RunDirectory, lock_holder, resume_hint
@@ -16,17 +17,17 @@ def process_run(run: RunDirectory) -> LiveRun:
     """A living run of processes of this machine."""
 
     def interrupt() -> None:
-        if (process := _process(run)) is not None:
-            send_signal(process, signal.SIGTERM)
+        if (found := _process(run)) is not None:
+            send_signal(*found, signal.SIGTERM)
 
     def kill() -> None:
         # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like it.
-        process = _process(run)
+        found = _process(run)
         # Its command would take the trainer's end for a crash, and start it again.
-        if command := _pid(run, "launch.lock"):
-            send_signal(command, signal.SIGTERM)
-        if process is not None:
-            send_signal(process, signal.SIGKILL)
+        if command := _holder(run, "launch.lock"):
+            send_signal(*command, signal.SIGTERM)
+        if found is not None:
+            send_signal(*found, signal.SIGKILL)
 
     return LiveRun(
         f"{run.experiment}/{run.trial}",
@@ -34,29 +35,48 @@ def process_run(run: RunDirectory) -> LiveRun:
         kill,
         alive=lambda: holder_of(run) is not None,
         resume_hint=lambda: resume_hint(run.has_recover_checkpoint, run.keeps_supervised),
-        stuck=lambda: f"look at process {_process(run)}",
+        stuck=lambda: f"look at process {(_process(run) or ('', run.logs))[0]}",
         poll_seconds=0.2,
     )
 
 
-def _process(run: RunDirectory) -> int | None:
-    """The trainer's process, or that of the command that is about to start it."""
-    return _pid(run, "run.lock") or _pid(run, "launch.lock")
+def _process(run: RunDirectory) -> tuple[int, Path] | None:
+    """The trainer's process, or that of the command that is about to start it; and the lock that it holds."""
+    return _holder(run, "run.lock") or _holder(run, "launch.lock")
 
 
-def _pid(run: RunDirectory, name: str) -> int | None:
-    holder = (lock_holder(run.logs / name) or "").removeprefix("process ")
-    return int(holder) if holder.isdigit() else None
+def _holder(run: RunDirectory, name: str) -> tuple[int, Path] | None:
+    lock = run.logs / name
+    holder = (lock_holder(lock) or "").removeprefix("process ")
+    return (int(holder), lock) if holder.isdigit() else None
 
 
-def send_signal(process: int, number: signal.Signals) -> None:
-    """Send a signal to a process of this machine; one that has just ended is no error.
+def send_signal(process: int, lock: Path, number: signal.Signals) -> None:
+    """Send a signal to the process that holds a lock; one that has just ended is no error.
 
     Raises:
-        RunError: it is somebody else's.
+        RunError: it is somebody else's, or has its number on another machine or in another container.
     """
+    if _is_another(process, lock):
+        raise RunError(
+            f"{lock} is held from another machine or container, where process {process} is another one than here: "
+            "stop it there"
+        )
     try:
         with suppress(ProcessLookupError):
             os.kill(process, number)
     except PermissionError:
         raise RunError(f"process {process} belongs to another user: stop it as that user") from None
+
+
+def _is_another(process: int, lock: Path) -> bool:
+    """Whether a process of this machine is known not to have the file open."""
+    try:
+        wanted, entries = lock.stat(), list(Path(f"/proc/{process}/fd").iterdir())
+    except OSError:  # it has ended, or is another user's; or this system has no /proc
+        return False
+    for entry in entries:
+        with suppress(OSError):
+            if os.path.samestat(entry.stat(), wanted):
+                return False
+    return True
