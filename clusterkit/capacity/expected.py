@@ -165,7 +165,7 @@ class _Step:
             beyond = 1 + CONTROLLER.wait_share
             parts["sampling"] = Range(self._sampling(0) * beyond, self._sampling(1) * beyond * margin)
         parts["training"] = Range(self._training(0), self._training(1) * margin)
-        parts["publishing"] = Range(*publishing_seconds(self.config, self.shape, self.allocation))
+        parts["publishing"] = Range(*publishing_seconds(self.config, self.shape, self.allocation, self.gpu.name))
         whole = sum(parts.values(), start=Range(0.0, 0.0))
         if self.config.rollout.max_staleness and "sampling" in parts:
             beside = (parts["sampling"], parts["training"])

@@ -104,7 +104,7 @@ class Controller:
 CONTROLLER = Controller(wait_share=0.06, request_seconds=0.8e-3, token_seconds=0.9e-6, change_seconds=0.12)
 
 
-def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation) -> tuple[float, float]:
+def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation, gpu: str) -> tuple[float, float]:
     """Return the seconds, at best and at worst, until all servers have new weights.
 
     Servers on the trainer's GPUs read them there, all at once. Others get them over NCCL from rank 0, one group of
@@ -117,7 +117,7 @@ def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocat
         low, high = (size / IPC[0], size / IPC[1]) if allocation.colocated else (size / FOLDER, size / FOLDER)
     else:
         groups = -(-servers // (config.weights.servers_per_group or servers))
-        network = NETWORK["H200"] if config.n_nodes > 1 else NCCL[0]
+        network = NETWORK[gpu] if config.n_nodes > 1 else NCCL[0]
         low, high = (groups * size / min(speed, network) for speed in NCCL)
     return low + CONTROLLER.change_seconds, high + CONTROLLER.change_seconds
 

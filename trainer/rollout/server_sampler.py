@@ -7,6 +7,7 @@ step's groups are all that is under way, and training and sampling take turns.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -136,6 +137,10 @@ class ServedSampler(Sampler):
 
     def free_for_training(self) -> None:
         """See Sampler; only servers that were started for it have memory to give."""
+        if self.served is not None:
+            gc.collect(
+                1
+            )  # the collector looks seldom (`collect_seldom`), and a cycle of the last step may hold GPU memory
         if isinstance(self._publisher, ColocatedPublisher) and self._publisher.trades:
             self._together(_all_back)  # one that died in the rollouts may be starting in the memory that is wanted
             self._publisher.release()
