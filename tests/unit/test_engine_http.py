@@ -12,12 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.httpstub import Answer, Drop, Hang, HttpStub
 from trainer.connections import open_session
 from trainer.engines.base import EngineError
-from trainer.engines.http import Limits, RefusedError, Server, ServerPool
+from trainer.engines.http import Limits, RefusedError, Server, ServerLostError, ServerPool
 
 FAST = Limits(connect=1.0, request=5.0, control=1.0, health=0.3, attempts=3, backoff=0.01)
 
@@ -284,3 +285,48 @@ def test_what_a_process_holds_is_not_looked_through_again_for_every_few_answers(
         "assert gc.get_freeze_count() > 300_000\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Unreachable:
+    """A session whose connections are never made."""
+
+    tries = 0
+
+    def request(self, *_: Any, **__: Any) -> Any:
+        self.tries += 1
+        return self
+
+    async def __aenter__(self) -> None:
+        await asyncio.sleep(0)
+        raise aiohttp.ConnectionTimeoutError
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing was opened."""
+
+
+class EverLater:
+    """The lag of a loop that is always kept from its work."""
+
+    total = 0.0
+
+    def seconds(self) -> float:
+        self.total += 1.0
+        return self.total
+
+
+def test_a_busy_process_does_not_try_a_server_that_vanished_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests would never go to another server."""
+    pool, session, lag = ServerPool("/health", FAST), Unreachable(), EverLater()
+
+    async def sessions() -> Any:
+        return session, lag
+
+    monkeypatch.setattr(pool, "_session", sessions)
+
+    async def call() -> None:
+        async with asyncio.timeout(10):
+            await pool.call(Server("a", "http://a"), "POST", "/generate", {}, 0.2)
+
+    with pytest.raises(ServerLostError, match="no connection within"):
+        asyncio.run(call())
+    assert session.tries > 1, "a process that had no time tries again"

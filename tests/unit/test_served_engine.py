@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -22,7 +21,7 @@ from tests.httpstub import Answer, Hang, HttpStub
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError
 from trainer.engines.dialects import make_dialect
-from trainer.engines.http import Limits, Server, ServerLostError, ServerPool
+from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.types import SamplingParams
 
@@ -507,48 +506,3 @@ def test_requests_of_other_processes_are_cut_off_too_and_go_on_under_the_new_wei
         await beside.pool.close()
 
     scenario(body)
-
-
-class Unreachable:
-    """A session whose connections are never made."""
-
-    tries = 0
-
-    def request(self, *_: Any, **__: Any) -> Any:
-        self.tries += 1
-        return self
-
-    async def __aenter__(self) -> None:
-        await asyncio.sleep(0)
-        raise aiohttp.ConnectionTimeoutError
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing was opened."""
-
-
-class EverLater:
-    """The lag of a loop that is always kept from its work."""
-
-    total = 0.0
-
-    def seconds(self) -> float:
-        self.total += 1.0
-        return self.total
-
-
-def test_a_busy_process_does_not_try_a_server_that_vanished_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests would never go to another server."""
-    pool, session, lag = ServerPool("/health", FAST), Unreachable(), EverLater()
-
-    async def sessions() -> Any:
-        return session, lag
-
-    monkeypatch.setattr(pool, "_session", sessions)
-
-    async def call() -> None:
-        async with asyncio.timeout(10):
-            await pool.call(Server("a", "http://a"), "POST", "/generate", {}, 0.2)
-
-    with pytest.raises(ServerLostError, match="no connection within"):
-        asyncio.run(call())
-    assert session.tries > 1, "a process that had no time tries again"

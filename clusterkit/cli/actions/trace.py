@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
-from clusterkit.backends.records import errors_with_original_paths
+from clusterkit.backends.records import Runs, errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
+from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.trace.heldout import choose_task, heldout_tasks
 from clusterkit.runs.trace.heldout_view import heldout_lines
 from clusterkit.runs.trace.model import trace_of
@@ -29,9 +32,7 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
         full: do not cut texts.
         as_json: print JSON.
     """
-    with open_backend(place_of_run(run), output.note) as backend:
-        runs = backend.runs()
-        (chosen,) = runs.choose(run.experiment, run.trial, None)
+    with _chosen_run(run) as (runs, chosen):
         runs.index_steps(chosen)
         with errors_with_original_paths(runs):
             number, group = find_group(chosen, step, task, runs.fetch_step)
@@ -54,9 +55,7 @@ def trace_heldout(run: RunOptions, task: str, *, full: bool, as_json: bool) -> N
         full: do not cut texts.
         as_json: print JSON.
     """
-    with open_backend(place_of_run(run), output.note) as backend:
-        runs = backend.runs()
-        (chosen,) = runs.choose(run.experiment, run.trial, None)
+    with _chosen_run(run) as (runs, chosen):
         runs.fetch_heldout(chosen)
         with errors_with_original_paths(runs):
             tasks = heldout_tasks(chosen)
@@ -67,3 +66,12 @@ def trace_heldout(run: RunOptions, task: str, *, full: bool, as_json: bool) -> N
         return
     output.result(name)
     output.result("\n".join(heldout_lines(tasks, number, shutil.get_terminal_size((100, 24)).columns, full)))
+
+
+@contextmanager
+def _chosen_run(run: RunOptions) -> Iterator[tuple[Runs, RunDirectory]]:
+    """The runs of the place that the options mean, and the one of them that they name."""
+    with open_backend(place_of_run(run), output.note) as backend:
+        runs = backend.runs()
+        (chosen,) = runs.choose(run.experiment, run.trial, None)
+        yield runs, chosen
