@@ -29,7 +29,6 @@ from clusterkit.hosts import inventory
 from trainer.allocation import Allocation, Dialect
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.sft.start import require_examples
 
 DEFAULT_GPU_MEMORY_GIB = 80.0
 _WIDTH, _INDENT = 116, 20
@@ -109,7 +108,6 @@ class PresetPlan:
             return f"clusterkit setup --hostnames {hosts} --preset {name} --no-train"
         try:
             require_inputs(self.config)
-            require_examples(self.config)
         except UserError as error:
             return str(error)
         return ""

@@ -53,10 +53,17 @@ def require_local_gpus(config: RunConfig) -> None:
         )
 
 
-def require_inputs(config: RunConfig) -> None:
-    """Raise UserError, as the trainer would, if the model or the data of a run is not on this machine."""
+def require_inputs(config: RunConfig, *, started: bool = False) -> None:
+    """Raise UserError, as the trainer would, if the model or the data of a run is not on this machine.
+
+    Args:
+        config: the run.
+        started: its supervised start is done, and needs no examples.
+    """
     if config.model.path:
         resolve_model(config.model.path, config.cache_dir)
+    if not started:
+        require_examples(config)  # before the task's data: its message says how both are made
     task = config.task
     if isinstance(task, MathConfig | SftConfig):
         count_rows(task)
@@ -82,9 +89,7 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
         require_local_gpus(config)
         require_free(trial.run)
         if trial.state is not TrialState.COMPLETE:
-            require_inputs(config)
-            if not trial.run.has_supervised_checkpoint:
-                require_examples(config)
+            require_inputs(config, started=trial.run.has_supervised_checkpoint)
             require_trainer()
     except UserError as error:
         return error

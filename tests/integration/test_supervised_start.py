@@ -231,12 +231,19 @@ def test_what_is_wrong_with_the_examples_or_lengths_shows_before_the_start(
         shutil.rmtree(tmp_path / "run")
 
 
-def test_without_its_traces_a_run_is_refused_and_nothing_is_written(tmp_path: Path, mini_hotpotqa: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_without_its_traces_a_run_is_refused_and_nothing_is_written(
+    tmp_path: Path, mini_hotpotqa: Path, named: bool
+) -> None:
     model = chat_checkpoint(tmp_path / "model", window=2048)
-    command = [sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", "135M_read_cpu"]
-    places = [f"model.path={model}", f"task.path={mini_hotpotqa}", f"fileroot={tmp_path / 'runs'}"]
+    command = [sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", "135M_read_cpu", "--here"]
+    places = [
+        f"model.path={model}",
+        f"fileroot={tmp_path / 'runs'}",
+        *([f"task.path={mini_hotpotqa}"] if named else []),
+    ]
 
-    done = subprocess.run([*command, *places], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, *places], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
