@@ -115,6 +115,14 @@ def test_a_memory_that_the_agent_could_not_write_is_left_out_and_counted(tmp_pat
     assert all(len(row.response_ids) <= 40 for row in rows)
 
 
+def test_a_trace_whose_question_the_agent_cannot_take_is_left_out_and_told(tmp_path: Path) -> None:
+    encoder = Encoder(config(max_question_tokens=3), TOKENIZER)
+
+    assert encoder.rows(example(tmp_path), 0) == encoder.rows(example(tmp_path), 1) == []
+    assert encoder.misfits == 2
+    assert "agent.max_question_tokens is 3: raise it" in encoder.misfit
+
+
 def test_a_problem_is_on_one_side_whatever_is_around_it(tmp_path: Path) -> None:
     rows = [{**LINE, "problem": f"problem {n % 20}", "context": f"{CONTEXT} {n}"} for n in range(60)]
     found = load_examples(SftConfig(path=str(write(tmp_path / "t.jsonl", *rows)), eval_fraction=0.3))

@@ -24,6 +24,8 @@ class Encoder:
 
     Attributes:
         long_memories: memories of traces that were left out until now, over agent.max_memory_tokens.
+        misfits: traces that were left out whole until now, because the agent cannot take their question or document.
+        misfit: why it cannot take the first of them; empty where there is none.
 
     Raises:
         UserError: examples are to become chats and the tokenizer has no chat template.
@@ -40,7 +42,8 @@ class Encoder:
             )
         if tokenizer.eos_token_id is None:
             raise UserError("the model's tokenizer names no end token: an answer could never learn to end")
-        self.long_memories = 0
+        self.long_memories = self.misfits = 0
+        self.misfit = ""
         self._made_agent: MemAgent | None = None
 
     def rows(self, example: Example, number: int) -> list[Row]:
@@ -56,7 +59,12 @@ class Encoder:
     def _turns(self, trace: Trace, number: int) -> list[Row]:
         """The turns of the agent on a trace's document; a memory that it could not write in full is left out."""
         agent = self._agent
-        prepared = agent.prepare(Task("trace", trace.problem, (trace.answer,), trace.context))
+        try:
+            prepared = agent.prepare(Task("trace", trace.problem, (trace.answer,), trace.context))
+        except UserError as error:  # one of thousands does not end a run
+            self.misfits += 1
+            self.misfit = self.misfit or str(error)
+            return []
         memory, rows = agent.prompts.no_memory, []
         for section, text in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
             prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})

@@ -101,7 +101,7 @@ class SftRun(SteppedRun):
         steps = self.course.total_steps * config.train.minibatches
         self.learner = SftLearner(origin.lm, config, world, steps, origin.weights)
         self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))
-        self._told = self._told_memory = False
+        self._told = self._told_memory = self._told_misfit = False
 
     def run(self) -> None:
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
@@ -182,9 +182,14 @@ class SftRun(SteppedRun):
         return min(max((row.num_tokens for row in rows), default=0) or self.longest, self.longest)
 
     def _rows(self, examples: Sequence[Example]) -> tuple[list[Row], int]:
-        long_memories = self.encoder.long_memories
+        long_memories, misfits = self.encoder.long_memories, self.encoder.misfits
         rows = [row for number, example in enumerate(examples) for row in self.encoder.rows(example, number)]
         long_memories = self.encoder.long_memories - long_memories
+        if self.encoder.misfit and not self._told_misfit:
+            self._told_misfit = True
+            self.monitor.warn(
+                f"{self.examples.path}: traces that the agent cannot take are left out: {self.encoder.misfit}"
+            )
         if long_memories and not self._told_memory:
             self._told_memory = True
             self.monitor.warn(
@@ -199,7 +204,7 @@ class SftRun(SteppedRun):
                 f"{self.examples.path}: answers that need more than {self.longest} tokens with what comes before them "
                 f"are left out (one has {longest}): the smaller of train.max_tokens_per_mb and the model's context"
             )
-        return kept, len(rows) - len(kept) + long_memories
+        return kept, len(rows) - len(kept) + long_memories + self.encoder.misfits - misfits
 
     def _measure(self, name: str) -> dict[str, Any]:
         """Held-out loss per answer token, recorded; the same on all ranks."""
