@@ -367,8 +367,8 @@ def test_a_run_that_is_ended_by_force_is_not_started_again(
         operator.child()
         send = stop.send_signal
 
-        def send_and_wait(process: int, number: signal.Signals) -> None:
-            send(process, number)
+        def send_and_wait(process: int, lock: Path, number: signal.Signals) -> None:
+            send(process, lock, number)
             if first == "SIGTERM" and process == operator.process.pid:
                 wait_for(lambda: lock_holder(operator.run.logs / "run.lock") is None)
 

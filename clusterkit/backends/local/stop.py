@@ -58,6 +58,8 @@ def send_signal(process: int, lock: Path, number: signal.Signals) -> None:
         RunError: it is somebody else's, or has its number on another machine or in another container.
     """
     if _is_another(process, lock):
+        if lock_holder(lock) != f"process {process}":
+            return  # it let go of the lock since it was looked up: it has just ended
         raise RunError(
             f"{lock} is held from another machine or container, where process {process} is another one than here: "
             "stop it there"
