@@ -28,6 +28,12 @@ class Runs:
     def index(self) -> None:
         """Have a folder for every run."""
 
+    def fetch_overviews(self, user: str | None = None) -> None:
+        """Have what `clusterkit.runs.overview` reads of all runs of a user (None: ours), and a folder for others' runs.
+
+        Of a long metrics.jsonl that is only the end.
+        """
+
     def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
         """Bring a run up to date. logs: with its logs."""
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ray_status,
         recover,
         report,
+        runs,
         serve,
         serve_judge,
         setup,
