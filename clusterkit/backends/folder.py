@@ -12,6 +12,7 @@ from clusterkit.backends.base import RUNS, Log, LogName, Observation, Place, Run
 from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
 from clusterkit.backends.table import mode_of, open_backend
+from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, runs
@@ -19,6 +20,15 @@ from clusterkit.runs.holder import holder_of
 from clusterkit.runs.status import find_run, observe
 from clusterkit.ui.run_status import status_lines
 from trainer.errors import RunError
+
+
+def options_here(run: RunDirectory) -> str:
+    """Options that name a run in a folder of this machine; see `Backend.options`."""
+    if run.fileroot != folder_of_runs(RUNS):
+        place = f"--fileroot {shlex.quote(str(run.fileroot))} "
+    else:
+        place = "--here " if has_current() else ""  # the cluster would be asked, too
+    return f"{place}--experiment {run.experiment} --trial {run.trial}"
 
 
 class FolderBackend:
@@ -39,8 +49,7 @@ class FolderBackend:
 
     def options(self, run: RunDirectory) -> str:
         """See `Backend.options`."""
-        elsewhere = "" if run.fileroot == folder_of_runs(RUNS) else f"--fileroot {shlex.quote(str(run.fileroot))} "
-        return f"{elsewhere}--experiment {run.experiment} --trial {run.trial}"
+        return options_here(run)
 
     def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
         """End a living run that was started with this backend; see `Backend.stop`."""

@@ -85,6 +85,10 @@ class Runs:
             raise UserError(f"--recover-from {typed}: there is no such folder; a run is named EXPERIMENT/TRIAL")
         return str(folder)
 
+    def original(self, run: RunDirectory) -> RunDirectory:
+        """The run itself, of its copy."""
+        return run
+
     def with_original_paths(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the run itself."""
         return value

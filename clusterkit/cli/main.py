@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.ui import output
@@ -84,7 +85,7 @@ app = typer.Typer(
     # Rich's help panels cost more CPU time than everything else together.
     rich_markup_mode=None,
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -104,17 +105,22 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(
+    context: typer.Context,
+    version: bool = typer.Option(  # noqa: ARG001 (its callback acts)
         False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
     ),
-    debug: bool = typer.Option(
+    debug: bool = typer.Option(  # noqa: ARG001 (`main` takes it out, wherever it stands)
         False, "--debug", help="Show tracebacks and the trainer's own output when something fails."
     ),
 ) -> None:
     """From SSH hosts to a language model that reads millions of tokens by keeping a memory.
 
     Start here: clusterkit train --preset tiny
+
+    Without a command: the current cluster, the newest runs of this machine, and what to type next.
     """
+    if context.invoked_subcommand is None:
+        actions.home.home()
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import typer
@@ -59,6 +60,13 @@ def train(
         help="Start a new trial from another run's recover checkpoint (weights, optimizer and step number go on, other "
         "settings may change), or from a folder of weights (a new optimizer, from step 1).",
     ),
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="A trial for each of these values, named after it; given several times: for each combination.",
+        ),
+    ] = None,
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
@@ -71,22 +79,27 @@ def train(
 
     trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
     rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
+
+    --sweep train.learning_rate=1e-5,2e-5 trains one trial after another here, and submits one job a trial on a cluster
+    or Slurm; a table follows at the end. The same command goes on where it stopped.
     """
-    actions.train.train(
+    slurm_options = {
+        "partition": partition,
+        "account": account,
+        "time": time,
+        "options": tuple(sbatch_option or ()),
+        "requeue": requeue,
+        "image": container_image,
+        "mounts": tuple(container_mount or ()),
+    }
+    train_all = functools.partial(actions.sweep.sweep, sweep) if sweep else actions.train.train
+    train_all(
         overrides or [],
         preset,
         task,
         run,
         slurm=slurm,
-        slurm_options={
-            "partition": partition,
-            "account": account,
-            "time": time,
-            "options": tuple(sbatch_option or ()),
-            "requeue": requeue,
-            "image": container_image,
-            "mounts": tuple(container_mount or ()),
-        },
+        slurm_options=slurm_options,
         recover_from=recover_from,
         dry_run=dry_run,
         detach=detach,

@@ -135,7 +135,7 @@ class RunDirectory:
     def saved_values(self) -> dict[str, Any]:
         """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""
         try:
-            values = yaml.load(self.config.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 (a safe one)
+            values = yaml.load(self.config.read_text(encoding="utf-8"), Loader=_LOADER)
         except (OSError, ValueError, yaml.YAMLError):
             return {}
         return values if isinstance(values, dict) else {}

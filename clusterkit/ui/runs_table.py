@@ -35,7 +35,7 @@ def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | 
     """
     keys = keys[:MOST_SETTINGS]
     facts = _facts(listed)
-    settings = [[*keys], *([setting_text(one.settings.get(key, None)) for key in keys] for one in listed)]
+    settings = [[*keys], *([value_text(one.settings.get(key, None)) for key in keys] for one in listed)]
     names = ["run", *(one.name for one in listed)]
     whole = columns([[name, *fact, *more] for name, fact, more in zip(names, facts, settings, strict=True)])
     if width is None or _longest(whole) <= width:
@@ -47,19 +47,19 @@ def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | 
     lines = table[:1]
     for one, line in zip(listed, table[1:], strict=True):
         lines += [one.name, line] if apart else [line]
-        words = " ".join(f"{key}={setting_text(one.settings[key])}" for key in keys if key in one.settings)
+        words = " ".join(f"{key}={value_text(one.settings[key])}" for key in keys if key in one.settings)
         lines += textwrap.wrap(words, max(width, 20), initial_indent="    ", subsequent_indent="    ")
     return lines
 
 
-def setting_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a setting's value as it would be typed."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{','.join(setting_text(item) for item in value)}]"
+        return f"[{','.join(value_text(item) for item in value)}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

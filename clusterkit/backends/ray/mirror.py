@@ -387,6 +387,10 @@ class Mirror(Runs):
         found: dict[str, Any] = self._do(self._copies.look(folder))
         return found
 
+    def original(self, run: RunDirectory) -> RunDirectory:
+        """See `Runs.original`."""
+        return self._copies.original(run)
+
     def with_original_paths(self, value: T) -> T:
         """See `Runs.with_original_paths`."""
         return localise_paths(value, self.folder, self.fileroot, self.cluster.name)

@@ -83,16 +83,15 @@ def runs(
         print_table(listed, keys)
         troubled = [one for one in listed if one.state in ("failed", "killed", "stalled")]
         if troubled:
-            named = records.with_original_paths(backend.options(troubled[-1].run))
+            named = backend.options(records.original(troubled[-1].run))
             output.note(f"why {troubled[-1].name} is {troubled[-1].state}: clusterkit diagnose {named}")
 
 
 def print_table(listed: Sequence[RunOverview], keys: Sequence[str]) -> None:
     """Print runs as a table. keys: settings to show."""
     output.result("\n".join(runs_lines(listed, keys, width_of_output())))
-    if more := len(keys) - MOST_SETTINGS:
-        if more > 0:
-            output.note(f"{more} more settings differ: --json has all")
+    if (more := len(keys) - MOST_SETTINGS) > 0:
+        output.note(f"{more} more settings differ: --json has all")
 
 
 def _tell_of_others(folder: Path, whose: str, ours: bool) -> None:

@@ -20,7 +20,7 @@ from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
-from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import summary_lines
 from clusterkit.runs.log.tail import last_lines
@@ -61,12 +61,7 @@ def train(
     """
     output.notes(translation_notes(overrides))
     settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
-    place = _place(preset, task, settings, typed, slurm, slurm_options)
-    if detach and place.mode == "local":
-        raise UserError(
-            "--detach is for runs of a cluster or Slurm: a run of this machine ends with its command. Leave it out (in "
-            "tmux or screen the command outlives the login), or say where with --cluster NAME or --slurm"
-        )
+    place = place_for([resolve(preset, task, settings)], typed, slurm, slurm_options, detach=detach)
     with open_backend(place, output.note) as backend:
         if recover_from is not None:
             settings += settings_from(recover_from, backend, preset, task, settings)
@@ -94,14 +89,38 @@ def train(
         _follow(backend, submitted, detach=detach, as_json=as_json, shown=shown)
 
 
-def _place(
-    preset: str | None, task: str | None, settings: list[str], typed: RunOptions, slurm: bool, options: dict[str, Any]
+def place_for(
+    runs: Sequence[Resolved], typed: RunOptions, slurm: bool, options: dict[str, Any], *, detach: bool
 ) -> Place:
-    if slurm or "mode=slurm" in settings:
-        return slurm_place(typed.cluster is not None, typed.here, SlurmOptions(**options))
-    if any(options.values()):
-        raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
-    return place_of(announce(for_training(resolve(preset, task, settings), typed)))
+    """Where runs that are started together go, told on stderr.
+
+    Args:
+        runs: as typed.
+        typed: what the options say about the place.
+        slurm: submit them to Slurm.
+        options: fields of `SlurmOptions`.
+        detach: come back once they are submitted.
+
+    Raises:
+        UserError: they go to different places, or to none that the options allow.
+    """
+    if slurm or any("mode=slurm" in run.overrides for run in runs):
+        place = slurm_place(typed.cluster is not None, typed.here, SlurmOptions(**options))
+    else:
+        if any(options.values()):
+            raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
+        found = [for_training(run, typed) for run in runs]
+        if len({one.cluster for one in found}) > 1:
+            raise UserError(
+                "some of these runs would go to this machine and some to the cluster: add --here or --cluster NAME"
+            )
+        place = place_of(announce(found[0]))
+    if detach and place.mode == "local":
+        raise UserError(
+            "--detach is for runs of a cluster or Slurm: a run of this machine ends with its command. Leave it out (in "
+            "tmux or screen the command outlives the login), or say where with --cluster NAME or --slurm"
+        )
+    return place
 
 
 def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -> None:
