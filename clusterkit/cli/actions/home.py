@@ -29,9 +29,10 @@ def home() -> None:
         lines += ["", f"Runs under {folder}: {which}", *_indented(runs_lines(newest[::-1], [], width_of_output()))]
     else:
         lines += [f"Runs under {folder}: none yet"]
-    steps = (
-        [*_of_run(newest[0]), ("all of them", "clusterkit runs --here" if now else "clusterkit runs")] if newest else []
-    )
+    readable = [one for one in newest if one.state != UNREADABLE]
+    steps = _of_run(readable[0]) if readable else []
+    if newest:
+        steps.append(("all of them", "clusterkit runs --here" if now else "clusterkit runs"))
     if now:
         steps += [("the cluster's runs", "clusterkit runs"), ("its nodes and GPUs", "clusterkit ray-status")]
     if not newest:
