@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.newest import require_newest
 from clusterkit.cli.actions.target import place_of_run, selector_of
 from clusterkit.cli.runoptions import RunOptions
+from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
 from clusterkit.serving.engines import (
@@ -52,6 +54,7 @@ def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
     place, selector = _find(run, hosts)
     if place.hosts is not None:
         output.result(_on_cluster(place, selector, partial(change_remote, action="add", argument="")))
+        _print_next(run, f"--cluster {place.hosts.cluster}" if place.hosts.cluster else "")
         return
     try:
         numbers = tuple(int(number) for number in gpus.split(",") if number.strip())
@@ -59,6 +62,7 @@ def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
         raise UserError(f"--gpus {gpus}: give numbers with commas, such as 4,5") from None
     one = add_local(_run(place, selector), numbers, model, output.note)
     output.result(f"{one.name} answers at {one.url}")
+    _print_next(run, "--here" if has_current() and run.fileroot is None else "", one.name)
 
 
 def stop(run: RunOptions, hosts: HostOptions, names: list[str]) -> None:
@@ -73,6 +77,16 @@ def stop(run: RunOptions, hosts: HostOptions, names: list[str]) -> None:
         raise RunError("the run has no engine servers")
     for name in names:
         output.result(_on_cluster(place, selector, partial(change_remote, action="stop", argument=name)))
+
+
+def _print_next(run: RunOptions, place: str, name: str = "NAME") -> None:
+    """Print what may come after a server was added. place: the option that names where it is."""
+    typed = [("--fileroot", run.fileroot), ("--experiment", run.experiment), ("--trial", run.trial)]
+    named = " ".join([place, *(f"{option} {shlex.quote(value)}" for option, value in typed if value)]).strip()
+    output.note(
+        f"Next:\n  all servers  {f'clusterkit serve list {named}'.rstrip()}\n"
+        f"  end it       {f'clusterkit serve stop {name} {named}'.rstrip()}"
+    )
 
 
 def _find(run: RunOptions, hosts: HostOptions) -> tuple[Place, RunSelector]:

@@ -21,6 +21,7 @@ from clusterkit.cli.judgeoptions import JudgeOptions
 from clusterkit.cli.options import LOOPBACK
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import resolve
+from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views
 from clusterkit.serving.judges import JudgeRequest, remote_judges, start_remote, stop_remote
@@ -99,9 +100,9 @@ def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, ex
     command += ["--engine", request.engine, "--address", address]
     command += ["--context-length", str(request.context_length)]
     command += [f"--flags={request.flags}"] if request.flags else []
-    _print_train_command(
-        request, folder.name, options.preset, expected_model, [f"fileroot={fileroot}"] if fileroot != RUNS else []
-    )
+    place = [f"fileroot={fileroot}"] if fileroot != RUNS else []
+    place += ["--here"] if has_current() else []  # these servers are none of the cluster's
+    _print_train_command(request, folder.name, options.preset, expected_model, place)
     output.note("Ctrl-C ends it")
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # nobody else would tell the servers
@@ -118,7 +119,11 @@ def _start_remote(cluster: RayBackend, request: JudgeRequest, preset: str, expec
     for one in cluster.do(lambda head: start_remote(head, request, output.note)):
         output.result(f"{one.name} on {one.node} answers at {one.url}")
     name = request.model.rstrip("/").rpartition("/")[2]
-    _print_train_command(request, name, preset, expected_model, ["--cluster", cluster.cluster.name])
+    place = ["--cluster", cluster.cluster.name]
+    _print_train_command(request, name, preset, expected_model, place)
+    names = ["--preset", preset, "--experiment", request.experiment, "--trial", request.trial, *place]
+    output.note(f"  all of them  {shlex.join(['clusterkit', 'serve', 'judge', '--list', *names])}")
+    output.note(f"  end them     {shlex.join(['clusterkit', 'serve', 'judge', '--stop', *names])}")
 
 
 def _print_train_command(request: JudgeRequest, model: str, preset: str, expected_model: str, more: list[str]) -> None:

@@ -84,6 +84,8 @@ def train(
         if submitted.state != "started" or not sentence:
             sentence = f"{submitted.sentence} {backend.where}".rstrip()
         output.note(f"{sentence}. Folder: {submitted.run.logs}")
+        if submitted.submission_id and not detach:
+            output.note("it goes on without this command: Ctrl-C ends the following alone")
         for warning in warnings:
             output.note(f"warning: {warning}")
         _follow(backend, submitted, detach=detach, as_json=as_json, shown=shown)
@@ -146,7 +148,8 @@ def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json:
     how_to_go_on = (
         f"  look at it  clusterkit status {named}\n"
         f"  its log     clusterkit logs -f {named}\n"
-        f"  stop it     clusterkit stop {named}"
+        f"  stop it     clusterkit stop {named}\n"
+        f"  all runs    clusterkit runs {named.partition('--experiment ')[0]}".rstrip()
     )
     if detach and submitted.submission_id:
         if as_json:
@@ -183,6 +186,7 @@ def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: 
         "",
         "Next:",
         f"  look at it      clusterkit status {named}",
+        f"  as a web page   clusterkit report {named}",
         f"  train further   {further_command(sys.argv[1:], run.trial, 2 * outcome.global_step or 1)}",
         "  train anew      the same command with seed=2 trial_name=NEW",
     ]
