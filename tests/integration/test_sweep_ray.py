@@ -36,7 +36,7 @@ def test_a_sweep_is_a_job_for_each_trial_and_ends_with_the_table(cluster: RayClu
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 0, (tmp_path / "stderr").read_text()
     said = (tmp_path / "stderr").read_text()
-    assert "on cluster c without this command" in said or "clusterkit runs --cluster c" in said
+    assert "at work on cluster c, without this command" in said or "clusterkit runs --cluster c" in said
     assert [job["trial"] for job in listed()] == ["learning_rate-0.0001", "learning_rate-0.0002"]
 
     done = cluster(*words, cwd=tmp_path)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
 from run_writer import RunWriter
 from typer.testing import CliRunner
 
-from clusterkit.cli.actions.sweep_trials import jobs_at_once
+from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunRequest, SubmittedRun
+from clusterkit.cli.actions import sweep_trials
+from clusterkit.cli.actions.sweep_trials import SweptRun, jobs_at_once, submit_all
 from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
 from clusterkit.config.sweep import combinations, split_values
@@ -19,7 +21,8 @@ from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.directory import hold_lock
-from trainer.errors import UserError
+from clusterkit.runs.trials import run_directory
+from trainer.errors import RunError, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +184,75 @@ def test_jobs_whose_ranks_and_servers_are_placed_apart_wait_for_each_other() -> 
     assert jobs_at_once("ray", [apart, apart]) == 1
     assert jobs_at_once("ray", [together] * 3) > 3
     assert jobs_at_once("slurm", [apart] * 40) == 40
+
+
+class JobsPlace:
+    """Stands for a cluster whose jobs end when the test says so: no real one ends them at a chosen look."""
+
+    where = "on cluster c"
+
+    def __init__(self, mode: str, looks: list[list[str]]) -> None:
+        self.place, self.looks, self.started = Place(mode), looks, list[str]()
+
+    def attach(self, request: RunRequest) -> None:
+        """None of them runs yet."""
+
+    def plan(self, request: RunRequest) -> PlannedRun:
+        return PlannedRun(request)
+
+    def start(self, planned: PlannedRun) -> SubmittedRun:
+        config = planned.request.config
+        if config.trial_name == "refused":
+            raise RunError("Ray refused the job")
+        self.started.append(config.trial_name)
+        return SubmittedRun("started", run_directory(config, config.trial_name), config.trial_name)
+
+    def jobs(self) -> list[Job]:
+        if not self.looks:
+            raise KeyboardInterrupt
+        if not (alive := self.looks.pop(0)):
+            raise RunError("the head does not answer")
+        return [Job(name, "RUNNING") for name in alive]
+
+
+def swept(*trials: str, preset: str = "tiny") -> list[SweptRun]:
+    config = resolve(preset).config
+    requests = (RunRequest(config.model_copy(update={"trial_name": name}), named=True) for name in trials)
+    return [SweptRun(request, "is complete already", request.config.trial_name == "done") for request in requests]
+
+
+def submitted(place: JobsPlace, runs: list[SweptRun], *, detach: bool = False) -> str:
+    return submit_all(cast("Backend", place), runs, "clusterkit train …", detach=detach)
+
+
+def test_jobs_are_waited_for_and_one_that_is_refused_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_trials, "POLL_SECONDS", 0.0)
+    place = JobsPlace("ray", [["a", "b"], [], ["b"], ["x"]])
+
+    assert submitted(place, swept("done", "a", "refused", "b")) == ""
+
+    assert place.started == ["a", "b"]
+    said = capsys.readouterr().err
+    assert "error: tiny-recall/refused: Ray refused the job" in said
+    assert "cannot see the jobs for now (the head does not answer); trying again" in said
+    assert said.index("tiny-recall/a has ended; 1 of the trials are left") < said.index("tiny-recall/b has ended; 0 of")
+
+
+def test_ctrl_c_leaves_jobs_at_work_and_says_what_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_trials, "POLL_SECONDS", 0.0)
+    place = JobsPlace("ray", [["a"], ["x"]])
+
+    left = submitted(place, swept("a", "b", "c", preset="7B_n4"))
+
+    assert place.started == ["a", "b"], "one after the other"
+    assert left.startswith("1 job is at work on cluster c, without this command; not submitted yet: 7B_n4-math/c\n")
+    assert left.endswith("clusterkit train …")
+
+
+def test_detached_all_are_submitted_and_none_is_waited_for() -> None:
+    place = JobsPlace("slurm", [])
+
+    assert submitted(place, swept("a", "b"), detach=True).startswith("2 jobs are at work on cluster c")
+    assert place.started == ["a", "b"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import typer
@@ -23,7 +24,8 @@ from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.config.sweep import Combination, combinations
-from clusterkit.runs.overview import RunOverview, differing, overviews
+from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.overview import RunOverview, differing, flat, overview
 from clusterkit.runs.trials import TrialState, choose_trial, differences
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
@@ -111,7 +113,7 @@ def sweep(
             left = submit_all(backend, runs, again, detach=detach)
         records.fetch_overviews()
         listed = _overviews(records, runs)
-        code = (INTERRUPTED if here else 0) if left else _exit_code(listed, len(runs))
+        code = (INTERRUPTED if here else 0) if left else _exit_code(listed)
         _print_result(records, listed, code, as_json)
         if left:
             output.note(left)
@@ -197,14 +199,19 @@ def _print_plans(
 
 
 def _overviews(records: Runs, runs: Sequence[SweptRun]) -> list[RunOverview]:
-    """The trials as they are now, in their order."""
-    seen = {one.name: one for one in overviews(records.folder, runs[0].request.config.experiment_name)}
-    return [seen[run.name] for run in runs if run.name in seen]
+    """The trials as they are now, those that have not begun among them, with the settings that they are to have."""
+    found = []
+    for one in runs:
+        config = one.request.config
+        run = RunDirectory(records.folder, user_name(), config.experiment_name, config.trial_name)
+        seen = overview(run, time.time())
+        found.append(replace(seen, settings=seen.settings or flat(config.model_dump(mode="json"))))
+    return found
 
 
-def _exit_code(listed: Sequence[RunOverview], trials: int) -> int:
+def _exit_code(listed: Sequence[RunOverview]) -> int:
     finished = sum(one.state == "finished" for one in listed)
-    return 0 if finished == trials else SOME_FAILED if finished else 1
+    return 0 if finished == len(listed) else SOME_FAILED if finished else 1
 
 
 def _print_result(records: Runs, listed: Sequence[RunOverview], code: int, as_json: bool) -> None:
@@ -212,14 +219,12 @@ def _print_result(records: Runs, listed: Sequence[RunOverview], code: int, as_js
     if as_json:
         trials = records.with_original_paths([one.as_dict(keys) for one in listed])
         output.result_json({"trials": trials, "exit_code": code})
-    elif listed:
+    else:
         print_table(listed, keys)
 
 
 def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) -> None:
     """Print what to type next, for the trial that reads best and for one that has failed."""
-    if not listed:
-        return
     best = max(listed, key=lambda one: (one.accuracy or 0.0, one.reward or 0.0))
     named = backend.options(records.original(best.run))
     all_named = named.removesuffix(f" --trial {best.run.trial}")

@@ -101,7 +101,8 @@ def submit_all(backend: Backend, runs: Sequence[SweptRun], again: str, *, detach
                 output.note(f"{run.name} has ended; {len(alive) + len(waiting)} of the trials are left")
     if not waiting and not alive:
         return ""
-    parts = [f"{len(alive)} {'job goes' if len(alive) == 1 else 'jobs go'} on {backend.where} without this command"]
+    jobs = "1 job is" if len(alive) == 1 else f"{len(alive)} jobs are"
+    parts = [f"{jobs} at work {backend.where}, without this command"]
     if waiting:
         parts.append(f"not submitted yet: {', '.join(run.name for run in waiting)}")
     return f"{'; '.join(parts)}\nTo submit what is left, and to wait for the table: {again}"
