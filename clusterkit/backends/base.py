@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 ALIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
-RUNS = "runs"
-"""Folder of this machine's runs where --fileroot names none."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -401,11 +399,6 @@ class Backend(Protocol):
         Raises:
             UserError: the place has no such folder.
         """
-
-
-def folder_of_runs(fileroot: str | None) -> Path:
-    """Where this machine's runs are, for --fileroot as typed."""
-    return Path(fileroot or RUNS).expanduser().absolute()
 
 
 def applied(config: RunConfig, trial: Trial, say: Say) -> RunConfig:

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from contextlib import ExitStack
 from typing import Self
 
-from clusterkit.backends.base import RUNS, Log, LogName, Observation, Place, RunSelector, Say, folder_of_runs
+from clusterkit.backends.base import Log, LogName, Observation, Place, RunSelector, Say
+from clusterkit.backends.options_here import options_here
 from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
 from clusterkit.backends.table import mode_of, open_backend
-from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
-from clusterkit.runs.directory import RunDirectory, runs
+from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.status import find_run, observe
 from clusterkit.ui.run_status import status_lines
 from trainer.errors import RunError
-
-
-def options_here(run: RunDirectory) -> str:
-    """Options that name a run in a folder of this machine; see `Backend.options`."""
-    if run.fileroot != folder_of_runs(RUNS):
-        place = f"--fileroot {shlex.quote(str(run.fileroot))} "
-    else:
-        place = "--here " if has_current() else ""  # the cluster would be asked, too
-    return f"{place}--experiment {run.experiment} --trial {run.trial}"
 
 
 class FolderBackend:

@@ -23,10 +23,17 @@ from trainer.paths import SUPERVISED
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast, where PyYAML was built with it: lists of runs read hundreds of configurations."""
 TRIAL_NAME = re.compile(r"^run(\d+)$")
+RUNS = "runs"
+"""Folder of this machine's runs where --fileroot names none."""
 FILEROOT = "choose another folder with --fileroot DIR"
 """Advice for errors about folders of runs."""
 HOLDER_FILE = ".holder"
 """File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
+
+
+def folder_of_runs(fileroot: str | None) -> Path:
+    """Return where this machine's runs are, for --fileroot as typed."""
+    return Path(fileroot or RUNS).expanduser().absolute()
 
 
 def user_name() -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from clusterkit.backends.base import RUNS, folder_of_runs
-from clusterkit.backends.folder import options_here
+from clusterkit.backends.options_here import options_here
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
-from clusterkit.runs.directory import runs
+from clusterkit.runs.directory import RUNS, folder_of_runs, runs
 from clusterkit.runs.overview import UNREADABLE, RunOverview, overviews
 from clusterkit.runs.trace.heldout import AFTER, heldout_file
 from clusterkit.ui import output
