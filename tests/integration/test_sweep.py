@@ -79,14 +79,14 @@ def test_a_sweep_is_stopped_by_ctrl_c_and_the_same_command_goes_on(
 def test_a_trial_that_fails_does_not_keep_the_others_from_being_trained(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """A memory longer than the model's window is the trainer's own refusal."""
-    process = start("--sweep", "agent.max_memory_tokens=5000,4", "train.total_steps=1", "--no-progress")
+    """A memory that does not fit into the window with the words of the prompt is refused by the trainer alone."""
+    process = start("--sweep", "agent.max_memory_tokens=502,4", "train.total_steps=1", "--no-progress")
     out, err = process.communicate(timeout=300)
 
     assert process.returncode == 3, err
-    assert "error: tiny-recall/max_memory_tokens-5000: " in err
+    assert "error: tiny-recall/max_memory_tokens-502: " in err
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["run", "state", "step"]
-    assert lines[1].split()[:2] == ["tiny-recall/max_memory_tokens-5000", "failed"]
+    assert lines[1].split()[:2] == ["tiny-recall/max_memory_tokens-502", "failed"]
     assert lines[2].split()[:3] == ["tiny-recall/max_memory_tokens-4", "finished", "1/1"]
     assert read_history(run_of(tmp_path, "max_memory_tokens-4").metrics).global_step == 1
