@@ -68,6 +68,11 @@ def job_name(run: RunDirectory, fingerprint: str) -> str:
 _seen: dict[str, tuple[float, list[SlurmJob] | SlurmError]] = {}
 
 
+def forget_queue() -> None:
+    """Ask again at the next look: a job was submitted."""
+    _seen.clear()
+
+
 def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
     """Return a user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago.
 
