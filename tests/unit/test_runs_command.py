@@ -12,7 +12,11 @@ from click.testing import Result
 from run_writer import RunWriter
 from typer.testing import CliRunner
 
+from clusterkit.backends.options_here import options_here
 from clusterkit.cli.main import app
+from clusterkit.hosts import inventory
+from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.log.metrics import read_history
 from clusterkit.runs.log.newest import newest_history
@@ -233,12 +237,38 @@ def test_alone_it_says_what_there_is_and_what_to_type(machine: Path) -> None:
     writer = three(machine)[2]
     killed = CliRunner().invoke(app, []).stdout
     assert "tiny-recall/t0  finished" in killed
-    assert "clusterkit diagnose --experiment tiny-recall --trial t2" in killed
+    assert "clusterkit diagnose\n" in killed
     with hold_lock(writer.run.logs / "run.lock"):
-        assert "clusterkit status --watch --experiment tiny-recall --trial t2" in CliRunner().invoke(app, []).stdout
+        assert "clusterkit status --watch\n" in CliRunner().invoke(app, []).stdout
     writer.clock += 1
     writer.finish()
-    assert "clusterkit report --experiment tiny-recall --trial t2" in CliRunner().invoke(app, []).stdout
+    assert "clusterkit report\n" in CliRunner().invoke(app, []).stdout
+
+
+def test_alone_it_names_the_current_cluster_and_says_here_for_runs_of_this_machine(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lab", "other"):
+        inventory.save(Cluster(name=name, hosts=(Host(name="h1", address="127.0.0.1", port=1),)))
+    told = CliRunner().invoke(app, []).stdout
+    assert "Clusters: lab, other, not set up: clusterkit setup --cluster lab" in told
+    for name in ("lab", "other"):
+        local_file(name).parent.mkdir(parents=True)
+        local_file(name).write_text("0" * 64)
+    assert "none is the current one: clusterkit use NAME" in CliRunner().invoke(app, []).stdout
+
+    monkeypatch.setenv("CLUSTERKIT_CLUSTER", "lab")
+    writer = RunWriter(machine).config().attempt().steps(1, 2).finish()
+    told = CliRunner().invoke(app, []).stdout
+
+    assert "Cluster lab (from $CLUSTERKIT_CLUSTER), 1 host: commands go there; this machine: --here" in told
+    for command in ("status --here", "report --here", "runs --here", "runs", "ray-status"):
+        assert f"clusterkit {command}\n" in told
+    assert options_here(writer.run) == "--here --experiment tiny-recall --trial run1"
+    monkeypatch.setenv("CLUSTERKIT_CLUSTER", "gone")
+    broken = CliRunner().invoke(app, [])
+    assert broken.exit_code == 0
+    assert "$CLUSTERKIT_CLUSTER is 'gone', and there is no such cluster" in broken.stdout
 
 
 def test_alone_it_asks_no_queue(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,14 @@ def home() -> None:
     if newest:
         count = len(runs(folder))
         which = f"the newest {len(newest)} of {count}" if count > len(newest) else f"{count}"
-        lines += ["", f"Runs under {folder}: {which}", *_indented(runs_lines(newest[::-1], [], width_of_output()))]
+        lines += ["", f"Runs under {folder}: {which}", *_table(newest[::-1])]
     else:
         lines += [f"Runs under {folder}: none yet"]
-    readable = [one for one in newest if one.state != UNREADABLE]
-    steps = _of_run(readable[0]) if readable else []
+    steps = list[tuple[str, str]]()
+    if readable := [one for one in newest if one.state != UNREADABLE]:
+        # Commands mean the newest run of this machine, if nothing else is said.
+        here = "--here" if now else ""
+        steps = _of_run(readable[0], here if readable[0] is newest[0] else options_here(readable[0].run))
     if newest:
         steps.append(("all of them", "clusterkit runs --here" if now else "clusterkit runs"))
     if now:
@@ -68,23 +71,22 @@ def _without_current(now: Current) -> str:
     return "Cluster: none; commands go to this machine"
 
 
-def _of_run(one: RunOverview) -> list[tuple[str, str]]:
-    """Return what may be typed about a run, by its state."""
-    named = options_here(one.run)
+def _of_run(one: RunOverview, named: str) -> list[tuple[str, str]]:
+    """Return what may be typed about a run, by its state. named: options that name it, where they are needed."""
+
+    def command(words: str) -> str:
+        return f"clusterkit {words} {named}".rstrip()
+
     if one.alive or one.state == "submitted":
-        return [
-            ("watch it", f"clusterkit status --watch {named}"),
-            ("its log", f"clusterkit logs -f {named}"),
-            ("end it", f"clusterkit stop {named}"),
-        ]
+        return [("watch it", command("status --watch")), ("its log", command("logs -f")), ("end it", command("stop"))]
     if one.state == "finished":
-        steps = [("how it went", f"clusterkit status {named}"), ("as a page", f"clusterkit report {named}")]
+        steps = [("how it went", command("status")), ("as a web page", command("report"))]
         if heldout_file(one.run, AFTER).is_file():
-            steps.append(("see it read", f"clusterkit trace --heldout {named}"))
+            steps.append(("see it read", command("trace --heldout")))
         return steps
-    go_on = ("go on with it", "the same clusterkit train command again")
-    return [("why it ended", f"clusterkit diagnose {named}"), go_on]
+    return [("why it ended", command("diagnose")), ("go on with it", "the same clusterkit train command again")]
 
 
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
+def _table(listed: list[RunOverview]) -> list[str]:
+    width = width_of_output()
+    return [f"  {line}" for line in runs_lines(listed, [], None if width is None else width - 2)]
