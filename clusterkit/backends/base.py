@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from clusterkit.backends.records import Runs
 from clusterkit.common.node_code import content_of
 from clusterkit.runs.diagnose.applied import with_applied
+from clusterkit.runs.directory import RUNS as RUNS  # noqa: PLC0414 (backends and commands have it from here)
 from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.directory import folder_of_runs as folder_of_runs  # noqa: PLC0414
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, read_history
 from clusterkit.runs.trials import Trial, TrialState

@@ -15,11 +15,10 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from clusterkit.backends.base import Say
+from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.data.datasets.passages import text_blocks, text_lines, titled_passages
 from clusterkit.evaluate.process import OutputParser, failure_of, run_node
 from clusterkit.evaluate.request import choose_checkpoint, make_request, run_settings
-from clusterkit.runs.directory import folder_of_runs
 from evaluation.config import AskConfig
 from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterkit.backends.base import Backend, Say
+from clusterkit.backends.base import Backend, Say, folder_of_runs
 from clusterkit.backends.local.jobs import owner_of
 from clusterkit.backends.local.stop import send_signal
 from clusterkit.evaluate.process import Finished, require_evaluator, run_evaluation
@@ -19,7 +19,7 @@ from clusterkit.evaluate.request import (
     make_request,
     run_settings,
 )
-from clusterkit.runs.directory import folder_of_runs, lock_holder
+from clusterkit.runs.directory import lock_holder
 from clusterkit.ui import output
 from evaluation.config import EvalConfig
 from evaluation.record import LOCK

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
-from clusterkit.backends.base import Say
+from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, InputStager
@@ -25,7 +25,7 @@ from clusterkit.evaluate.request import (
 )
 from clusterkit.provision.assets.model import NodeAsset, Origin, asset_of
 from clusterkit.provision.steps.step import Refused
-from clusterkit.runs.directory import RunDirectory, folder_of_runs, user_name
+from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.serving.engines import remote_servers
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterkit.backends.base import Job, PlannedRun, RunOutcome, RunRequest, SubmittedRun, applied, completed
+from clusterkit.backends.base import (
+    Job,
+    PlannedRun,
+    RunOutcome,
+    RunRequest,
+    SubmittedRun,
+    applied,
+    completed,
+    folder_of_runs,
+)
 from clusterkit.backends.folder import FolderBackend
 from clusterkit.backends.local.jobs import evaluation_jobs, training_jobs
 from clusterkit.backends.local.launch import require_writable, trainer_command
@@ -14,7 +23,7 @@ from clusterkit.backends.local.stop import process_run
 from clusterkit.backends.local.train import Restarts, follow, prepared
 from clusterkit.backends.stop import end_run
 from clusterkit.config.resolve import resolve
-from clusterkit.runs.directory import RunDirectory, folder_of_runs
+from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.trials import TrialState, choose_trial
 from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from clusterkit.backends.base import (
+    RUNS,
     Job,
     Log,
     LogName,
@@ -40,7 +41,7 @@ from clusterkit.backends.stop import LiveRun, end_run, require_one
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
-from clusterkit.runs.directory import RUNS, RunDirectory, resume_hint, user_name
+from clusterkit.runs.directory import RunDirectory, resume_hint, user_name
 from clusterkit.ssh.api import HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select

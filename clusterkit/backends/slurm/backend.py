@@ -6,14 +6,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterkit.backends.base import Job, PlannedRun, RunOutcome, RunRequest, SubmittedRun, completed, outcome_of_job
+from clusterkit.backends.base import (
+    Job,
+    PlannedRun,
+    RunOutcome,
+    RunRequest,
+    SubmittedRun,
+    completed,
+    folder_of_runs,
+    outcome_of_job,
+)
 from clusterkit.backends.folder import FolderBackend
 from clusterkit.backends.local.stop import process_run
 from clusterkit.backends.slurm.script import SlurmOptions
 from clusterkit.backends.slurm.submit import SlurmPlan, attach, options_here, plan, request_for, require_slurm, submit
 from clusterkit.backends.stop import LiveRun, end_run
 from clusterkit.config.resolve import resolve
-from clusterkit.runs.directory import RunDirectory, folder_of_runs, resume_hint
+from clusterkit.runs.directory import RunDirectory, resume_hint
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.slurm.commands import SlurmError, has_slurm, slurm

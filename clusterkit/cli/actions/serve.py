@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from clusterkit.backends.base import Place, RunSelector
+from clusterkit.backends.base import Place, RunSelector, folder_of_runs
 from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.newest import require_newest
 from clusterkit.cli.actions.target import place_of_run, selector_of
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.provision.ray.current import has_current
-from clusterkit.runs.directory import RunDirectory, folder_of_runs
+from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
 from clusterkit.serving.engines import (
     add_local,

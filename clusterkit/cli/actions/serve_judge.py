@@ -13,6 +13,7 @@ from pathlib import Path
 
 import typer
 
+from clusterkit.backends.base import RUNS
 from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.cli.actions.target import announce, place_of
 from clusterkit.cli.actions.target_of_run import for_training
@@ -21,7 +22,7 @@ from clusterkit.cli.options import LOOPBACK
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import resolve
 from clusterkit.provision.ray.current import has_current
-from clusterkit.runs.directory import RUNS, user_name
+from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views
 from clusterkit.serving.judges import JudgeRequest, remote_judges, start_remote, stop_remote
 from clusterkit.ssh.host_options import HostOptions

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from clusterkit.backends.base import Place, RunSelector
+from clusterkit.backends.base import Place, RunSelector, folder_of_runs
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
-from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs, user_name
+from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output

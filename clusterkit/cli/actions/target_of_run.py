@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from clusterkit.backends.base import folder_of_runs
 from clusterkit.cli.actions.target import Kind, Target, is_on_cluster, target
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import Resolved
 from clusterkit.evaluate.request import run_of
-from clusterkit.runs.directory import folder_of_runs, runs
+from clusterkit.runs.directory import runs
 from clusterkit.runs.trials import TrialState, choose_trial
 from trainer.errors import UserError
 
