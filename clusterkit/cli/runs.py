@@ -42,9 +42,11 @@ def runs(
     --fileroot DIR say which. --experiment and --trial may be patterns, such as 'tiny-*'. The runs of others are
     counted, and listed with --user.
 
-    Examples: clusterkit runs --sort accuracy
-              clusterkit runs --experiment tiny-recall --state running,failed
-              clusterkit runs seed=1 --last 20 --json
+    \b
+    Examples:
+      clusterkit runs --sort accuracy
+      clusterkit runs --experiment tiny-recall --state running,failed
+      clusterkit runs seed=1 --last 20 --json
     """
     actions.runs.runs(
         run,
