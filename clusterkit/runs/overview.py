@@ -126,7 +126,7 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
         started = run.config.stat().st_mtime
     try:
         settings, problems = _settings(run)
-        history, damaged = newest_history(run.metrics)
+        history, damaged = newest_history(run.metrics, evaluates=settings.get("eval.every_steps") != 0)
         seen = observe(run, now, history) if ask_queue or not was_submitted(run) else _recorded(run, now, history)
     except OSError as error:
         reason = f"{error.filename or run.logs} cannot be read: {error.strerror}"

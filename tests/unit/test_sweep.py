@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from click.testing import Result
 from run_writer import RunWriter
+from slot_writer import write_slot
 from typer.testing import CliRunner
 
 from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunRequest, SubmittedRun
@@ -176,6 +177,18 @@ def test_trials_that_go_to_different_places_are_refused() -> None:
     local_file("lab").write_text("0" * 64)
 
     assert "some of these runs would go to this machine and some to the cluster" in refused("--sweep", "mode=local,ray")
+
+
+def test_all_trials_start_from_another_runs_checkpoint(machine: Path) -> None:
+    base = RunWriter(machine, trial="base").config().attempt().steps(1, 8).recover(8)
+    write_slot(base.run.recover, "slot-a", 1, 8, resolve("tiny").config)
+
+    found = train("--sweep", "train.learning_rate=1e-5,2e-5", "--recover-from", "tiny-recall/base").stdout
+
+    assert found.count(f"starts from {base.run.recover}") == 2
+    message = refused("--sweep", "model.tiny.hidden_size=64,128", "--recover-from", "tiny-recall/base")
+    assert "model.tiny.hidden_size: 256 \u2192 64" in message
+    assert "No trial was started" in message
 
 
 def test_jobs_whose_ranks_and_servers_are_placed_apart_wait_for_each_other() -> None:

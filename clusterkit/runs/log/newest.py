@@ -15,10 +15,14 @@ SEARCHED_BYTES = 4 << 20
 EVALUATION = b'"kind": "eval"'
 
 
-def newest_history(path: Path) -> tuple[History, int]:
+def newest_history(path: Path, *, evaluates: bool = True) -> tuple[History, int]:
     """Return what the end of a run's records tells, and how many damaged lines it has.
 
     It has the newest steps, the newest held-out evaluation and how the run ended. It is empty where there is no file.
+
+    Args:
+        path: metrics.jsonl.
+        evaluates: the run evaluates between its first and last step, so that there is one to be looked for.
 
     Raises:
         OSError: the file cannot be read.
@@ -33,7 +37,7 @@ def newest_history(path: Path) -> tuple[History, int]:
                 history = history_of(records)
                 if not begin or history.steps:
                     break
-            if begin and not history.held_out and (found := _last_evaluation(file, begin)):
+            if begin and evaluates and not history.held_out and (found := _last_evaluation(file, begin)):
                 history = history_of([found, *records])
     except FileNotFoundError:
         return History(), 0
