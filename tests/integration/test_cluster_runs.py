@@ -153,7 +153,7 @@ def test_all_runs_of_a_cluster_are_listed_from_the_ends_of_their_files(world: Wo
 
 def test_a_cluster_without_runs_has_none(world: World) -> None:
     assert world.json("runs", "--cluster", "c") == []
-    assert "no such runs of" in world("runs", "--cluster", "c").stdout
+    assert "no runs of" in world("runs", "--cluster", "c").stdout
     world.hosts[0].stop()
     world.hosts[1].stop()
     assert "error: " in world("runs", "--cluster", "c", code=1).stderr

@@ -90,7 +90,7 @@ def test_runs_are_chosen_by_state_name_and_settings(machine: Path) -> None:
     assert names("--last", "2") == ["t1", "t2"]
     assert names("--experiment", "other-*") == []
     assert "no such runs" in shown("seed=77").stdout
-    assert "no such runs" in shown("--fileroot", "elsewhere").stdout
+    assert "no runs of" in shown("--fileroot", "elsewhere").stdout
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,10 @@ def runs(
             return
         if not listed:
             folder = records.with_original_paths(str(records.folder))
-            output.result(f"no such runs of {whose} under {folder} {backend.where}".rstrip())
+            place = f"of {whose} under {folder} {backend.where}".rstrip()
+            chosen = bool(settings or states or slurm or run.experiment or run.trial)
+            start = "start one with clusterkit train --preset tiny, or point to another folder with --fileroot DIR"
+            output.result(f"no such runs {place}; all: clusterkit runs" if chosen else f"no runs {place}: {start}")
             return
         print_table(listed, keys)
         troubled = [one for one in listed if one.state in ("failed", "killed", "stalled")]
