@@ -69,6 +69,7 @@ def evaluate(
                     output.result_json(submitted.as_dict())
                 output.note(_how_to_go_on(submitted.place, arguments.output_path))
                 return
+            output.note("it goes on without this command: Ctrl-C ends the following alone")
         try:
             finished = evaluator.follow(arguments, submitted, lambda folder: _print_scored(folder, as_json))
         except KeyboardInterrupt:

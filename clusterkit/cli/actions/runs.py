@@ -78,10 +78,11 @@ def runs(
             return
         if not listed:
             folder = records.with_original_paths(str(records.folder))
-            place = f"of {whose} under {folder} {backend.where}".rstrip()
+            whence = f"of {whose} under {folder} {backend.where}".rstrip()
             chosen = bool(settings or states or slurm or run.experiment or run.trial)
-            start = "start one with clusterkit train --preset tiny, or point to another folder with --fileroot DIR"
-            output.result(f"no such runs {place}; all: clusterkit runs" if chosen else f"no runs {place}: {start}")
+            cluster = f" --cluster {place.hosts.cluster}" if place.hosts and place.hosts.cluster else ""
+            start = f"clusterkit train{cluster} --preset tiny starts one, --fileroot DIR names another folder"
+            output.result(f"no such runs {whence}; all: clusterkit runs" if chosen else f"no runs {whence}: {start}")
             return
         print_table(listed, keys)
         troubled = [one for one in listed if one.state in ("failed", "killed", "stalled")]
