@@ -8,7 +8,17 @@ import time
 from contextlib import ExitStack
 from typing import Self
 
-from clusterkit.backends.base import RUNS, Log, LogName, Observation, Place, RunSelector, Say, folder_of_runs
+from clusterkit.backends.base import (
+    RUNS,
+    Log,
+    LogName,
+    Observation,
+    Place,
+    RunSelector,
+    Say,
+    StoppedRun,
+    folder_of_runs,
+)
 from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
 from clusterkit.backends.table import mode_of, open_backend
@@ -42,11 +52,11 @@ class FolderBackend:
         elsewhere = "" if run.fileroot == folder_of_runs(RUNS) else f"--fileroot {shlex.quote(str(run.fileroot))} "
         return f"{elsewhere}--experiment {run.experiment} --trial {run.trial}"
 
-    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
+    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> StoppedRun:
         """End a living run that was started with this backend; see `Backend.stop`."""
         raise NotImplementedError
 
-    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> StoppedRun:
         """See `Backend.stop`."""
         folder = folder_of_runs(self.place.fileroot)
         alive = [run for run in runs(folder, selector.experiment, selector.trial, selector.user) if holder_of(run)]

@@ -11,7 +11,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit report
+clusterkit report --trial run2 --compare run1 --out -
+clusterkit report --log main.log --out run.html
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def report(
     *,

@@ -13,7 +13,14 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit train --preset tiny
+clusterkit train --preset tiny seed=2 trial_name=seed2
+clusterkit train --preset 7B_n4 --task memagent --dry-run
+clusterkit train --preset 1.5B_n1 --slurm --time 1-0
+"""
+)
 @takes_run("fileroot", "cluster", "here")
 def train(
     *,

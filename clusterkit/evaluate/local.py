@@ -130,7 +130,7 @@ def watch_folder(
     """
     if not folder.is_dir():
         raise UserError(
-            f"--watch {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
+            f"--watch-dir {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
         )
     require_evaluator()
 
@@ -149,4 +149,4 @@ def watch_folder(
     if failed:
         raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
     if not scored:
-        raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")
+        raise UserError(f"--watch-dir {folder}: there is no checkpoint (epoch…globalstepN) below it yet")

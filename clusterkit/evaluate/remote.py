@@ -43,7 +43,7 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
 
     Args:
         head: a host of the cluster.
-        typed: --output-path.
+        typed: --out.
         user: whose answers; None for ours.
 
     Raises:
@@ -55,7 +55,7 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
     name = PurePosixPath(typed)
     if name.is_absolute() or ".." in name.parts or typed.startswith("~") or not name.parts:
         raise UserError(
-            f"--output-path {typed}: with --cluster it is a name, such as eval, or a folder below {storage}, which is "
+            f"--out {typed}: with --cluster it is a name, such as eval, or a folder below {storage}, which is "
             "all that the hosts share"
         )
     return f"{head.fileroot}/eval/{user or user_name()}/{name}"
@@ -120,10 +120,10 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
         below = (Path(typed, "actor", "epoch"), Path(typed, "epoch"))
         run = next((found for path in below if (found := run_by_place(path)) is not None), None)
     if run is None:
-        raise UserError(f"--watch {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
+        raise UserError(f"--watch-dir {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
     if not await _exists(head, str(run.config)):
         raise UserError(
-            f"--watch {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
+            f"--watch-dir {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
             f"--cluster {head.cluster.name} shows the newest"
         )
     return run

@@ -30,6 +30,11 @@ def line_json(value: Any) -> None:
     result(json.dumps(_finite(value), ensure_ascii=False))
 
 
+def outcome(sentence: str, facts: Any, *, as_json: bool) -> None:
+    """Print what came of a command: a sentence for people, or its facts as JSON."""
+    result_json(facts) if as_json else result(sentence)
+
+
 def note(text: str) -> None:
     """Print progress or advice on stderr."""
     _write(sys.stderr, text)
