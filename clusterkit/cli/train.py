@@ -66,6 +66,7 @@ def train(
         help="Start a new trial from another run's recover checkpoint (weights, optimizer and step number go on, other "
         "settings may change), or from a folder of weights (a new optimizer, from step 1).",
     ),
+    config: str | None = typer.Option(None, "--config", hidden=True, help="Refused, with the command that does it."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
@@ -79,6 +80,8 @@ def train(
     trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
     rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
     """
+    if config is not None:
+        actions.train.refuse_config(config)
     actions.train.train(
         overrides or [],
         preset,

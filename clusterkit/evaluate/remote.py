@@ -173,7 +173,7 @@ async def _model(head: Head, arguments: EvalArguments, stager: InputStager) -> t
         if newest := await _newest_checkpoint(head, typed):
             return newest, await _settings(head, run_by_place(Path(newest)))
         if typed is None:
-            raise UserError(
+            raise RunError(
                 f"no checkpoint of a run of {user_name()} on cluster {head.cluster.name}: name one with --model-path"
             )
     elif typed.startswith(f"{storage}/"):

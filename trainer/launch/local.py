@@ -137,7 +137,7 @@ def require_gpus(config: RunConfig) -> None:
         )
     if config.gpus > visible:
         raise UserError(
-            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {visible} here"
+            f"this run takes {config.gpus} GPU{'s' * (config.gpus != 1)} (n_nodes x n_gpus_per_node), and PyTorch can use {visible} here"
             f"{_why_none() if not visible else ''}: check nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA "
             "build for this driver"
         )

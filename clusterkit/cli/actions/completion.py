@@ -77,7 +77,7 @@ def script(shell: str) -> None:
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SCRIPTS:
         raise UserError(f"there is no completion for {name or 'an unknown shell'}: name one of {', '.join(SCRIPTS)}")
-    output.result(SCRIPTS[name].lstrip("\n"))
+    output.exact(SCRIPTS[name].lstrip("\n"))
 
 
 def complete(words: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def complete(words: Sequence[str]) -> None:
     with suppress(UserError, OSError):  # nobody reads messages while a key is pressed
         found = candidates(list(words))
     if found:
-        output.result("\n".join(f"{word}\t{meaning}".rstrip() for word, meaning in found))
+        output.exact("\n".join(f"{word}\t{meaning}".rstrip() for word, meaning in found))
 
 
 def candidates(words: list[str]) -> Candidates:

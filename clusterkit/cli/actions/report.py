@@ -25,7 +25,7 @@ def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bo
         names = [one.name for one in read]
         page = runs.with_original_paths(document(" against ".join(names), content(read, time.time())))
     if out == "-":
-        output.result(page)
+        output.exact(page)
         return
     name = "-".join([directories[0].experiment, *(directory.trial for directory in directories)])
     path = write_page(page, Path(out).expanduser() if out else Path(f"{name}.html"))
