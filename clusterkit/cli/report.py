@@ -28,6 +28,9 @@ def report(
     out: str | None = typer.Option(
         None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
     ),
+    log: str | None = typer.Option(
+        None, "--log", metavar="FILE", help="Draw this log instead: AReaL's of any version, or ours; - for stdin."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
     """Write a run's rewards, lengths, times, checkpoints and restarts as one web page that needs nothing else.
@@ -35,4 +38,7 @@ def report(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    actions.report.report(run, compare, out, as_json=as_json)
+    if log is not None:
+        actions.report.report_log(log, run, compare, out, as_json=as_json)
+    else:
+        actions.report.report(run, compare, out, as_json=as_json)

@@ -31,7 +31,7 @@ from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step
 from trainer.config import RunConfig
 from trainer.config_tasks import FilesConfig, MathConfig
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.judge.servers import judges_folder, urls_of
 
 NOWHERE = "/nonexistent"

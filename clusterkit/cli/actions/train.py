@@ -103,7 +103,8 @@ def refuse_config(file: str) -> None:
         UserError: always.
     """
     size, gpus = re.search(r"(\d+(?:\.\d+)?B)", file), re.search(r"gpus-(\d+)", file)
-    alike = [name for name in size_names() if size and re.fullmatch(rf"{re.escape(size[1])}(-zero)?_n\d+", name)]
+    kind = "-zero" if "zero" in file else ""
+    alike = [name for name in size_names() if size and re.fullmatch(rf"{re.escape(size[1])}{kind}_n\d+", name)]
     wanted = f"_n{max(int(gpus[1]) // 8, 1)}" if gpus else ""
     preset = next((name for name in alike if wanted and name.endswith(wanted)), next(iter(alike), "tiny"))
     raise UserError(
