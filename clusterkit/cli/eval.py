@@ -48,7 +48,7 @@ app = new_app()
     examples="""
 clusterkit eval
 clusterkit eval --model-path tiny-recall/run1 --out scores
-clusterkit eval --data-names math_500,aime24 --n-sampling 8
+clusterkit eval --data-names math_500 --n-sampling 8
 clusterkit eval --watch-dir runs/checkpoints --once
 """,
 )

@@ -22,7 +22,7 @@ app = new_app(
     examples="""
 clusterkit serve list
 clusterkit serve add --gpus 4,5
-clusterkit serve judge --model-path Qwen/Qwen3-14B --gpus 3
+clusterkit serve judge --model-path /models/judge --gpus 3
 """,
 )
 
@@ -113,7 +113,7 @@ def stop(
 
 @app.command(
     examples="""
-clusterkit serve judge --model-path Qwen/Qwen3-14B --gpus 3
+clusterkit serve judge --model-path /models/judge --gpus 3
 clusterkit serve judge --model-path /models/J --gpus 2,3
 """
 )
