@@ -80,9 +80,8 @@ def test_the_examples_of_help_are_command_lines_that_are_understood(path: tuple[
 
     assert examples
     for line in examples:
-        line = re.sub(r'^eval "\$\((.*)\)"$', r"\1", line.strip())
-        line = re.split(r" >>? ", line)[0]
-        words = shlex.split(line)
+        typed = re.sub(r'^eval "\$\((.*)\)"$', r"\1", line.strip())
+        words = shlex.split(re.split(r" >>? ", typed)[0])
         assert words[0] == "clusterkit"
         assert list(path) == words[1 : 1 + len(path)]
         _parsed(words[1:])
