@@ -217,6 +217,21 @@ class RunOutcome:
 
 
 @dataclass(frozen=True)
+class StoppedRun:
+    """A run that was ended. The fields are those of `clusterkit stop --json`.
+
+    Attributes:
+        run: its name.
+        forced: it was given no time for a recover checkpoint, or took too long for it.
+        message: how that went, and what the same train command does now.
+    """
+
+    run: str
+    forced: bool
+    message: str
+
+
+@dataclass(frozen=True)
 class Observation:
     """One look at a run and its place.
 
@@ -350,15 +365,13 @@ class Backend(Protocol):
             again: the command that goes on with it.
         """
 
-    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> StoppedRun:
         """End the run that is alive.
 
         Args:
             selector: which run.
             deadline: seconds for its recover checkpoint, until it is ended by force.
             force: end it at once.
-
-        Returns a sentence about how that went.
 
         Raises:
             RunError: none is alive, or it cannot be ended. UserError: several are alive.

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Self
 
-from clusterkit.backends.base import Log, LogName, Observation, Place, RunSelector, Say
+from clusterkit.backends.base import Log, LogName, Observation, Place, RunSelector, Say, StoppedRun
 from clusterkit.backends.options_here import options_here
 from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
@@ -41,11 +41,11 @@ class FolderBackend:
         """See `Backend.options`."""
         return options_here(run)
 
-    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
+    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> StoppedRun:
         """End a living run that was started with this backend; see `Backend.stop`."""
         raise NotImplementedError
 
-    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> StoppedRun:
         """See `Backend.stop`."""
         folder = folder_of_runs(self.place.fileroot)
         alive = [run for run in runs(folder, selector.experiment, selector.trial, selector.user) if holder_of(run)]

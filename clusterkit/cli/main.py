@@ -10,7 +10,9 @@ import typer
 from typer.core import TyperGroup
 
 from clusterkit.cli import actions
+from clusterkit.cli.command import write_examples
 from clusterkit.cli.hostoptions import expand_arguments
+from clusterkit.cli.usage import show_usage_error
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.ui import output
 from trainer.errors import UserError
@@ -51,8 +53,23 @@ COMMANDS = {
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
     "data": Command("clusterkit.cli.data", "Make training and evaluation files from files that you have."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
+    "completion": Command("clusterkit.cli.completion", "Have bash, zsh or fish complete what is typed."),
 }
 
+SECTIONS = {
+    "Cluster": ("setup", "check", "init", "use", "ray-status", "down", "bundle"),
+    "Train": ("presets", "train", "stop", "recover", "serve", "jobs"),
+    "Watch": ("runs", "status", "logs", "diagnose", "report", "dashboard", "trace", "alerts"),
+    "Score": ("eval", "ask"),
+    "Data": ("data", "assets"),
+}
+"""The sections of `--help`, with the commands in the order in which people need them; "More" has all others."""
+EXAMPLES = """
+clusterkit train --preset tiny
+clusterkit status --watch
+clusterkit setup --hostnames gpu[01-04] --cluster lab
+eval "$(clusterkit completion bash)"
+"""
 
 HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs", "serve"}
 """Commands with `--hostnames a b c` and the spellings of older tools."""
@@ -62,8 +79,8 @@ class LazyGroup(TyperGroup):
     """Imports a sub-command's module when it is invoked, so that `--help` and every other command stay fast."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Names in the order in which people need them."""
-        return list(COMMANDS)
+        """Names in the order of `--help`."""
+        return [name for names in sections().values() for name in names]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import the module of one command and turn its Typer app into a command."""
@@ -75,9 +92,22 @@ class LazyGroup(TyperGroup):
         return typer.main.get_command(import_module(COMMANDS[cmd_name].module).app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write the command list of `--help` from the table above, importing nothing."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+        """Write the command lists of `--help` from the tables above, importing nothing."""
+        width = max(map(len, COMMANDS))
+        for title, names in sections().items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name].help) for name in names])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the examples."""
+        write_examples(EXAMPLES, formatter)
+
+
+def sections() -> dict[str, list[str]]:
+    """The commands under the titles of `--help`."""
+    found = {title: list(names) for title, names in SECTIONS.items()}
+    placed = {name for names in found.values() for name in names}
+    return {**found, "More": [name for name in COMMANDS if name not in placed]}
 
 
 app = typer.Typer(
@@ -134,7 +164,10 @@ def main() -> None:
         arguments = expand_arguments(arguments)
     output.tolerate_any_encoding()
     try:
-        app(args=arguments, prog_name="clusterkit")
+        sys.exit(app(args=arguments, prog_name="clusterkit", standalone_mode=False) or 0)
+    except typer.Abort:
+        output.error("aborted")
+        sys.exit(1)
     except UserError as error:
         if output.debug:
             raise
@@ -144,6 +177,8 @@ def main() -> None:
         output.silence_stdout()
         sys.exit(1)
     except Exception as error:
+        if show_usage_error(error, arguments):
+            sys.exit(2)
         if output.debug:
             raise
         if isinstance(error, OSError):

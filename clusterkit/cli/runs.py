@@ -13,7 +13,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit runs --sort accuracy
+clusterkit runs --experiment 'tiny-*' --state failed
+clusterkit runs seed=1 --last 20 --json
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here", "user")
 def runs(
     *,
@@ -41,12 +47,6 @@ def runs(
     It goes to the current cluster (clusterkit use), without one to this machine; --here, --cluster NAME and
     --fileroot DIR say which. --experiment and --trial may be patterns, such as 'tiny-*'. The runs of others are
     counted, and listed with --user.
-
-    \b
-    Examples:
-      clusterkit runs --sort accuracy
-      clusterkit runs --experiment tiny-recall --state running,failed
-      clusterkit runs seed=1 --last 20 --json
     """
     actions.runs.runs(
         run,

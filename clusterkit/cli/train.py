@@ -14,7 +14,15 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit train --preset tiny
+clusterkit train --preset tiny seed=2 trial_name=seed2
+clusterkit train --preset tiny --sweep seed=1,2
+clusterkit train --preset 7B_n4 --task memagent --dry-run
+clusterkit train --preset 1.5B_n1 --slurm --time 1-0
+"""
+)
 @takes_run("fileroot", "cluster", "here")
 def train(
     *,
@@ -67,6 +75,7 @@ def train(
             help="A trial for each of these values, named after it; given several times: for each combination.",
         ),
     ] = None,
+    config: str | None = typer.Option(None, "--config", hidden=True, help="Refused, with the command that does it."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
@@ -83,6 +92,8 @@ def train(
     --sweep train.learning_rate=1e-5,2e-5 trains one trial after another here, and submits one job a trial on a cluster
     or Slurm; a table follows at the end. The same command goes on where it stopped.
     """
+    if config is not None:
+        actions.train.refuse_config(config)
     slurm_options = {
         "partition": partition,
         "account": account,

@@ -15,7 +15,7 @@ from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.slurm.queue_state import with_queue_state
 from trainer.errors import RunError
 
-ENDED_SILENTLY = "ended without a word (kill -9, out of memory, or the machine went down)"
+ENDED_SILENTLY = "ended without a message (kill -9, out of memory, or the machine went down)"
 KILLED_OFTEN = " (the kernel for want of memory, someone's kill -9, or a limit of the job)"
 ENDED = {"completed": "finished"}
 """State of a run by the status that its last record says, where that is another word."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import textwrap
 from collections.abc import Sequence
-from shutil import get_terminal_size
 from typing import Any
 
 from clusterkit.common.text_plot import columns, duration
@@ -15,13 +12,6 @@ from clusterkit.runs.overview import RunOverview
 MOST_SETTINGS = 8
 """Settings that are shown; --json has all."""
 NOTHING = "-"
-
-
-def width_of_output() -> int | None:
-    """Return the columns that stdout has; None for a pipe or a file, whose reader wants whole lines."""
-    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
-        return get_terminal_size().columns
-    return None
 
 
 def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | None) -> list[str]:

@@ -187,7 +187,7 @@ def test_standard_input_and_pipes(tmp_path: Path) -> None:
     assert piped.returncode == 0, piped.stderr
     assert b"20/50" in piped.stdout
     assert b"standard input" in piped.stdout
-    assert b"without a word on how the run ended" in piped.stdout
+    assert b"does not say how the run ended" in piped.stdout
     found = _run("diagnose", "--log", "-", stdin=packed)
     assert found.returncode == 0, found.stderr
     assert b"A disk is full" in found.stdout

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         assets,
         bundle,
         check,
+        completion,
         dashboard,
         data,
         diagnose,

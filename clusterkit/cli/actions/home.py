@@ -11,7 +11,8 @@ from clusterkit.runs.directory import RUNS, folder_of_runs, runs
 from clusterkit.runs.overview import UNREADABLE, RunOverview, overviews
 from clusterkit.runs.trace.heldout import AFTER, heldout_file
 from clusterkit.ui import output
-from clusterkit.ui.runs_table import runs_lines, width_of_output
+from clusterkit.ui.runs_table import runs_lines
+from clusterkit.ui.width import terminal_width
 from trainer.errors import UserError
 
 SHOWN_RUNS = 5
@@ -88,5 +89,5 @@ def _of_run(one: RunOverview, named: str) -> list[tuple[str, str]]:
 
 
 def _table(listed: list[RunOverview]) -> list[str]:
-    width = width_of_output()
+    width = terminal_width()
     return [f"  {line}" for line in runs_lines(listed, [], None if width is None else width - 2)]

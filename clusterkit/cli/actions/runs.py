@@ -17,7 +17,8 @@ from clusterkit.config.overrides import known_field, parse_overrides
 from clusterkit.runs.overview import UNREADABLE, RunOverview, differing, flat, overviews
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.ui import output
-from clusterkit.ui.runs_table import MOST_SETTINGS, runs_lines, width_of_output
+from clusterkit.ui.runs_table import MOST_SETTINGS, runs_lines
+from clusterkit.ui.width import terminal_width
 from trainer.errors import UserError
 
 STATES = ("new", "pending", "running", "stalled", "finished", "interrupted", "failed", "killed", UNREADABLE)
@@ -93,7 +94,7 @@ def runs(
 
 def print_table(listed: Sequence[RunOverview], keys: Sequence[str]) -> None:
     """Print runs as a table. keys: settings to show."""
-    output.result("\n".join(runs_lines(listed, keys, width_of_output())))
+    output.result("\n".join(runs_lines(listed, keys, terminal_width())))
     if (more := len(keys) - MOST_SETTINGS) > 0:
         output.note(f"{more} more settings differ: --json has all")
 

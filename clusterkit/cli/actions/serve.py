@@ -42,7 +42,7 @@ def list_servers(run: RunOptions, hosts: HostOptions, *, as_json: bool) -> None:
         output.result("\n".join(table(found)))
 
 
-def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
+def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str, as_json: bool) -> None:
     """Add one server to a run.
 
     Args:
@@ -50,10 +50,13 @@ def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
         hosts: of the cluster, should it be on one.
         gpus: numbers of the server's GPUs on this machine, with commas.
         model: folder of weights to start with; empty for that of the other servers.
+        as_json: print JSON.
     """
     place, selector = _find(run, hosts)
     if place.hosts is not None:
-        output.result(_on_cluster(place, selector, partial(change_remote, action="add", argument="")))
+        said = _on_cluster(place, selector, partial(change_remote, action="add", argument=""))
+        name = said.partition(" ")[0]
+        output.outcome(said, {"servers": [{"name": name, "state": "starting"}]}, as_json=as_json)
         _print_next(run, f"--cluster {place.hosts.cluster}" if place.hosts.cluster else "")
         return
     try:
@@ -61,22 +64,23 @@ def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
     except ValueError:
         raise UserError(f"--gpus {gpus}: give numbers with commas, such as 4,5") from None
     one = add_local(_run(place, selector), numbers, model, output.note)
-    output.result(f"{one.name} answers at {one.url}")
+    output.outcome(f"{one.name} answers at {one.url}", {"servers": [views([one])[0].as_dict()]}, as_json=as_json)
     _print_next(run, "--here" if has_current() and run.fileroot is None else "", one.name)
 
 
-def stop(run: RunOptions, hosts: HostOptions, names: list[str]) -> None:
+def stop(run: RunOptions, hosts: HostOptions, names: list[str], *, as_json: bool) -> None:
     """End servers of a run by their names; without names all."""
     place, selector = _find(run, hosts)
     if place.hosts is None:
         ended = stop_local(_run(place, selector), names)
-        output.result(f"ended: {', '.join(ended)}" if ended else "the run has no engine servers")
+        sentence = f"ended: {', '.join(ended)}" if ended else "the run has no engine servers"
+        output.outcome(sentence, {"ended": ended}, as_json=as_json)
         return
     names = names or [one.name for one in _servers(place, selector)]
     if not names:
         raise RunError("the run has no engine servers")
-    for name in names:
-        output.result(_on_cluster(place, selector, partial(change_remote, action="stop", argument=name)))
+    said = [_on_cluster(place, selector, partial(change_remote, action="stop", argument=name)) for name in names]
+    output.outcome("\n".join(said), {"ended": names}, as_json=as_json)
 
 
 def _print_next(run: RunOptions, place: str, name: str = "NAME") -> None:

@@ -54,7 +54,7 @@ def judge(
         options.per_server,
         options.engine,
         options.context_length,
-        options.flags,
+        " ".join(options.server_flag or ()),
     )
     if list_them or stop_them:
         if on_cluster:
@@ -65,7 +65,7 @@ def judge(
             _show_local(folder, stop_them, as_json)
         return
     if not options.model:
-        raise UserError("--model is missing: name the folder of the model that is to read and judge")
+        raise UserError("--model-path is missing: name the folder of the model that is to read and judge")
     if options.engine not in ("sglang", "vllm"):
         raise UserError(f"--engine {options.engine}: choose sglang or vllm")
     groups = gpu_groups(options.gpus, options.per_server)
@@ -92,7 +92,7 @@ def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, ex
     try:
         folder = resolve_model(request.model, options.cache_dir).absolute()
     except UserError as error:
-        raise UserError(str(error).replace("model.path=", "--model ")) from error
+        raise UserError(str(error).replace("model.path=", "--model-path ")) from error
     command = [sys.executable, "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
     command += ["--fileroot", os.path.abspath(os.path.expanduser(fileroot))]  # noqa: PTH100, PTH111
     command += ["--experiment", request.experiment, "--trial", request.trial]
@@ -139,16 +139,22 @@ def _print_train_command(request: JudgeRequest, model: str, preset: str, expecte
 def _show_local(folder: Path, stop: bool, as_json: bool) -> None:
     if stop:
         stopped = end_all(folder, registry.read(folder))
-        output.result(f"ended: {', '.join(stopped)}" if stopped else "the run has no judge servers")
+        _show_stopped(f"ended: {', '.join(stopped)}" if stopped else "the run has no judge servers", as_json)
     else:
         _show(registry.read(folder), as_json)
 
 
 def _show_remote(cluster: RayBackend, request: JudgeRequest, stop: bool, as_json: bool) -> None:
     if stop:
-        output.result(cluster.do(lambda head: stop_remote(head, request)))
+        _show_stopped(cluster.do(lambda head: stop_remote(head, request)), as_json)
     else:
         _show(cluster.do(lambda head: remote_judges(head, request)), as_json)
+
+
+def _show_stopped(said: str, as_json: bool) -> None:
+    """Print the sentence of the node side about what was ended, or the names in it."""
+    names = said.removeprefix("ended: ").split(", ") if said.startswith("ended: ") else []
+    output.outcome(said, {"ended": names}, as_json=as_json)
 
 
 def _show(found: list[Registration], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
+from clusterkit.config.presets import size_names
 from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import summary_lines
@@ -91,6 +93,24 @@ def train(
         _follow(backend, submitted, detach=detach, as_json=as_json, shown=shown)
 
 
+def refuse_config(file: str) -> None:
+    """Say what AReaL's `ppo-math --config FILE` is here.
+
+    Raises:
+        UserError: always.
+    """
+    size, gpus = re.search(r"(\d+(?:\.\d+)?B)", file), re.search(r"gpus-(\d+)", file)
+    kind = "-zero" if "zero" in file else ""
+    alike = [name for name in size_names() if size and re.fullmatch(rf"{re.escape(size[1])}{kind}_n\d+", name)]
+    wanted = f"_n{max(int(gpus[1]) // 8, 1)}" if gpus else ""
+    preset = next((name for name in alike if wanted and name.endswith(wanted)), next(iter(alike), "tiny"))
+    raise UserError(
+        f"--config {file}: settings come from a preset here, and ppo-math is a task of it. Such as: clusterkit train "
+        f"--preset {preset}{' --task math' if alike else ''} KEY=VALUE …\nAll presets: clusterkit presets. AReaL's own "
+        "KEY=VALUE words are understood (docs/coming-from-areal.md)"
+    )
+
+
 def place_for(
     runs: Sequence[Resolved], typed: RunOptions, slurm: bool, options: dict[str, Any], *, detach: bool
 ) -> Place:
@@ -132,14 +152,14 @@ def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -
         facts = plan.as_dict() if planned.trial else counts
         output.result_json({"config": config, **dict(planned.facts), "plan": facts})
         return
-    output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    output.exact(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     lines = plan.lines() if planned.trial else plan.remote_lines(where)
     title = (
         f"The plan, {where} (nothing has been written or started)" if where else "The plan (nothing has been written)"
     )
     script = ["", "What sbatch would be given", "", *planned.script.splitlines()] if planned.script else []
     # As comments: the whole output is the YAML that would be written.
-    output.result("\n".join(["#", *(f"# {line}".rstrip() for line in (title, *lines, *script))]))
+    output.exact("\n".join(["#", *(f"# {line}".rstrip() for line in (title, *lines, *script))]))
 
 
 def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json: bool, shown: bool) -> None:
