@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from clusterkit.cli import actions
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.ui import output
@@ -54,6 +53,8 @@ COMMANDS = {
 }
 
 
+ALONE = "clusterkit.cli.actions.home"
+"""Module of what `clusterkit` does without a command."""
 HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs", "serve"}
 """Commands with `--hostnames a b c` and the spellings of older tools."""
 
@@ -120,7 +121,7 @@ def _root(
     Without a command: the current cluster, the newest runs of this machine, and what to type next.
     """
     if context.invoked_subcommand is None:
-        actions.home.home()
+        import_module(ALONE).home()
 
 
 def main() -> None:
