@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from clusterkit.cli import actions
 from clusterkit.cli.command import write_examples
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.cli.usage import show_usage_error
@@ -71,6 +70,8 @@ clusterkit setup --hostnames gpu[01-04] --cluster lab
 eval "$(clusterkit completion bash)"
 """
 
+ALONE = "clusterkit.cli.actions.home"
+"""Module of what `clusterkit` does without a command."""
 HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs", "serve"}
 """Commands with `--hostnames a b c` and the spellings of older tools."""
 
@@ -150,7 +151,7 @@ def _root(
     Without a command: the current cluster, the newest runs of this machine, and what to type next.
     """
     if context.invoked_subcommand is None:
-        actions.home.home()
+        import_module(ALONE).home()
 
 
 def main() -> None:
