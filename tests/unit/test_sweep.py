@@ -117,6 +117,15 @@ def test_all_is_checked_before_the_first_trial_starts(machine: Path, words: list
     assert not machine.exists()
 
 
+def test_two_ways_to_write_one_path_are_one_run(tmp_path: Path) -> None:
+    examples = (json.dumps({"prompt": f"question {n}", "answer": "b"}) for n in range(40))
+    (tmp_path / "a.jsonl").write_text("\n".join(examples))
+
+    message = refused("trainer.type=sft", "--sweep", "task.path=a.jsonl,./a.jsonl")
+
+    assert "would be the same run: leave one of the values out" in message
+
+
 def test_what_is_wrong_with_one_combination_names_it() -> None:
     message = refused("--sweep", "train.learning_rate=1e-5,-1")
 
