@@ -30,7 +30,8 @@ class _Shared:
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name, in today's spelling."""
-        return super().parse_args(ctx, present_spelling(args, self.params, getattr(self, "commands", {})))  # type: ignore[misc,no-any-return]
+        args[:] = present_spelling(args, self.params, getattr(self, "commands", {}))  # Typer takes words out of it, too
+        return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the examples."""
