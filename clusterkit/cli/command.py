@@ -49,7 +49,7 @@ class Group(_Shared, TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the sub-commands, each with its whole first sentence."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        rows = [(name, one.help.split("\n\n")[0]) for name, one in commands.items() if one and not one.hidden]
+        rows = [(name, (one.help or "").split("\n\n")[0]) for name, one in commands.items() if one and not one.hidden]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
