@@ -30,7 +30,8 @@ class _Shared:
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command's name, in today's spelling."""
-        return super().parse_args(ctx, present_spelling(args, self.params, getattr(self, "commands", {})))  # type: ignore[misc,no-any-return]
+        args[:] = present_spelling(args, self.params, getattr(self, "commands", {}))  # Typer takes words out of it, too
+        return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the examples."""
@@ -48,7 +49,7 @@ class Group(_Shared, TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the sub-commands, each with its whole first sentence."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        rows = [(name, one.help.split("\n\n")[0]) for name, one in commands.items() if one and not one.hidden]
+        rows = [(name, (one.help or "").split("\n\n")[0]) for name, one in commands.items() if one and not one.hidden]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
