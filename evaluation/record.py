@@ -167,7 +167,7 @@ def output_lock(folder: Path) -> Iterator[None]:
         except HeldError as error:
             raise UserError(
                 f"another evaluation (process {error.holder or '?'}) writes into {folder}: wait for its end, or choose "
-                "another --output-path"
+                "another --out"
             ) from None
         except OSError as error:  # a file system without locks, or a full one
             raise disk_failure(folder / LOCK, error) from error
@@ -176,7 +176,7 @@ def output_lock(folder: Path) -> Iterator[None]:
 
 def disk_failure(path: Path, error: OSError) -> UserError:
     """Exception for an error of the disk; the same command goes on with what is written."""
-    failure = file_failure(error, path, "choose another --output-path")
+    failure = file_failure(error, path, "choose another --out")
     return type(failure)(f"{failure}. The same command then goes on with what is written")
 
 

@@ -5,7 +5,7 @@ set -euo pipefail
 declare -A PACKAGE_OF=(
   [dnf]=dnf [createrepo_c]=createrepo-c [rpmbuild]=rpm [gpg]=gnupg [curl]=curl
   [busybox]=busybox-static [perl]=perl [ss]=iproute2 [unshare]=util-linux [sshd]=openssh-server [ssh-agent]=openssh-client
-  [sudo]=sudo [debootstrap]=debootstrap [dockerd]=docker.io [iptables]=iptables
+  [zsh]=zsh [fish]=fish [sudo]=sudo [debootstrap]=debootstrap [dockerd]=docker.io [iptables]=iptables
   [slurmctld]=slurmctld [slurmd]=slurmd [sbatch]=slurm-client [munged]=munge
 )
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.backends.ray import files as run_files
+from clusterkit.backends.ray import overviews as run_overviews
 from clusterkit.backends.ray import storage as run_storage
 from clusterkit.backends.ray.head import Head
 from clusterkit.evaluate import job, remote
@@ -250,6 +251,10 @@ def _storage() -> list[HostScript]:
     found = []
     for name, call in (
         ("runs: records", lambda s: run_storage.fetch_records(s, str(run.fileroot), "user", "tiny", Path("/nowhere"))),
+        (
+            "runs: overviews",
+            lambda s: run_overviews.fetch_overviews(s, str(run.fileroot), "user", Path("/nowhere")),
+        ),
         ("runs: newest", lambda s: run_storage.list_runs(s, str(run.fileroot), "user")),
         ("runs: read", lambda s: run_storage.read_from(s, run.config, 1)),
         ("runs: folders", lambda s: run_storage.fetch_folders(s, "/storage/evals", ["one"], Path("/nowhere"))),
@@ -261,6 +266,8 @@ def _storage() -> list[HostScript]:
         ("serving: servers", lambda s: engines.remote_servers(head(s), Path("/storage/servers"))),
     ):
         found += [HostScript(name, script, stdin, files) for script, stdin in recorded(call)]
+    ends = STRICT + run_overviews._ends(str(run.fileroot), "user")
+    found.append(HostScript("runs: ends of records", ends, b"", files))
     code = recorded(lambda s: run_storage.put_code(s, cluster))
     asset = NodeAsset("model", "small", "/storage/models/small", Origin.CACHE)
     staging = upload._staging(asset)

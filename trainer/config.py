@@ -403,7 +403,14 @@ def check_gpus(c: RunConfig) -> None:
     raise ValueError(
         f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPUs ({' and '.join(sides)}{shared}), and n_nodes="
         f"{c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: change one of them; `clusterkit presets plan "
-        f"{c.preset or 'PRESET'} --nodes N` works it out"
+        f"{c.preset or 'PRESET'} --nodes N` works it out{'' if wanted.training_gpus else _servers_alone(wanted.gpus)}"
+    )
+
+
+def _servers_alone(gpus: int) -> str:
+    return (
+        f".\nIt has servers alone, and nothing would train. Servers of a judge, as Mem-alpha writes them, are started "
+        f"beside the run: `clusterkit serve judge --model-path MODEL --gpus {gpus}`"
     )
 
 

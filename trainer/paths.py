@@ -6,9 +6,12 @@ import getpass
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.assets import cache_root
-from trainer.config import RunConfig
+
+if TYPE_CHECKING:  # readers of runs need the names of folders, and not all settings
+    from trainer.config import RunConfig
 
 SUPERVISED = "supervised"
 """Folder of a run's supervised start, in each of the run's own."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from clusterkit.backends.records import Runs
 from clusterkit.common.node_code import content_of
 from clusterkit.runs.diagnose.applied import with_applied
+from clusterkit.runs.directory import RUNS as RUNS  # noqa: PLC0414 (backends and commands have it from here)
 from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.directory import folder_of_runs as folder_of_runs  # noqa: PLC0414
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, read_history
 from clusterkit.runs.trials import Trial, TrialState
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 ALIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
-RUNS = "runs"
-"""Folder of this machine's runs where --fileroot names none."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -217,6 +217,21 @@ class RunOutcome:
 
 
 @dataclass(frozen=True)
+class StoppedRun:
+    """A run that was ended. The fields are those of `clusterkit stop --json`.
+
+    Attributes:
+        run: its name.
+        forced: it was given no time for a recover checkpoint, or took too long for it.
+        message: how that went, and what the same train command does now.
+    """
+
+    run: str
+    forced: bool
+    message: str
+
+
+@dataclass(frozen=True)
 class Observation:
     """One look at a run and its place.
 
@@ -350,15 +365,13 @@ class Backend(Protocol):
             again: the command that goes on with it.
         """
 
-    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> StoppedRun:
         """End the run that is alive.
 
         Args:
             selector: which run.
             deadline: seconds for its recover checkpoint, until it is ended by force.
             force: end it at once.
-
-        Returns a sentence about how that went.
 
         Raises:
             RunError: none is alive, or it cannot be ended. UserError: several are alive.
@@ -401,11 +414,6 @@ class Backend(Protocol):
         Raises:
             UserError: the place has no such folder.
         """
-
-
-def folder_of_runs(fileroot: str | None) -> Path:
-    """Where this machine's runs are, for --fileroot as typed."""
-    return Path(fileroot or RUNS).expanduser().absolute()
 
 
 def applied(config: RunConfig, trial: Trial, say: Say) -> RunConfig:

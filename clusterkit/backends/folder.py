@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from contextlib import ExitStack
 from typing import Self
 
-from clusterkit.backends.base import RUNS, Log, LogName, Observation, Place, RunSelector, Say, folder_of_runs
+from clusterkit.backends.base import Log, LogName, Observation, Place, RunSelector, Say, StoppedRun
+from clusterkit.backends.options_here import options_here
 from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
 from clusterkit.backends.table import mode_of, open_backend
 from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
-from clusterkit.runs.directory import RunDirectory, runs
+from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.status import find_run, observe
 from clusterkit.ui.run_status import status_lines
@@ -39,14 +39,13 @@ class FolderBackend:
 
     def options(self, run: RunDirectory) -> str:
         """See `Backend.options`."""
-        elsewhere = "" if run.fileroot == folder_of_runs(RUNS) else f"--fileroot {shlex.quote(str(run.fileroot))} "
-        return f"{elsewhere}--experiment {run.experiment} --trial {run.trial}"
+        return options_here(run)
 
-    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
+    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> StoppedRun:
         """End a living run that was started with this backend; see `Backend.stop`."""
         raise NotImplementedError
 
-    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> StoppedRun:
         """See `Backend.stop`."""
         folder = folder_of_runs(self.place.fileroot)
         alive = [run for run in runs(folder, selector.experiment, selector.trial, selector.user) if holder_of(run)]

@@ -28,6 +28,12 @@ class Runs:
     def index(self) -> None:
         """Have a folder for every run."""
 
+    def fetch_overviews(self, user: str | None = None) -> None:
+        """Have what `clusterkit.runs.overview` reads of all runs of a user (None: ours), and a folder for others' runs.
+
+        Of a long metrics.jsonl that is only the end.
+        """
+
     def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
         """Bring a run up to date. logs: with its logs."""
 
@@ -78,6 +84,10 @@ class Runs:
         if not folder.is_dir():
             raise UserError(f"--recover-from {typed}: there is no such folder; a run is named EXPERIMENT/TRIAL")
         return str(folder)
+
+    def original(self, run: RunDirectory) -> RunDirectory:
+        """The run itself, of its copy."""
+        return run
 
     def with_original_paths(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the run itself."""

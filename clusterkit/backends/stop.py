@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from clusterkit.backends.base import Say
+from clusterkit.backends.base import Say, StoppedRun
 from trainer.errors import RunError, UserError
 
 KILL_SECONDS = 120.0
@@ -36,7 +36,7 @@ class LiveRun:
     poll_seconds: float
 
 
-def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> str:
+def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> StoppedRun:
     """End a run.
 
     Args:
@@ -45,8 +45,6 @@ def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> str:
         force: end it at once.
         say: gets what is being waited for.
 
-    Returns a sentence about how that went.
-
     Raises:
         RunError: it cannot be ended.
     """
@@ -54,11 +52,11 @@ def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> str:
         run.interrupt()
         say(f"{run.name} writes a recover checkpoint and ends; by force after {deadline:.0f} s")
         if _ends(run, deadline):
-            return f"{run.name} is stopped; {run.resume_hint()}"
+            return StoppedRun(run.name, False, f"{run.name} is stopped; {run.resume_hint()}")
     run.kill()
     if not _ends(run, KILL_SECONDS):
         raise RunError(f"{run.name} does not end even by force: {run.stuck()}")
-    return f"{run.name} was ended by force; {run.resume_hint()}"
+    return StoppedRun(run.name, True, f"{run.name} was ended by force; {run.resume_hint()}")
 
 
 def require_one(names: Sequence[str]) -> None:

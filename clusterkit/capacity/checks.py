@@ -158,7 +158,7 @@ def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
     name = judge.model or "any model"
     if judge.url:
         return [_ok("judge", f"{name}, asked at {judge.url}")]
-    command = f"clusterkit serve judge --model {judge.model or 'MODEL'} --gpus N"
+    command = f"clusterkit serve judge --model-path {judge.model or 'MODEL'} --gpus N"
     message = f"{name} on GPUs beside these, started before the training ({command})"
     shape = shape_named(judge.model) if judge.model else None
     if shape is None:

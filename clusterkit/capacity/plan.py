@@ -312,7 +312,7 @@ class RunPlan:
         if urls:
             return [("judge", f"{name} at {urls}")]
         start = f"clusterkit serve judge --experiment {run.experiment} --trial {run.trial}"
-        return [("judge", f"{name}; none is registered yet: {start} --model {judge.model or 'MODEL'}")]
+        return [("judge", f"{name}; none is registered yet: {start} --model-path {judge.model or 'MODEL'}")]
 
     def _first_recover_step(self) -> int:
         settings = self.config.checkpoint

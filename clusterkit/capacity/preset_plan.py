@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from textwrap import wrap
 from typing import Any
 
 from clusterkit.capacity import checks, timing
@@ -31,7 +30,7 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 
 DEFAULT_GPU_MEMORY_GIB = 80.0
-_WIDTH, _INDENT = 116, 20
+_INDENT = 20
 _MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
@@ -244,12 +243,9 @@ def plan_lines(plan: PresetPlan) -> list[str]:
             ]
         lines += ["  Batch, group, lengths and learning rate stay, so the same is learned; only the time differs.", ""]
     for finding in plan.findings:
-        first, *rest = wrap(finding.message, _WIDTH - _INDENT, break_on_hyphens=False)
-        lines.append(f"  {_MARKS[finding.level]:<4}  {finding.check:<10}  {first}")
-        lines += [f"{'':<{_INDENT}}{line}" for line in rest]
+        lines.append(f"  {_MARKS[finding.level]:<4}  {finding.check:<10}  {finding.message}")
         if finding.fix:
-            fix = wrap(f"-> {finding.fix}", _WIDTH - _INDENT, break_on_hyphens=False, subsequent_indent="   ")
-            lines += [f"{'':<{_INDENT}}{line}" for line in fix]
+            lines.append(f"{'':<{_INDENT}}-> {finding.fix}")
     if config.gpus:
         lines += ["", *_expected_lines(plan)]
     if allocations := plan.allocations():
@@ -263,7 +259,7 @@ def plan_lines(plan: PresetPlan) -> list[str]:
 
 def _expected_lines(plan: PresetPlan) -> list[str]:
     if not plan.expected:
-        return wrap(f"The time of a step cannot be told beforehand: {why_unknown(plan.config)}.", _WIDTH)
+        return [f"The time of a step cannot be told beforehand: {why_unknown(plan.config)}."]
     beside = "; sampling and training beside one another" if plan.config.rollout.max_staleness else ""
     lines = [f"Expected time of a step, evaluations and checkpoints apart{beside}"]
     for one in plan.expected:
@@ -279,6 +275,4 @@ def _expected_lines(plan: PresetPlan) -> list[str]:
             f"Rank 0 alone makes too few requests a second to keep these servers busy: rollout.controllers={wanted} "
             "has processes of their own make them (docs/scale.md)."
         )
-    for sentence in said:
-        lines += wrap(sentence, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    return lines
+    return [*lines, *(f"  {sentence}" for sentence in said)]

@@ -48,9 +48,13 @@ def require_local_gpus(config: RunConfig) -> None:
     if config.gpus > present:
         usable = f"{present} {'is' if present == 1 else 'are'}" if present else "none is"
         raise UserError(
-            f"this run takes {config.gpus} GPUs, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
+            f"this run takes {_gpus(config.gpus)}, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
             f"{fewer}"
         )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def require_inputs(config: RunConfig, *, started: bool = False) -> None:

@@ -11,7 +11,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit alerts --webhook env:SLACK_URL
+clusterkit alerts --command ./page-me.sh --every 300
+clusterkit alerts --once --webhook file:hook --json
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def alerts(
     *,
@@ -25,6 +31,7 @@ def alerts(
     command: str | None = typer.Option(None, "--command", help="Run this instead, with the JSON on its input."),
     every: float = typer.Option(60.0, "--every", min=0.1, help="Seconds between two looks."),
     once: bool = typer.Option(False, "--once", help="Look once; for cron."),
+    as_json: bool = typer.Option(False, "--json", help="Print every alert that was delivered as a line of JSON."),
 ) -> None:
     """Watch a run; send a failure, a stall, a stop and the end, each once, as JSON.
 
@@ -32,4 +39,4 @@ def alerts(
     the configuration folder of this machine): a second watcher does not repeat it. Without a name it goes to the
     run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     """
-    actions.alerts.alerts(run, webhook, command, every=every, once=once)
+    actions.alerts.alerts(run, webhook, command, every=every, once=once, as_json=as_json)

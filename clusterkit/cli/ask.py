@@ -13,7 +13,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit ask -q "Who signed it?" contract.txt
+clusterkit ask -q "Who?" --model-path tiny-recall/run1 -
+clusterkit ask -q "Who?" agent.chunk_tokens=512 a.txt
+"""
+)
 @takes_run("fileroot")
 def ask(
     *,
@@ -26,7 +32,6 @@ def ask(
     model_path: str | None = typer.Option(
         None,
         "--model-path",
-        "--model_path",
         help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out.",
     ),
     plain: bool = typer.Option(
@@ -41,7 +46,9 @@ def ask(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
     ] = None,
-    engine: str = typer.Option("auto", "--engine", help="embedded, sglang, vllm; with --server-url: openai."),
+    engine: str = typer.Option(
+        "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
+    ),
     server_url: str = typer.Option(
         "", "--server-url", help="A running server: with OpenAI's /v1/completions, or of the --engine that is named."
     ),

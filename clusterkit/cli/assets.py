@@ -7,12 +7,25 @@ import typer
 from clusterkit.cli import actions
 from clusterkit.cli.options import JSON_OPTION, new_app
 
-app = new_app("Fetch models and data into the local cache.", no_args_is_help=True)
+app = new_app(
+    "Fetch models and data into the local cache.",
+    no_args_is_help=True,
+    examples="""
+clusterkit assets list
+clusterkit assets get smollm2-135m
+""",
+)
 
 CACHE_HELP = "Cache folder. Default: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."
 
 
-@app.command("list")
+@app.command(
+    "list",
+    examples="""
+clusterkit assets list
+clusterkit assets list --json
+""",
+)
 def list_command(
     cache_dir: str = typer.Option("", "--cache-dir", help=CACHE_HELP),
     as_json: bool = JSON_OPTION,
@@ -21,7 +34,13 @@ def list_command(
     actions.assets.list_all(cache_dir, as_json)
 
 
-@app.command("get")
+@app.command(
+    "get",
+    examples="""
+clusterkit assets get smollm2-135m
+clusterkit assets get hotpotqa --from hotpot.json
+""",
+)
 def get_command(
     name: str = typer.Argument(help="Asset by name; see `clusterkit assets list`."),
     source: str = typer.Option(

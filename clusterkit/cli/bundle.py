@@ -16,13 +16,21 @@ _OS = typer.Option([], "--os", metavar="SYSTEM", help="Release of the hosts, suc
 _IMAGE = typer.Option([], "--image", metavar="REF", help="Image to include; repeat for several.")
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit bundle offline --os ubuntu-24.04
+clusterkit bundle offline.tar --os debian-12 --no-gpus
+"""
+)
 def bundle(
     out: Path = _OUT,
     os: list[str] = _OS,
     image: list[str] = _IMAGE,
     docker_source: str = typer.Option(
-        "auto", "--docker-source", help="auto, docker (its own packages) or distribution."
+        "auto",
+        "--docker-source",
+        metavar="auto|docker|distribution",
+        help="Whose Docker packages; docker: its own.",
     ),
     docker_url: str = typer.Option(
         "https://download.docker.com", "--docker-url", help="Docker's packages, or a mirror."

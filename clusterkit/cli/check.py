@@ -12,7 +12,13 @@ from clusterkit.ssh.host_options import HostOptions
 app = new_app("Check whether hosts are fit for a cluster; changes nothing on them.")
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit check --hostnames a b c
+clusterkit check --preset 7B_n4 --bandwidth
+clusterkit check --limit 'gpu-*' --json
+"""
+)
 @takes_hosts
 def check(
     *,

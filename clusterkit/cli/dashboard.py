@@ -13,7 +13,12 @@ app = new_app()
 DEFAULT_PORT = 8400
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit dashboard
+clusterkit dashboard --trial run2 --compare run1
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def dashboard(
     *,

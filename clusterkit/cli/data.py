@@ -13,12 +13,21 @@ from clusterkit.cli.options import new_app
 app = new_app("Make training and evaluation files.", no_args_is_help=True)
 
 
-@app.callback()
+@app.callback(
+    examples="""
+clusterkit data prepare reading --from docs --out set
+"""
+)
 def _data() -> None:
     """Make training and evaluation files from files that you have."""
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit data prepare reading --from docs --out set
+clusterkit data prepare math --from p.jsonl --out math
+"""
+)
 def prepare(
     kind: Annotated[str, typer.Argument(metavar="reading|memagent|memalpha|math", help="What the files are for.")],
     sources: Annotated[

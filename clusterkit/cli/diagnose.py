@@ -11,7 +11,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit diagnose
+clusterkit diagnose --trial run2 --apply
+clusterkit diagnose --log slurm-4711.out
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def diagnose(
     *,

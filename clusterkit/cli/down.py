@@ -12,7 +12,12 @@ from clusterkit.ssh.host_options import HostOptions
 app = new_app("Remove what carries the cluster's label, and nothing else.")
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit down
+clusterkit down --cluster lab -y --json
+"""
+)
 @takes_hosts
 def down(
     *,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import new_app
+from clusterkit.cli.options import JSON_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 
@@ -30,21 +30,28 @@ def show(
 def stop(
     *,
     run: RunOptions,
-    output_path: str = typer.Option(
-        "eval", "--output-path", "--output_path", help="That of the command that started it."
-    ),
+    output_path: str = typer.Option("eval", "--out", help="That of the command that started it."),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """End your evaluation on the current cluster in order, or that of --user; the same command goes on with it.
 
     --here and --cluster NAME say where it runs.
     """
-    actions.eval.stop(run, output_path)
+    actions.eval.stop(run, output_path, as_json=as_json)
 
 
 app = new_app()
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    examples="""
+clusterkit eval
+clusterkit eval --model-path tiny-recall/run1 --out scores
+clusterkit eval --data-names math_500 --n-sampling 8
+clusterkit eval --watch-dir runs/checkpoints --once
+""",
+)
 @takes_run("fileroot", "cluster", "here")
 def evaluate(
     context: typer.Context,
@@ -53,17 +60,13 @@ def evaluate(
     model_path: str | None = typer.Option(
         None,
         "--model-path",
-        "--model_path",
         help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out. "
         "On a cluster also NAME of /storage/models.",
     ),
-    output_path: str = typer.Option(
-        "eval", "--output-path", "--output_path", help="Folder for answers, verdicts and tables."
-    ),
+    output_path: str = typer.Option("eval", "--out", help="Folder for answers, verdicts and tables."),
     data_names: str | None = typer.Option(
         None,
         "--data-names",
-        "--data_names",
         help="Suites, with commas: math_500,aime24,aime25,amc23,gsm8k, ruler_hqa@50, niah_single@8k, recall@16 …, or "
         "JSON-lines files; the run's own task when left out.",
     ),
@@ -74,18 +77,18 @@ def evaluate(
     ),
     num_questions: int = typer.Option(0, "--num-questions", help="Only the first so many questions of each; 0: all."),
     max_gen_tokens: int = typer.Option(
-        0, "--max-gen-tokens", "--max_gen_tokens", help="Longest response to a problem [32768, or what fits]."
+        0, "--max-gen-tokens", help="Longest response to a problem [32768, or what fits]."
     ),
     n_sampling: int = typer.Option(
-        -1, "--n-sampling", "--n_sampling", help="Sampled answers a question [problems: 32, memory suites: 0]."
+        -1, "--n-sampling", help="Sampled answers a question [problems: 32, memory suites: 0]."
     ),
     temperature: float = typer.Option(0.6, "--temperature", help="Of the sampled answers."),
-    top_p: float = typer.Option(0.95, "--top-p", "--top_p", help="Of the sampled answers."),
-    top_k: int = typer.Option(-1, "--top-k", "--top_k", help="Of the sampled answers; -1: off."),
+    top_p: float = typer.Option(0.95, "--top-p", help="Of the sampled answers."),
+    top_k: int = typer.Option(-1, "--top-k", help="Of the sampled answers; -1: off."),
     seed: int = typer.Option(0, "--seed", help="Of the sampled answers."),
     greedy: bool = typer.Option(True, "--greedy/--no-greedy", help="One greedy answer to every question as well."),
     prompt_type: str = typer.Option(
-        "auto", "--prompt-type", "--prompt_type", help="Prompt template of problems [the tokenizer's chat template]."
+        "auto", "--prompt-type", help="Prompt template of problems [the tokenizer's chat template]."
     ),
     methods: str = typer.Option(
         "memagent",
@@ -95,7 +98,9 @@ def evaluate(
     preset: str | None = typer.Option(
         None, "--preset", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
     ),
-    engine: str = typer.Option("auto", "--engine", help="embedded, sglang, vllm; with --server-url: openai."),
+    engine: str = typer.Option(
+        "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
+    ),
     server_url: str = typer.Option(
         "", "--server-url", help="A running server: with OpenAI's /v1/completions, or of the --engine that is named."
     ),
@@ -122,11 +127,11 @@ def evaluate(
     cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
     watch: str | None = typer.Option(
         None,
-        "--watch",
+        "--watch-dir",
         metavar="DIR",
         help="Score every checkpoint below DIR, and each new one as it appears; on a cluster: of EXPERIMENT/TRIAL.",
     ),
-    once: bool = typer.Option(False, "--once", help="With --watch: end after the checkpoints that are there."),
+    once: bool = typer.Option(False, "--once", help="With --watch-dir: end after the checkpoints that are there."),
     slurm: bool = typer.Option(False, "--slurm", hidden=True, help="Refused, with the command that does it."),
     detach: bool = typer.Option(False, "--detach", help="On a cluster: do not wait for the end."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration; ask nothing."),
@@ -190,5 +195,15 @@ def evaluate(
     )
 
 
-app.command()(show)
-app.command()(stop)
+app.command(
+    examples="""
+clusterkit eval show
+clusterkit eval show scores --question 3 --sample greedy
+"""
+)(show)
+app.command(
+    examples="""
+clusterkit eval stop
+clusterkit eval stop --cluster lab --out scores
+"""
+)(stop)

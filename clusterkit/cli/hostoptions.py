@@ -16,7 +16,7 @@ from clusterkit.ssh.host_options import HostOptions
 _SPELLINGS = {"--train-param": "--preset", "--private-key-files": "--private-key-file"}
 _SEVERAL = {"--hostnames", "--limit", "--exclude"}
 """Options after which several words may stand, as argparse's nargs='+' allows."""
-_VERBATIM = {"--flags"}
+_VERBATIM = {"--flags", "--server-flag", "--sbatch-option"}
 """Options whose value is options of another program, spelled as that wants them."""
 
 
@@ -32,7 +32,7 @@ _OPTIONS: dict[str, Any] = {
     "username": typer.Option(metavar="USER", help="User to log in as."),
     "bastion": typer.Option(metavar="[USER@]HOST[:PORT]", help="Log in through this host; several with commas."),
     "host_key_policy": typer.Option(
-        metavar="POLICY", help="accept-new: trust a host's first key. strict: known hosts only."
+        metavar="accept-new|strict", help="accept-new: trust a host's first key. strict: known hosts only."
     ),
     "ask_password": typer.Option("--ask-password", help="Ask for the password to log in with."),
     "ask_sudo_password": typer.Option("--ask-sudo-password", help="Ask for sudo's password, should a host want one."),
@@ -111,7 +111,7 @@ def expand_arguments(argv: list[str]) -> list[str]:
 
 def _is_value(words: list[str], several: str) -> bool:
     """The word after `--hostnames` is its value whatever it looks like (a host name with a '-' is then refused); so is
-    that after `--flags`.
+    that after `--server-flag`.
     """
     last = words[-1] if words else ""
     return last in _VERBATIM or (last != "" and last == several)

@@ -14,7 +14,12 @@ _KEYS = typer.Option(None, "--private-key-file", metavar="FILE", help="Private k
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit init gpu[01-16] --cluster lab
+clusterkit init a b --username ada --head a --cluster lab
+"""
+)
 def init(
     names: list[str] = _NAMES,
     cluster: str = typer.Option("default", "--cluster", metavar="NAME", help="Name to keep them under."),

@@ -13,7 +13,13 @@ from clusterkit.ssh.host_options import HostOptions
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit jobs
+clusterkit jobs --alive --cluster lab
+clusterkit jobs --slurm --user ada --json
+"""
+)
 @takes_hosts
 @takes_run("fileroot", "here", "user")
 def jobs(

@@ -25,13 +25,13 @@ class JudgeOptions:
     engine: str = "sglang"
     address: str = LOOPBACK
     context_length: int = 0
-    flags: str = ""
+    server_flag: list[str] | None = None
     cache_dir: str = ""
 
 
 _OPTIONS: dict[str, Any] = {
     "model": typer.Option(
-        "--model", help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start."
+        "--model-path", help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start."
     ),
     "preset": typer.Option("--preset", help="Preset of the run: gives its experiment's name."),
     "experiment": typer.Option("--experiment", help="Experiment of the run; the preset's when left out."),
@@ -43,7 +43,9 @@ _OPTIONS: dict[str, Any] = {
         "--address", help="Address to listen on: this host's private one where the run is on another."
     ),
     "context_length": typer.Option("--context-length", min=0, help="Longest request; 0: the model's own."),
-    "flags": typer.Option("--flags", help="More options of the server's own, in one quoted text."),
+    "server_flag": typer.Option(
+        "--server-flag", metavar="OPTION", help="A further option of the server's own; repeatable."
+    ),
     "cache_dir": typer.Option("--cache-dir", help="On this machine: cache folder of assets."),
 }
 

@@ -13,7 +13,13 @@ from clusterkit.ssh.host_options import HostOptions
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit logs -f
+clusterkit logs --console --trial run2 -n 50
+clusterkit logs --engine 0 --cluster lab
+"""
+)
 @takes_hosts
 @takes_run("experiment", "trial", "fileroot", "here", "user")
 def logs(
@@ -27,10 +33,11 @@ def logs(
     engine: str | None = typer.Option(
         None, "--engine", help="What that engine server printed: its name or number (clusterkit serve list)."
     ),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object a line: log, time, level, text."),
 ) -> None:
     """Print a run's log: main.log, or what an attempt, one of its ranks or an engine server printed.
 
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which. Only your own runs, unless --user names somebody else.
     """
-    actions.logs.show(run, hosts, (console, rank, engine), lines=lines, follow=follow)
+    actions.logs.show(run, hosts, (console, rank, engine), lines=lines, follow=follow, as_json=as_json)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from clusterkit.cli.command import write_examples
 from clusterkit.cli.hostoptions import expand_arguments
+from clusterkit.cli.usage import show_usage_error
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.ui import output
 from trainer.errors import UserError
@@ -34,6 +36,7 @@ COMMANDS = {
     "ask": Command("clusterkit.cli.ask", "Have a checkpoint read text files with a memory, and answer a question."),
     "eval": Command("clusterkit.cli.eval", "Score a checkpoint on mathematics and memory suites."),
     "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
+    "runs": Command("clusterkit.cli.runs", "List all runs: state, step, reward, accuracy, settings that differ."),
     "stop": Command("clusterkit.cli.stop", "End a training: a recover checkpoint first; it can go on later."),
     "logs": Command("clusterkit.cli.logs", "Print a run's log, and go on printing it."),
     "serve": Command("clusterkit.cli.serve", "Engine servers of a run: list them, add one while it trains, end one."),
@@ -49,9 +52,26 @@ COMMANDS = {
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
     "data": Command("clusterkit.cli.data", "Make training and evaluation files from files that you have."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
+    "completion": Command("clusterkit.cli.completion", "Have bash, zsh or fish complete what is typed."),
 }
 
+SECTIONS = {
+    "Cluster": ("setup", "check", "init", "use", "ray-status", "down", "bundle"),
+    "Train": ("presets", "train", "stop", "recover", "serve", "jobs"),
+    "Watch": ("runs", "status", "logs", "diagnose", "report", "dashboard", "trace", "alerts"),
+    "Score": ("eval", "ask"),
+    "Data": ("data", "assets"),
+}
+"""The sections of `--help`, with the commands in the order in which people need them; "More" has all others."""
+EXAMPLES = """
+clusterkit train --preset tiny
+clusterkit status --watch
+clusterkit setup --hostnames gpu[01-04] --cluster lab
+eval "$(clusterkit completion bash)"
+"""
 
+ALONE = "clusterkit.cli.actions.home"
+"""Module of what `clusterkit` does without a command."""
 HOST_COMMANDS = {"setup", "check", "init", "ray-status", "down", "stop", "logs", "jobs", "serve"}
 """Commands with `--hostnames a b c` and the spellings of older tools."""
 
@@ -60,8 +80,8 @@ class LazyGroup(TyperGroup):
     """Imports a sub-command's module when it is invoked, so that `--help` and every other command stay fast."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Names in the order in which people need them."""
-        return list(COMMANDS)
+        """Names in the order of `--help`."""
+        return [name for names in sections().values() for name in names]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import the module of one command and turn its Typer app into a command."""
@@ -73,9 +93,22 @@ class LazyGroup(TyperGroup):
         return typer.main.get_command(import_module(COMMANDS[cmd_name].module).app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write the command list of `--help` from the table above, importing nothing."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+        """Write the command lists of `--help` from the tables above, importing nothing."""
+        width = max(map(len, COMMANDS))
+        for title, names in sections().items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name].help) for name in names])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the examples."""
+        write_examples(EXAMPLES, formatter)
+
+
+def sections() -> dict[str, list[str]]:
+    """The commands under the titles of `--help`."""
+    found = {title: list(names) for title, names in SECTIONS.items()}
+    placed = {name for names in found.values() for name in names}
+    return {**found, "More": [name for name in COMMANDS if name not in placed]}
 
 
 app = typer.Typer(
@@ -83,7 +116,7 @@ app = typer.Typer(
     # Rich's help panels cost more CPU time than everything else together.
     rich_markup_mode=None,
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -103,17 +136,22 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(
+    context: typer.Context,
+    version: bool = typer.Option(  # noqa: ARG001 (its callback acts)
         False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
     ),
-    debug: bool = typer.Option(
+    debug: bool = typer.Option(  # noqa: ARG001 (`main` takes it out, wherever it stands)
         False, "--debug", help="Show tracebacks and the trainer's own output when something fails."
     ),
 ) -> None:
     """From SSH hosts to a language model that reads millions of tokens by keeping a memory.
 
     Start here: clusterkit train --preset tiny
+
+    Without a command: the current cluster, the newest runs of this machine, and what to type next.
     """
+    if context.invoked_subcommand is None:
+        import_module(ALONE).home()
 
 
 def main() -> None:
@@ -127,7 +165,10 @@ def main() -> None:
         arguments = expand_arguments(arguments)
     output.tolerate_any_encoding()
     try:
-        app(args=arguments, prog_name="clusterkit")
+        sys.exit(app(args=arguments, prog_name="clusterkit", standalone_mode=False) or 0)
+    except typer.Abort:
+        output.error("aborted")
+        sys.exit(1)
     except UserError as error:
         if output.debug:
             raise
@@ -137,6 +178,8 @@ def main() -> None:
         output.silence_stdout()
         sys.exit(1)
     except Exception as error:
+        if show_usage_error(error, arguments):
+            sys.exit(2)
         if output.debug:
             raise
         if isinstance(error, OSError):

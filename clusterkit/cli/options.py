@@ -1,8 +1,13 @@
-"""Options that several commands have, spelled and explained alike, and the settings of every command's Typer app."""
+"""Options that several commands have, spelled and explained alike, and the Typer app that every command makes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import typer
+
+from clusterkit.cli.command import Command, Group
 
 JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
@@ -10,13 +15,33 @@ LOOPBACK = "127.0.0.1"
 """Where servers listen that nobody but this machine asks."""
 
 
-def new_app(text: str | None = None, *, no_args_is_help: bool = False) -> typer.Typer:
-    """The Typer app of a command. text: of its --help, where no function of it has one."""
-    app = typer.Typer(
+class App(typer.Typer):
+    """A Typer app whose commands understand older spellings and show examples under their options."""
+
+    def command(self, name: str | None = None, *, examples: str = "", **options: Any) -> Callable[[Any], Any]:
+        """Add a command, as Typer does. examples: command lines, one a line."""
+        return super().command(name, **{"cls": Command, "epilog": examples, **options})
+
+    def callback(self, *, examples: str = "", **options: Any) -> Callable[[Any], Any]:
+        """Make the app a group, as Typer does. examples: command lines, one a line."""
+        return super().callback(**{"cls": Group, "epilog": examples, **options})
+
+
+def new_app(text: str | None = None, *, no_args_is_help: bool = False, examples: str = "") -> App:
+    """The Typer app of a command.
+
+    Args:
+        text: of its --help, where no function of it has one.
+        no_args_is_help: a group that does nothing by itself.
+        examples: command lines of a group without a callback, one a line.
+    """
+    app = App(
+        cls=Group,
         no_args_is_help=no_args_is_help,
         rich_markup_mode=None,  # rich's help panels cost more CPU time than everything else together
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=examples or None,
     )
     if text is not None:  # None, given to Typer as help, would hide the docstring of a callback
         app.info.help = text

@@ -18,25 +18,50 @@ _ALLOCATION_MODE = typer.Argument(
 _OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Settings that differ from the preset's.")
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    examples="""
+clusterkit presets
+clusterkit presets explain tiny train.learning_rate
+clusterkit presets plan 7B_n4 --nodes 2
+""",
+)
 def _presets(ctx: typer.Context, as_json: bool = _JSON) -> None:
     if ctx.invoked_subcommand is None:
         actions.presets.list_all(as_json)
 
 
-@app.command("list")
+@app.command(
+    "list",
+    examples="""
+clusterkit presets list
+clusterkit presets list --json
+""",
+)
 def list_presets(as_json: bool = _JSON) -> None:
     """List the presets, what each is for and what it needs."""
     actions.presets.list_all(as_json)
 
 
-@app.command("show")
+@app.command(
+    "show",
+    examples="""
+clusterkit presets show tiny
+clusterkit presets show 7B_n4 --task memagent > run.yaml
+""",
+)
 def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> None:
     """Print every setting that applies to a preset, as YAML."""
     actions.presets.show(name, task, as_json)
 
 
-@app.command("explain")
+@app.command(
+    "explain",
+    examples="""
+clusterkit presets explain tiny
+clusterkit presets explain tiny train --all
+""",
+)
 def explain(
     name: str = _NAME,
     key: str | None = typer.Argument(None, help="One field or section, such as train.learning_rate or train."),
@@ -48,7 +73,13 @@ def explain(
     actions.presets.explain(name, key, task, everything=everything, as_json=as_json)
 
 
-@app.command("diff")
+@app.command(
+    "diff",
+    examples="""
+clusterkit presets diff 7B_n4 7B_n16
+clusterkit presets diff tiny 135M_cpu --json
+""",
+)
 def diff(
     first: str = typer.Argument(..., help="A preset.", metavar="NAME"),
     second: str = typer.Argument(..., help="The preset to compare it with.", metavar="NAME"),
@@ -59,7 +90,14 @@ def diff(
     actions.presets.diff(first, second, task, as_json)
 
 
-@app.command("plan")
+@app.command(
+    "plan",
+    examples="""
+clusterkit presets plan 7B_n4
+clusterkit presets plan 7B_n4 --nodes 2 --gpu H100
+clusterkit presets plan tiny rollout.group_size=8
+""",
+)
 def plan(
     name: str = _NAME,
     overrides: list[str] = _OVERRIDES,
@@ -84,7 +122,13 @@ def plan(
     actions.presets.plan(name, overrides or [], task, nodes, gpus_per_node, gpu_memory, gpu, as_json=as_json)
 
 
-@app.command("convert")
+@app.command(
+    "convert",
+    examples="""
+clusterkit presets convert sglang.d4p1m1+d2p2m1
+clusterkit presets convert sglang:d4+fsdp:d4 --json
+""",
+)
 def convert(
     allocation_mode: list[str] = _ALLOCATION_MODE,
     as_json: bool = _JSON,

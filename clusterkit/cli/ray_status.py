@@ -10,7 +10,12 @@ from clusterkit.ssh.host_options import HostOptions
 app = new_app("Show the cluster's Ray nodes, GPUs and versions.")
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit ray-status
+clusterkit ray-status --cluster lab --json
+"""
+)
 @takes_hosts
 def ray_status(*, hosts: HostOptions, as_json: bool = JSON_OPTION) -> None:
     """Show the cluster's Ray nodes, GPUs and versions.

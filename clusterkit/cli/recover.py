@@ -13,12 +13,23 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app(no_args_is_help=True)
 
 
-@app.callback()
+@app.callback(
+    examples="""
+clusterkit recover check
+clusterkit recover check --preset tiny seed=2
+"""
+)
 def _recover() -> None:
     """Look at what runs would go on from."""
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit recover check
+clusterkit recover check --trial run2
+clusterkit recover check --preset tiny seed=2
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def check(
     *,

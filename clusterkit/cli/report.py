@@ -11,7 +11,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit report
+clusterkit report --trial run2 --compare run1 --out -
+clusterkit report --log main.log --out run.html
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def report(
     *,
@@ -22,6 +28,9 @@ def report(
     out: str | None = typer.Option(
         None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
     ),
+    log: str | None = typer.Option(
+        None, "--log", metavar="FILE", help="Draw this log instead: AReaL's of any version, or ours; - for stdin."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
 ) -> None:
     """Write a run's rewards, lengths, times, checkpoints and restarts as one web page that needs nothing else.
@@ -29,4 +38,7 @@ def report(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    actions.report.report(run, compare, out, as_json=as_json)
+    if log is not None:
+        actions.report.report_log(log, run, compare, out, as_json=as_json)
+    else:
+        actions.report.report(run, compare, out, as_json=as_json)

@@ -12,18 +12,35 @@ from clusterkit.cli.judgeoptions import JudgeOptions, takes_judge_options
 from clusterkit.cli.options import JSON_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 from clusterkit.ssh.host_options import HostOptions
+from trainer.errors import UserError
 
+_JUDGES = typer.Option(False, "--judges", help="The judge servers of --experiment and --trial instead.")
 takes_engine_run = takes_run("experiment", "trial", "fileroot", "here", "user")
-app = new_app("Engine servers of a run: list them, add one while it trains, end one.", no_args_is_help=True)
+app = new_app(
+    "Engine servers of a run: list them, add one while it trains, end one.",
+    no_args_is_help=True,
+    examples="""
+clusterkit serve list
+clusterkit serve add --gpus 4,5
+clusterkit serve judge --model-path /models/judge --gpus 3
+""",
+)
 
 
-@app.command("list")
+@app.command(
+    "list",
+    examples="""
+clusterkit serve list
+clusterkit serve list --judges --trial run2 --json
+""",
+)
 @takes_hosts
 @takes_engine_run
 def list_servers(
     *,
     hosts: HostOptions,
     run: RunOptions,
+    judges: bool = _JUDGES,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Show a run's servers: state, node, GPUs, address, and why one is not there.
@@ -31,10 +48,18 @@ def list_servers(
     Of the run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
-    actions.serve.list_servers(run, hosts, as_json=as_json)
+    if judges:
+        actions.serve_judge.judge(hosts, run, _judges_of(run), list_them=True, stop_them=False, as_json=as_json)
+    else:
+        actions.serve.list_servers(run, hosts, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit serve add --gpus 4,5
+clusterkit serve add --cluster lab --json
+"""
+)
 @takes_hosts
 @takes_engine_run
 def add(
@@ -42,7 +67,10 @@ def add(
     hosts: HostOptions,
     run: RunOptions,
     gpus: str = typer.Option("", "--gpus", help="On this machine: the server's GPUs by number, such as 4,5."),
-    model: str = typer.Option("", "--model", help="Folder of weights to start with; that of the other servers."),
+    model_path: str = typer.Option(
+        "", "--model-path", help="Folder of weights to start with; that of the other servers."
+    ),
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Add one server to a run, also while it trains: it is given the present weights and requests from then on.
 
@@ -51,10 +79,15 @@ def add(
     Only your own runs, unless --user names somebody else.
     """
     run = replace(run, here=run.here or (bool(gpus) and hosts.cluster is None))
-    actions.serve.add(run, hosts, gpus=gpus, model=model)
+    actions.serve.add(run, hosts, gpus=gpus, model=model_path, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit serve stop server-1
+clusterkit serve stop --judges --trial run2
+"""
+)
 @takes_hosts
 @takes_engine_run
 def stop(
@@ -62,16 +95,28 @@ def stop(
     hosts: HostOptions,
     run: RunOptions,
     names: list[str] = typer.Argument(None, help="Servers to end; without names all of the run."),  # noqa: B008
+    judges: bool = _JUDGES,
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """End servers of a run; what they were sampling is sampled again by the others.
 
     Of the run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
-    actions.serve.stop(run, hosts, names or [])
+    if judges:
+        if names:
+            raise UserError("the judge servers of a run are ended together: leave the names out")
+        actions.serve_judge.judge(hosts, run, _judges_of(run), list_them=False, stop_them=True, as_json=as_json)
+    else:
+        actions.serve.stop(run, hosts, names or [], as_json=as_json)
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit serve judge --model-path /models/judge --gpus 3
+clusterkit serve judge --model-path /models/J --gpus 2,3
+"""
+)
 @takes_hosts
 @takes_judge_options
 @takes_run("fileroot", "here")
@@ -80,15 +125,21 @@ def judge(
     hosts: HostOptions,
     run: RunOptions,
     options: JudgeOptions,
-    list_them: bool = typer.Option(False, "--list", help="Show the run's judge servers."),
-    stop_them: bool = typer.Option(False, "--stop", help="End the run's judge servers."),
-    as_json: bool = typer.Option(False, "--json", help="With --list: print JSON."),
+    list_them: bool = typer.Option(False, "--list", hidden=True, help="As clusterkit serve list --judges."),
+    stop_them: bool = typer.Option(False, "--stop", hidden=True, help="As clusterkit serve stop --judges."),
+    as_json: bool = typer.Option(False, "--json", hidden=True, help="With --list or --stop: print JSON."),
 ) -> None:
     """Serve a reader and judge, registered for a run by experiment and trial.
 
     It goes where train of the preset would go; --here and --cluster NAME say otherwise. On this machine it serves until
-    Ctrl-C; on a cluster on GPUs that its Ray has free, until --stop, and the command returns when they answer.
+    Ctrl-C; on a cluster on GPUs that its Ray has free, until clusterkit serve stop --judges, and the command returns
+    when they answer.
     `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the same cluster) finds them,
     checks their model, and waits for them when they are gone for a while.
     """
     actions.serve_judge.judge(hosts, run, options, list_them=list_them, stop_them=stop_them, as_json=as_json)
+
+
+def _judges_of(run: RunOptions) -> JudgeOptions:
+    """The options of `serve judge` that name the same run."""
+    return replace(JudgeOptions(), **{name: value for name in ("experiment", "trial") if (value := getattr(run, name))})

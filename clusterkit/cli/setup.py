@@ -22,7 +22,7 @@ _SETTINGS = typer.Option([], "--set", metavar="KEY=VALUE", help="With a preset: 
 _SITE: dict[str, Any] = {
     "image": typer.Option(metavar="REF", help="Runtime image; built on the head when left out."),
     "image_base": typer.Option(metavar="REF", help="Build on this instead of the pinned base."),
-    "docker_source": typer.Option(help="auto, docker or distribution."),
+    "docker_source": typer.Option(metavar="auto|docker|distribution", help="Whose Docker packages."),
     "docker_url": typer.Option(metavar="URL", help="Docker's packages, or a mirror."),
     "nvidia_url": typer.Option(metavar="URL", help="NVIDIA's packages, or a mirror."),
     "apt_mirror": typer.Option(metavar="URL", help="Mirror of Debian or Ubuntu."),
@@ -41,7 +41,8 @@ _SETUP: dict[str, Any] = {
     "preset": typer.Option(metavar="NAME", help="Fetch what this preset needs, and train it."),
     "task": typer.Option(help="Task of the preset; its default when left out."),
     "image_from": typer.Option(
-        help="auto, pull, storage (saved once, loaded everywhere) or fanout (host to host, through here)."
+        metavar="auto|pull|storage|fanout",
+        help="How hosts get the image; storage: saved once, loaded everywhere; fanout: host to host, through here.",
     ),
     "image_refresh": typer.Option(
         "--image-refresh", help="Take what the image's tag means now, not what the lock file remembers."
@@ -69,7 +70,13 @@ def _takes_all(command: Callable[..., Any]) -> Callable[..., Any]:
     return takes_hosts(takes(takes(command, "options", SetupOptions, _SETUP), "site", Site, _SITE))
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit setup --hostnames gpu[01-04] --cluster lab
+clusterkit setup --cluster lab --preset 7B_n4 --dry-run
+clusterkit setup --cluster lab --retry
+"""
+)
 @_takes_all
 def setup(
     *,

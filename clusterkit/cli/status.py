@@ -11,7 +11,13 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit status
+clusterkit status --watch --trial run2
+clusterkit status --log main.log --json
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here", "user")
 def status(
     *,

@@ -14,7 +14,13 @@ from trainer.errors import UserError
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit trace
+clusterkit trace memory/run1 --task-id 3 --sample 1
+clusterkit trace --heldout --full
+"""
+)
 @takes_run("experiment", "trial", "fileroot", "cluster", "here")
 def trace(
     *,
@@ -25,7 +31,10 @@ def trace(
         help="The run, as --experiment and --trial say it, too; the newest one when left out.",
     ),
     task: str = typer.Option(
-        "0", "--task", metavar="K", help="Number of a task within its step or among the held-out ones, or a task's id."
+        "0",
+        "--task-id",
+        metavar="K",
+        help="Number of a task within its step or among the held-out ones, or a task's id.",
     ),
     heldout: bool = typer.Option(
         False, "--heldout", help="A held-out task, before training beside after training, section by section."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import typer
@@ -13,7 +14,15 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit train --preset tiny
+clusterkit train --preset tiny seed=2 trial_name=seed2
+clusterkit train --preset tiny --sweep seed=1,2
+clusterkit train --preset 7B_n4 --task memagent --dry-run
+clusterkit train --preset 1.5B_n1 --slurm --time 1-0
+"""
+)
 @takes_run("fileroot", "cluster", "here")
 def train(
     *,
@@ -59,6 +68,14 @@ def train(
         help="Start a new trial from another run's recover checkpoint (weights, optimizer and step number go on, other "
         "settings may change), or from a folder of weights (a new optimizer, from step 1).",
     ),
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="A trial for each of these values, named after it; given several times: for each combination.",
+        ),
+    ] = None,
+    config: str | None = typer.Option(None, "--config", hidden=True, help="Refused, with the command that does it."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Show no progress."),
 ) -> None:
@@ -71,22 +88,29 @@ def train(
 
     trainer.type=sft learns from examples (task.path=FILE.jsonl), trainer.type=null only writes trajectories and their
     rewards. agent.name, task.name and reward.name take module:Class for classes of your own.
+
+    --sweep train.learning_rate=1e-5,2e-5 trains one trial after another here, and submits one job a trial on a cluster
+    or Slurm; a table follows at the end. The same command goes on where it stopped.
     """
-    actions.train.train(
+    if config is not None:
+        actions.train.refuse_config(config)
+    slurm_options = {
+        "partition": partition,
+        "account": account,
+        "time": time,
+        "options": tuple(sbatch_option or ()),
+        "requeue": requeue,
+        "image": container_image,
+        "mounts": tuple(container_mount or ()),
+    }
+    train_all = functools.partial(actions.sweep.sweep, sweep) if sweep else actions.train.train
+    train_all(
         overrides or [],
         preset,
         task,
         run,
         slurm=slurm,
-        slurm_options={
-            "partition": partition,
-            "account": account,
-            "time": time,
-            "options": tuple(sbatch_option or ()),
-            "requeue": requeue,
-            "image": container_image,
-            "mounts": tuple(container_mount or ()),
-        },
+        slurm_options=slurm_options,
         recover_from=recover_from,
         dry_run=dry_run,
         detach=detach,

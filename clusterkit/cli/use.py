@@ -10,7 +10,12 @@ from clusterkit.cli.options import JSON_OPTION, new_app
 app = new_app()
 
 
-@app.command()
+@app.command(
+    examples="""
+clusterkit use
+clusterkit use lab
+"""
+)
 def use(
     name: str | None = typer.Argument(None, metavar="NAME", help="The cluster; all are listed when left out."),
     as_json: bool = JSON_OPTION,

@@ -129,7 +129,10 @@ _OVERLONG = Unneeded("algorithm.overlong_tokens above 0 turns it on, 0 off", ("t
 _MICRO_BATCH = Renamed(("train.max_tokens_per_mb",))
 _CHECKPOINTING = {"true": "full", "false": "none"}
 _EPOCHS = Renamed(("train.total_epochs",), beside={"train.total_steps": "0"})
-_HELD_OUT = RefusedSetting("the held-out part is taken from the data of task.path: task.eval_fraction and eval.split")
+_HELD_OUT = RefusedSetting(
+    "leave it out: held-out tasks come from the data of task.path. task.eval_fraction=0.1 holds a tenth of them out, "
+    "eval.split=dev or test chooses a part"
+)
 _OWN_FILES = RefusedSetting(
     "vime's JSON lines are not read: MemAgent's Parquet files are, task.path=FILE.parquet; or clusterkit assets get "
     "hotpotqa, then task.path=FOLDER"

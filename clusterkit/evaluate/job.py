@@ -67,7 +67,7 @@ async def _submit(head: Head, request: EvalConfig | WatchConfig, jobs: RayJobs, 
             whose = "another" if job.user == user else f"{job.user}'s"
             raise UserError(
                 f"{whose} evaluation writes into {output}, as job {job.submission_id}: wait for its end, end it with "
-                f"clusterkit eval stop {_place_options(head)}, or choose another --output-path"
+                f"clusterkit eval stop {_place_options(head)}, or choose another --out"
             )
     gpus = await _gpus(head, config)
     config = config.model_copy(update={"server": config.server.model_copy(update={"gpus": gpus})})
@@ -235,7 +235,7 @@ async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
     results = json.loads(await read_whole(head.session, Path(output, name, RESULTS)))
     names = [name, *dict.fromkeys(row["record"] for row in results["rows"])]
     with (
-        file_failures(local, "choose another --output-path"),
+        file_failures(local, "choose another --out"),
         output_lock(local),
         tempfile.TemporaryDirectory(prefix=".copy-", dir=local) as staging,
     ):

@@ -25,6 +25,8 @@ from evaluation.config import EvalConfig
 from evaluation.record import LOCK
 from evaluation.results import find_results
 from evaluation.watching import watch
+from trainer.assets import resolve_model
+from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 from trainer.signals import StopFlag
 
@@ -94,12 +96,21 @@ class LocalEvaluator:
             **arguments.values,
             "model_path": checkpoint,
             "output_path": _absolute(arguments.output_path),
-            "data_names": names or default_names(trained),
+            "data_names": names or self._default_names(trained, checkpoint, arguments),
             "data_path": _data_path(arguments.data_path),
             "cache_dir": arguments.cache_dir,
             "compare": [_absolute(folder) for folder in arguments.compare],
         }
         return make_request(values, trained, arguments.settings)
+
+    @staticmethod
+    def _default_names(trained: RunConfig | None, checkpoint: str, arguments: EvalArguments) -> list[str]:
+        if trained is None:  # that it is no checkpoint is to be told before what is missing besides
+            try:
+                resolve_model(checkpoint, arguments.cache_dir)
+            except UserError as error:
+                raise UserError(str(error).replace("model.path=", "--model-path ")) from error
+        return default_names(trained)
 
 
 def _data_path(typed: str) -> str:
@@ -130,7 +141,7 @@ def watch_folder(
     """
     if not folder.is_dir():
         raise UserError(
-            f"--watch {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
+            f"--watch-dir {folder}: there is no such folder: name one with checkpoints, such as RUN/checkpoints"
         )
     require_evaluator()
 
@@ -149,4 +160,4 @@ def watch_folder(
     if failed:
         raise RunError(f"{len(failed)} checkpoints could not be scored: {', '.join(failed)}")
     if not scored:
-        raise UserError(f"--watch {folder}: there is no checkpoint (epoch…globalstepN) below it yet")
+        raise UserError(f"--watch-dir {folder}: there is no checkpoint (epoch…globalstepN) below it yet")

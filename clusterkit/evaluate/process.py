@@ -61,7 +61,7 @@ def run_evaluation(config: EvalConfig, say: Say) -> Finished:
     """
     folder = Path(config.output_path)
     logs = folder / "logs"
-    with file_failures(folder, "choose another --output-path"):
+    with file_failures(folder, "choose another --out"):
         logs.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         request, console = logs / f"{name}.yaml", logs / f"{name}.log"

@@ -31,7 +31,7 @@ from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step
 from trainer.config import RunConfig
 from trainer.config_tasks import FilesConfig, MathConfig
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.judge.servers import judges_folder, urls_of
 
 NOWHERE = "/nonexistent"
@@ -43,7 +43,7 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
 
     Args:
         head: a host of the cluster.
-        typed: --output-path.
+        typed: --out.
         user: whose answers; None for ours.
 
     Raises:
@@ -55,7 +55,7 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
     name = PurePosixPath(typed)
     if name.is_absolute() or ".." in name.parts or typed.startswith("~") or not name.parts:
         raise UserError(
-            f"--output-path {typed}: with --cluster it is a name, such as eval, or a folder below {storage}, which is "
+            f"--out {typed}: with --cluster it is a name, such as eval, or a folder below {storage}, which is "
             "all that the hosts share"
         )
     return f"{head.fileroot}/eval/{user or user_name()}/{name}"
@@ -120,10 +120,10 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
         below = (Path(typed, "actor", "epoch"), Path(typed, "epoch"))
         run = next((found for path in below if (found := run_by_place(path)) is not None), None)
     if run is None:
-        raise UserError(f"--watch {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
+        raise UserError(f"--watch-dir {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
     if not await _exists(head, str(run.config)):
         raise UserError(
-            f"--watch {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
+            f"--watch-dir {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
             f"--cluster {head.cluster.name} shows the newest"
         )
     return run
@@ -173,7 +173,7 @@ async def _model(head: Head, arguments: EvalArguments, stager: InputStager) -> t
         if newest := await _newest_checkpoint(head, typed):
             return newest, await _settings(head, run_by_place(Path(newest)))
         if typed is None:
-            raise UserError(
+            raise RunError(
                 f"no checkpoint of a run of {user_name()} on cluster {head.cluster.name}: name one with --model-path"
             )
     elif typed.startswith(f"{storage}/"):

@@ -18,7 +18,7 @@ from evaluation.steps import checkpoints_in, place_of_run
 from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES
 from trainer.config_tasks import HotpotqaConfig, MathConfig
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.judge.servers import judge_urls, judges_folder
 
 ADVICE = ": leave it out, or take that name as well (--set)"
@@ -85,14 +85,21 @@ def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
     """The checkpoint that is meant: a folder or asset as typed, the newest of EXPERIMENT/TRIAL, or of the newest run.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder that was typed is not there. RunError: no run has a checkpoint.
     """
     if typed is not None:
         folder = Path(typed).expanduser()
         if folder.is_dir() and not (folder / "config.json").is_file() and (inside := checkpoints_in(folder)):
             return str(inside[-1].absolute())
-        if folder.exists() or typed.count("/") != 1 or typed.startswith(("/", ".", "~")):
-            return str(folder.absolute()) if folder.exists() else typed
+        if folder.exists():
+            return str(folder.absolute())
+        if typed.startswith(("/", ".", "~")) or typed.count("/") > 1:
+            raise UserError(
+                f"--model-path {typed}: there is no such folder: name one with a checkpoint, EXPERIMENT/TRIAL of a run "
+                "or an asset (clusterkit assets list)"
+            )
+        if "/" not in typed:
+            return typed
         experiment, trial = typed.split("/")
         for run in runs(fileroot, experiment, trial):
             if inside := checkpoints_in(run.checkpoints):
@@ -101,7 +108,7 @@ def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
     for run in reversed(runs(fileroot)):
         if inside := checkpoints_in(run.checkpoints):
             return str(inside[-1])
-    raise UserError(
+    raise RunError(
         f"no checkpoint of a run under {fileroot}: name one with --model-path FOLDER, or train first, such as "
         "clusterkit train --preset tiny"
     )

@@ -15,8 +15,10 @@ from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.slurm.queue_state import with_queue_state
 from trainer.errors import RunError
 
-ENDED_SILENTLY = "ended without a word (kill -9, out of memory, or the machine went down)"
+ENDED_SILENTLY = "ended without a message (kill -9, out of memory, or the machine went down)"
 KILLED_OFTEN = " (the kernel for want of memory, someone's kill -9, or a limit of the job)"
+ENDED = {"completed": "finished"}
+"""State of a run by the status that its last record says, where that is another word."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,8 @@ def _judge(run: RunDirectory, history: History, holder: str | None, now: float) 
     finish = history.finish
     # An attempt that died before its first record leaves nothing but its folder.
     if finish is not None and (not started or started[-1] <= (number(finish, "attempt") or started[-1])):
-        state = {"completed": "finished"}.get(str(finish.get("status")), str(finish.get("status")))
-        return state, str(finish.get("message") or "")
+        status = str(finish.get("status"))
+        return ENDED.get(status, status), str(finish.get("message") or "")
     if not started and not history.attempts:
         return "new", "no attempt has been started"
     message = failure_message(run.console(started[-1])) if started else None

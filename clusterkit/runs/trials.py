@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -108,8 +109,9 @@ def require_free(run: RunDirectory) -> None:
     holder = holder_of(run)
     if holder:
         raise UserError(
-            f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status "
-            f"--experiment {run.experiment} --trial {run.trial}. To train beside it: add trial_name=NEW"
+            f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status --watch "
+            f"--fileroot {shlex.quote(str(run.fileroot))} --experiment {run.experiment} --trial {run.trial}. To train "
+            "beside it: add trial_name=NEW"
         )
 
 

@@ -80,7 +80,7 @@ def add_local(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callabl
         )
     known = [one.model for one in local_servers(run) if one.model]
     if not (model or known):
-        raise UserError("no other server of the run is there to take the model from: give --model FOLDER")
+        raise UserError("no other server of the run is there to take the model from: give --model-path FOLDER")
     name = registry.free_name(folder)
     command = placed(host_command(config, Path(model or known[0]), name, kept=True, tied=False), gpus, "127.0.0.1")
     host = start_host(command, folder / f"{name}.host.log", tied=False)

@@ -93,8 +93,8 @@ async def start_remote(head: Head, request: JudgeRequest, say: Callable[[str], N
             return list(found.values())
         await asyncio.sleep(POLL_SECONDS)
     raise RunError(
-        f"the servers have not answered within {START_SECONDS:.0f} s; they go on starting (clusterkit serve judge "
-        f"--list shows them), with logs in {remote_folder(head, request)}"
+        f"the servers have not answered within {START_SECONDS:.0f} s; they go on starting ("
+        f"clusterkit serve list --judges shows them), with logs in {remote_folder(head, request)}"
     )
 
 
@@ -106,7 +106,7 @@ async def stop_remote(head: Head, request: JudgeRequest) -> str:
 
 async def _model(head: Head, typed: str) -> str:
     try:
-        asset = asset_of("model", typed, head.cluster, "--model")
+        asset = asset_of("model", typed, head.cluster, "--model-path")
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
     if problem := asset_problem(asset, await look(head.session, asset)):

@@ -10,24 +10,42 @@ from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from typing import Any, TextIO
 
+from clusterkit.ui.colour import for_stream
+from clusterkit.ui.width import fitted
+
 debug = False
 """Set by --debug: show tracebacks, and the output of a trainer that fails."""
 
 
 def result(text: str) -> None:
     """Print a result for people."""
+    exact(for_stream(text, sys.stdout))
+
+
+def lines(found: Iterable[str], otherwise: int | None = None) -> None:
+    """Print a result for people in lines that fit the terminal. otherwise: columns where there is none."""
+    result(fitted(found, otherwise))
+
+
+def exact(text: str) -> None:
+    """Print a result for programs, or a file of the user's, as it is."""
     sys.stdout.write(text.rstrip("\n") + "\n")
     sys.stdout.flush()
 
 
 def result_json(value: Any) -> None:
     """Print a result for programs: one JSON document, with null for NaN and infinities; dataclasses are objects."""
-    result(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    exact(json.dumps(_finite(value), indent=2, ensure_ascii=False))
 
 
 def line_json(value: Any) -> None:
     """Print one observation of many as a single line of JSON."""
-    result(json.dumps(_finite(value), ensure_ascii=False))
+    exact(json.dumps(_finite(value), ensure_ascii=False))
+
+
+def outcome(sentence: str, facts: Any, *, as_json: bool) -> None:
+    """Print what came of a command: a sentence for people, or its facts as JSON."""
+    result_json(facts) if as_json else result(sentence)
 
 
 def note(text: str) -> None:
@@ -47,11 +65,11 @@ def error(text: str) -> None:
 
 
 def tolerate_any_encoding() -> None:
-    """Replace characters that the terminal's encoding lacks (bars, sparklines), instead of failing."""
+    """Replace characters that the terminal's encoding lacks (bars, sparklines) by ASCII, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="replace")
+            reconfigure(errors="clusterkit-ascii")
 
 
 def silence_stdout() -> None:
@@ -62,7 +80,7 @@ def silence_stdout() -> None:
 def _write(stream: TextIO, text: str) -> None:
     # The terminal may be gone (SIGHUP); that must not end the command.
     try:
-        stream.write(text.rstrip("\n") + "\n")
+        stream.write(for_stream(text.rstrip("\n"), stream) + "\n")
         stream.flush()
     except OSError:
         return

@@ -166,7 +166,8 @@ class LiveDisplay:
         warming = history.warmup if not history.steps else None
         done = number(warming, "step") if warming else history.global_step
         total = (number(warming, "steps") if warming else history.total_steps) or 0
-        eta = "" if warming or history.eta() is None else f"ETA {duration(history.eta())}"
+        left = number(warming, "remaining_s") if warming else history.eta()
+        eta = "" if left is None else f"ETA {duration(left)}"
         bar = ProgressBar(total=total or 1, completed=done or 0, width=30)
         what = warmup_label(warming) if warming else "step"
         position = f"{what} {done or 0:.0f}/{total:.0f}" if total else ""

@@ -99,6 +99,8 @@ def warmup_text(record: Record) -> str:
     speed = number(record, "tokens_per_s")
     if speed:
         parts.append(f"{count(speed)} tokens/s")
+    if remaining := number(record, "remaining_s"):  # 0 at its last step
+        parts.append(f"about {duration(remaining)} left of it")
     return ", ".join(parts)
 
 

@@ -358,7 +358,7 @@ def test_an_evaluation_is_a_job_whose_results_come_here(operator: Operator, tmp_
     words = evaluation("--data-names", "recall@4", "--num-questions", "64", "--n-sampling", "8")
     begun = operator(*words, "--detach", "--json", cwd=tmp_path)
     assert begun.exit_code == 0, begun.text
-    assert "clusterkit eval stop --cluster default --output-path scores" in begun.stderr
+    assert "clusterkit eval stop --cluster default --out scores" in begun.stderr
 
     followed = operator(*words, cwd=tmp_path)
     assert followed.exit_code == 0, followed.text

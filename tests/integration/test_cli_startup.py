@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_writer import RunWriter
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
 HEAVY = {"torch", "ray", "transformers", "numpy", "sglang", "vllm", "tokenizers"}
@@ -36,6 +37,9 @@ WORKING = [
     ["eval", "--model-path", "smollm2-135m", "--data-names", "aime24", "--dry-run"],
     ["status"],
     ["report"],
+    ["runs"],
+    [],
+    ["train", "--preset", "tiny", "--sweep", "seed=1,2", "--dry-run"],
 ]
 
 PROBE = """
@@ -96,6 +100,18 @@ def test_help_answers_within_a_fifth_of_a_second_of_cpu_time() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(cpu_seconds() for _ in range(5)) < 0.2
+
+
+def test_alone_it_answers_within_half_a_second_of_cpu_time(tmp_path: Path) -> None:
+    def cpu_seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([CLUSTERKIT], capture_output=True, check=True, cwd=tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    for number in range(50):
+        RunWriter(tmp_path / "runs", trial=f"run{number}").config().attempt().steps(1, 100)
+    assert min(cpu_seconds() for _ in range(5)) < 0.5
 
 
 def test_help_names_every_command() -> None:

@@ -137,7 +137,7 @@ class Operator:
 
 def stop_run(folder: Path, *, force: bool) -> str:
     with LocalBackend(Place(fileroot=str(folder)), lambda _: None) as backend:
-        return backend.stop(RunSelector(), deadline=30, force=force)
+        return backend.stop(RunSelector(), deadline=30, force=force).message
 
 
 def wait_for(condition: Callable[[], object]) -> None:

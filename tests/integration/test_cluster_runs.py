@@ -20,6 +20,7 @@ from slot_writer import write_slot
 from sshd import Ssh, Sshd
 
 from clusterkit.backends.ray.mirror import Mirror
+from clusterkit.backends.ray.overviews import TAIL_BYTES
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
@@ -117,6 +118,45 @@ def test_report_of_runs_of_a_cluster(world: World, tmp_path: Path) -> None:
     assert "CUDA out of memory" in page.read_text()
     assert "step 4: greedy_acc 75.0" in page.read_text()
     assert "clusterkit-" not in page.read_text()
+
+
+def test_all_runs_of_a_cluster_are_listed_from_the_ends_of_their_files(world: World) -> None:
+    writer = failed(world)
+    rate = "train.learning_rate=0.5"
+    long = RunWriter(world.root, trial="long").config(f"fileroot={world.root}", "mode=ray", rate).attempt()
+    for step in range(1, 3001, 300):
+        long.steps(step, step + 299).record("eval", name="heldout", global_step=step + 299, accuracy=step / 10000)
+    open_ended = RunWriter(world.root, trial="open").config().attempt().steps(1, 2)
+    (world.root / "logs" / writer.run.user / "tiny-recall" / "empty").mkdir()
+    (world.root / "logs" / "ada" / "memory" / "run1").mkdir(parents=True)
+    assert long.run.metrics.stat().st_size > 3 * TAIL_BYTES
+
+    done = world("runs", "--cluster", "c", "--json")
+    listed = {run["trial"]: run for run in json.loads(done.stdout)}
+
+    assert set(listed) == {"run1", "long", "open", "empty"}
+    assert (listed["run1"]["state"], listed["run1"]["message"]) == ("failed", "CUDA out of memory")
+    assert listed["run1"]["run_dir"] == str(writer.run.logs)
+    assert [listed["long"][key] for key in ("global_step", "accuracy", "total_steps")] == [3000, 0.2701, 30]
+    assert listed["long"]["settings"]["train.learning_rate"] == 0.5
+    # There is no Ray that could tell whether its job is alive.
+    assert listed["open"]["state"] == "running"
+    assert open_ended.run.attempt_numbers() == [1]
+    assert listed["empty"]["state"] == "new"
+    assert done.stderr == "of others: ada (1); --user NAME\n"
+    assert [run["trial"] for run in world.json("runs", "--cluster", "c", "--user", "ada")] == ["run1"]
+    world.hosts[0].stop()
+    shown = world("runs", "--cluster", "c", "--sort", "accuracy")
+    assert shown.stdout.splitlines()[1].startswith("tiny-recall/long ")
+    assert "clusterkit diagnose --cluster c --experiment tiny-recall --trial run1" in shown.stderr
+
+
+def test_a_cluster_without_runs_has_none(world: World) -> None:
+    assert world.json("runs", "--cluster", "c") == []
+    assert "no runs of" in world("runs", "--cluster", "c").stdout
+    world.hosts[0].stop()
+    world.hosts[1].stop()
+    assert "error: " in world("runs", "--cluster", "c", code=1).stderr
 
 
 def test_alerts_of_a_run_of_a_cluster_are_sent_once(world: World, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_ctrl_c_of_a_followed_evaluation_leaves_it_running_and_says_how_to_come_
     said = (tmp_path / "stderr").read_text()
     assert "detached: it goes on, as job " in said
     assert "the same command again" in said
-    assert "clusterkit eval stop --cluster c --output-path long" in said
+    assert "clusterkit eval stop --cluster c --out long" in said
     assert "Traceback" not in said
 
     job = said.partition("it runs, as job ")[2].partition(".")[0]

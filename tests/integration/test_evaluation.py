@@ -196,7 +196,7 @@ def test_killed_and_resumed_it_goes_on_with_what_is_missing(
 
 
 def test_two_evaluations_cannot_write_into_one_folder(recall_model: Path, tmp_path: Path) -> None:
-    with output_lock(tmp_path), pytest.raises(UserError, match=rf"process {os.getpid()}\) writes into .*--output-path"):
+    with output_lock(tmp_path), pytest.raises(UserError, match=rf"process {os.getpid()}\) writes into .*--out"):
         evaluate(recall_config(recall_model, tmp_path))
     evaluate(recall_config(recall_model, tmp_path))
 
@@ -206,7 +206,7 @@ def test_a_folder_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("trainer.locks.fcntl.flock", refused)
-    with pytest.raises(UserError, match=r"eval\.lock: No locks available.*--output-path"), output_lock(tmp_path):
+    with pytest.raises(UserError, match=r"eval\.lock: No locks available.*--out"), output_lock(tmp_path):
         pass
 
 

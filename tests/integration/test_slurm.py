@@ -210,6 +210,39 @@ def test_a_job_that_waits_says_why_and_is_cancelled(login: LoginNode) -> None:
     assert not login.cluster.alive()
 
 
+def test_a_sweep_is_a_job_for_each_trial_and_the_same_command_attaches_to_them(login: LoginNode) -> None:
+    command = login.train("--detach", "--sbatch-option=--begin=now+1hour", "--sweep", "train.learning_rate=1e-3,2e-3")
+    command.remove(f"train.learning_rate={SETTINGS['train']['learning_rate']}")
+    names = ["learning_rate-0.001", "learning_rate-0.002"]
+    told = login.json(*command)
+    assert [(trial["trial"], trial["state"]) for trial in told["trials"]] == [(name, "pending") for name in names]
+    assert [job["trial"] for job in login.json("jobs", "--slurm")] == names
+
+    code, out, err = login.run(*command)
+    assert code == 0, err
+    assert "is being trained already, as job" in err
+    assert "2 jobs are at work on Slurm, without this command" in err
+    assert [line.split()[1] for line in out.splitlines()[1:]] == ["pending", "pending"]
+    assert len(login.cluster.alive()) == 2
+    listed = login.json("runs", "--slurm", "--fileroot", str(login.fileroot), "train.learning_rate=0.002")
+    assert [(run["trial"], run["state"]) for run in listed] == [(names[1], "pending")]
+
+
+@pytest.mark.long
+def test_a_sweep_is_followed_to_its_end(login: LoginNode) -> None:
+    login.settings = ["n_nodes=1", "train.ranks=1", "train.total_steps=2"]
+    command = login.train("--sweep", "seed=1,2")
+    told = login.json(*command)
+    assert [(trial["trial"], trial["state"]) for trial in told["trials"]] == [
+        ("seed-1", "finished"),
+        ("seed-2", "finished"),
+    ]
+    code, out, err = login.run(*command)
+    assert code == 0, err
+    assert err.count("is complete already") == 2
+    assert out.count(" finished ") == 2
+
+
 def test_a_job_that_fails_before_it_trains_is_told_with_its_own_words(login: LoginNode) -> None:
     login.settings = ["n_nodes=1"]
     newest = max((int(line.split()[0]) for line in login.cluster.jobs()), default=0)

@@ -237,7 +237,7 @@ def test_attempt_after_attempt_dies(tmp_path: Path) -> None:
 def test_killed_without_a_word(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
     finding = _findings(writer)["killed"]
-    assert (finding.title, finding.changes) == ("The trainer ended without a word", ())  # no sign of any cause
+    assert (finding.title, finding.changes) == ("The trainer ended without a message", ())  # no sign of any cause
     writer.run.exit_mark(1).write_text('{"code": -9}')
     finding = _findings(writer)["killed"]
     assert (finding.title, finding.changes) == ("A process was killed (SIGKILL)", ())

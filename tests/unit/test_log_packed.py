@@ -187,7 +187,7 @@ def test_standard_input_and_pipes(tmp_path: Path) -> None:
     assert piped.returncode == 0, piped.stderr
     assert b"20/50" in piped.stdout
     assert b"standard input" in piped.stdout
-    assert b"without a word on how the run ended" in piped.stdout
+    assert b"does not say how the run ended" in piped.stdout
     found = _run("diagnose", "--log", "-", stdin=packed)
     assert found.returncode == 0, found.stderr
     assert b"A disk is full" in found.stdout
@@ -239,7 +239,7 @@ def test_what_is_no_log_is_said_to_be_none(content: bytes, tmp_path: Path) -> No
 def test_what_is_no_log_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "letter"
     log.write_text("Dear diary,\ntoday nothing happened.\n")
-    for command, words in (("status", b"no log of AReaL or of clusterkit"), ("diagnose", b"no log of a kind")):
+    for command, words in (("status", b"not a log of AReaL or clusterkit"), ("diagnose", b"no log of a kind")):
         done, told = _run(command, "--log", log), _run(command, "--log", log, "--json")
         assert (done.returncode, told.returncode) == (1, 1)
         assert words in done.stderr

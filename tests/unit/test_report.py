@@ -203,7 +203,7 @@ def test_restarts_say_why_and_what_they_cost(tmp_path: Path) -> None:
 
     assert [(one.attempt, one.resume_step, one.lost_steps) for one in found] == [(2, 6, 3), (3, 8, 0), (4, 9, 0)]
     assert [one.reason for one in found[:2]] == ["NCCL time-out on rank 3", "CUDA out of memory"]
-    assert "without a word" in found[2].reason
+    assert "without a message" in found[2].reason
     assert "3; 3 steps made again" in Elements(_page(writer)).text
 
 

@@ -185,7 +185,7 @@ def test_an_empty_log(tmp_path: Path) -> None:
 def test_a_file_that_is_no_log_is_not_said_to_be_a_run_without_a_word(tmp_path: Path) -> None:
     file = tmp_path / "main.log"
     file.write_bytes(bytes(range(256)) * 100)
-    assert "nothing in it is known" in read_log(file).message
+    assert "no line of it is one of theirs" in read_log(file).message
 
     file.write_text(v2_steps(1, 1))
     assert "known" not in read_log(file).message

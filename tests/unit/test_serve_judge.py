@@ -51,7 +51,7 @@ def test_gpus_that_make_no_servers_are_refused(wanted: str, per_server: int) -> 
         (("--gpus", "3", "--per-server", "2"), "do not divide"),
         (("--cluster", "lab", "--gpus", "2,3"), "Ray chooses GPUs"),
         (("--cluster", "lab", "--address", "10.0.0.5"), "no --address"),
-        ((), r"--model .*is neither a folder nor the name of an asset"),
+        ((), r"--model-path .*is neither a folder nor the name of an asset"),
     ],
 )
 def test_what_cannot_serve_is_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
@@ -99,5 +99,5 @@ def test_a_second_model_beside_one_that_serves_is_refused(tmp_path: Path) -> Non
     here = registry.Registration("judge-0", "vllm", "/m/Qwen3-14B", "gpu03", 1, 0.0, "ready", "http://10.0.0.3:1")
     registry.write(tmp_path, here)
     require_model(tmp_path, Path("/storage/models/Qwen3-14B"))
-    with pytest.raises(UserError, match=r"judge-0 on gpu03 serves Qwen3-14B .*--stop"):
+    with pytest.raises(UserError, match=r"judge-0 on gpu03 serves Qwen3-14B .*serve stop --judges"):
         require_model(tmp_path, Path("/storage/models/Qwen3-32B"))

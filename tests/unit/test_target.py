@@ -36,6 +36,7 @@ RUNS = {
     "serve stop": ["serve", "stop"],
     "eval": ["eval", "--data-names", "recall", "--dry-run"],
     "jobs": ["jobs"],
+    "runs": ["runs"],
 }
 """Commands about one run, or all of a place."""
 STARTS = {
@@ -89,6 +90,7 @@ def went(*words: str) -> str:
         assert len(asked) == 1, text
         return asked[0]
     here = ["no runs found", "is alive (--fileroot", "no checkpoint of a run", "GPUs, and none", "no judge", "no jobs"]
+    here.append("no runs of")
     return HERE if any(part in text for part in here) or "preset: 1.5B_n1" in text else text
 
 
@@ -188,9 +190,11 @@ def test_logs_prints_one_log(options: list[str], named: str) -> None:
 def test_jobs_of_slurm_are_of_no_other_place() -> None:
     for words in (["--here"], ["--cluster", "lab"], ["--hostnames", "h1"]):
         assert "and --slurm (mode=slurm) are two places: choose one" in said("jobs", "--slurm", *words)
+    for words in (["--here"], ["--cluster", "lab"]):
+        assert "and --slurm (mode=slurm) are two places: choose one" in said("runs", "--slurm", *words)
 
 
-@pytest.mark.parametrize("typed", ["stop", "logs", "status", "jobs", "serve list", "serve stop"])
+@pytest.mark.parametrize("typed", ["stop", "logs", "status", "jobs", "runs", "serve list", "serve stop"])
 def test_a_folder_of_runs_on_a_cluster_is_an_absolute_path(typed: str) -> None:
     keep("lab")
     assert "a path that begins with /" in said(*typed.split(), "--cluster", "lab", "--fileroot", "mine")

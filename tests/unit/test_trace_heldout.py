@@ -168,7 +168,10 @@ def test_a_run_that_began_at_a_checkpoint_of_another_shows_its_end(run: RunDirec
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--task", "2"), "2 held-out tasks are recorded, none of them 2: give --task a number from 0 to 1, or an id"),
+        (
+            ("--task", "2"),
+            "2 held-out tasks are recorded, none of them 2: give --task-id a number from 0 to 1, or an id",
+        ),
         (("--task", "²"), "2 held-out tasks are recorded, none of them ²"),
         (("--step", "1"), "leave out --step and --sample"),
         (("--sample", "0"), "leave out --step and --sample"),

@@ -298,8 +298,8 @@ def verify_model(url: str, expected: str, timeout: float = 10.0) -> str:
     except (httpx.HTTPError, ValueError) as error:
         raise UnreachableError(
             f"the judge at {url} cannot be reached ({type(error).__name__}: {error}): start it (clusterkit serve judge "
-            "--model NAME, or your own OpenAI-compatible server and judge.url=http://HOST:PORT), then this command "
-            "again"
+            "--model-path NAME, or your own OpenAI-compatible server and judge.url=http://HOST:PORT), then this "
+            "command again"
         ) from error
     matching = [name for name in served if not expected or name == expected or _last(name) == _last(expected)]
     if len(matching) == 1:

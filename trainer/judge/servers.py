@@ -45,7 +45,7 @@ def require_model(folder: Path, model: Path) -> None:
         if one.model and one.state != "ended" and Path(one.model).name != model.name:
             raise UserError(
                 f"{one.name} on {one.node} serves {Path(one.model).name} for this run already, and all judges of a run "
-                f"have one model: end it first (clusterkit serve judge --stop), or serve that one"
+                f"have one model: end it first (clusterkit serve stop --judges), or serve that one"
             )
 
 

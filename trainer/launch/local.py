@@ -136,8 +136,9 @@ def require_gpus(config: RunConfig) -> None:
             f"mode=local with n_nodes={config.n_nodes}: a run on several hosts needs mode=ray, or a cluster"
         )
     if config.gpus > visible:
+        plural = "s" * (config.gpus != 1)
         raise UserError(
-            f"this run takes {config.gpus} GPUs (n_nodes x n_gpus_per_node), and PyTorch can use {visible} here"
+            f"this run takes {config.gpus} GPU{plural} (n_nodes x n_gpus_per_node), and PyTorch can use {visible} here"
             f"{_why_none() if not visible else ''}: check nvidia-smi, CUDA_VISIBLE_DEVICES and that PyTorch is a CUDA "
             "build for this driver"
         )

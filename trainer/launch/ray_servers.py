@@ -316,7 +316,7 @@ def _model_of(config: RunConfig) -> Path:
     models = [one.model for one in registry.read(folder) if one.model]
     model = models[0] if models else config.model.path
     if not model:
-        raise UserError("the run has no servers yet and its model is not known: give --model FOLDER")
+        raise UserError("the run has no servers yet and its model is not known: give --model-path FOLDER")
     return Path(model)
 
 

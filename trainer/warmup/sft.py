@@ -210,6 +210,7 @@ class _Loop:
                         "loss": loss,
                         "accuracy": sum(recent) / len(recent),
                         "tokens_per_s": tokens / (now - began),
+                        "remaining_s": round((now - began) / (step + 1 - start) * (steps - step - 1), 1),
                         "init_seed": self.init_seed,
                         "cached": False,
                     }

@@ -11,6 +11,7 @@ from clusterkit.backends.base import (
     PlannedRun,
     RunOutcome,
     RunRequest,
+    StoppedRun,
     SubmittedRun,
     applied,
     completed,
@@ -73,6 +74,6 @@ class LocalBackend(FolderBackend):
         found = [*training_jobs(folder_of_runs(self.place.fileroot)), *evaluation_jobs(Path.cwd())]
         return sorted(found, key=lambda job: job.started or 0.0)
 
-    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
+    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> StoppedRun:
         """See `FolderBackend.end`."""
         return end_run(process_run(run), deadline=deadline, force=force, say=self.say)

@@ -23,7 +23,7 @@ def training_jobs(fileroot: Path) -> list[Job]:
 
 
 def evaluation_jobs(folder: Path) -> list[Job]:
-    """Evaluations whose --output-path is in a folder."""
+    """Evaluations whose --out is in a folder."""
     found = [_job(lock, owner_of(lock), "eval", lock.parent.name) for lock in folder.glob(f"*/{LOCK}")]
     return [job for job in found if job is not None]
 

@@ -183,7 +183,7 @@ def _recover_text(run: RunDirectory, history: History) -> str:
 def _tail_text(run: RunDirectory, attempt: int) -> str:
     lines = last_lines(run.console(attempt), SHOWN_CONSOLE_LINES)
     if not lines:
-        return f" It had printed nothing; the log is {run.logs / 'main.log'}"
+        return f" It printed nothing. Its log: {run.logs / 'main.log'}"
     return f" Its last lines ({run.console(attempt)}):\n" + "\n".join(f"  {line}" for line in lines)
 
 

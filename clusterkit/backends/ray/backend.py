@@ -24,6 +24,7 @@ from clusterkit.backends.base import (
     RunRequest,
     RunSelector,
     Say,
+    StoppedRun,
     SubmittedRun,
 )
 from clusterkit.backends.ray.follow import closing as closing_table
@@ -151,7 +152,7 @@ class RayBackend:
             return self.do(lambda head: closing_table(head, submitted.run))
         return self.wait(follow(self.selection, submitted, progress, again))
 
-    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> str:
+    def stop(self, selector: RunSelector, *, deadline: float, force: bool) -> StoppedRun:
         """See `Backend.stop`."""
         found = self.living(selector)
         if not found:

@@ -32,12 +32,13 @@ from clusterkit.backends.ray.files import (
 from clusterkit.backends.ray.follow import Copy
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import TRAINS, RayJob
+from clusterkit.backends.ray.overviews import fetch_overviews
 from clusterkit.backends.ray.storage import METRICS, fetch_records, list_runs, read_whole
 from clusterkit.backends.records import Runs
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
-from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, user_name
+from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, runs, user_name
 from clusterkit.runs.log.metrics import History
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
@@ -112,6 +113,20 @@ class Copies:
             run = RunDirectory(self.folder, user, one.run.experiment, one.run.trial)
             run.logs.mkdir(parents=True, exist_ok=True)
             _date(run, one.written)
+
+    async def fetch_overviews(self, user: str) -> None:
+        """Bring what the overview of a user's runs is made from; see `Runs.fetch_overviews`.
+
+        Raises:
+            RunError: no host shows them.
+        """
+        await self._on_any_host(lambda head: self._fetch_overviews(head, user))
+
+    async def _fetch_overviews(self, head: Head, user: str) -> None:
+        await fetch_overviews(head.session, self.fileroot, user, self.folder)
+        jobs = await self._jobs(head)
+        for run in runs(self.folder, user=user):
+            self._write_holder(run, self._holder(jobs, self.original(run), run))
 
     async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
         """Bring a run's records up to date, and its logs where they are wanted.
@@ -224,16 +239,19 @@ class Copies:
         await known.copy.refresh(head)
         if logs:
             await fetch_logs(head, original, run, facts, known.logs)
-        self._write_holder(run, await self._holder(head, original, run))
+        self._write_holder(run, self._holder(await self._jobs(head), original, run))
         signs = [moment for name, (_, moment) in facts.items() if not name.startswith(f"{SCORES}/")]
         _date(run, max(signs, default=0.0))  # an old run that is scored is no new one
 
-    async def _holder(self, head: Head, original: RunDirectory, run: RunDirectory) -> str:
-        """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
-        jobs: list[RayJob] | None = None
+    async def _jobs(self, head: Head) -> list[RayJob] | None:
+        """All jobs of Ray; None where it cannot be asked over this host."""
         if head.session.host.name == self.selection.cluster.head_host.name and head.token:
             with contextlib.suppress(HostError, RunError):
-                jobs = await head.ask(lambda api: api.all())
+                return await head.ask(lambda api: api.all())
+        return None
+
+    def _holder(self, jobs: list[RayJob] | None, original: RunDirectory, run: RunDirectory) -> str:
+        """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
         if jobs is None:
             return UNASKED if _still_open(run) else ""
         job = job_of(original, jobs)
@@ -328,6 +346,10 @@ class Mirror(Runs):
         """See `Runs.index`."""
         self._do(self._copies.index())
 
+    def fetch_overviews(self, user: str | None = None) -> None:
+        """See `Runs.fetch_overviews`."""
+        self._do(self._copies.fetch_overviews(user or user_name()))
+
     def fetch(self, run: RunDirectory, *, logs: bool = False) -> None:
         """See `Runs.fetch`."""
         self._do(self._copies.fetch(run, logs=logs))
@@ -364,6 +386,10 @@ class Mirror(Runs):
         """See `Runs.look_at`."""
         found: dict[str, Any] = self._do(self._copies.look(folder))
         return found
+
+    def original(self, run: RunDirectory) -> RunDirectory:
+        """See `Runs.original`."""
+        return self._copies.original(run)
 
     def with_original_paths(self, value: T) -> T:
         """See `Runs.with_original_paths`."""

@@ -143,7 +143,7 @@ list() {{
     look {recover} -mindepth 3 -maxdepth 3 -path '*/{SUPERVISED}/LATEST'
 }}
 {packing}"""
-    packed = io.BytesIO(await _read(head, script, fileroot))
+    packed = io.BytesIO(await read_output(head, script, fileroot))
     with tarfile.open(fileobj=packed, mode="r:*") as tar:
         tar.extractall(into, filter="data")
 
@@ -174,7 +174,7 @@ cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
 find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
   \( -name metrics.jsonl -o -name config.yaml \) -printf '%T@ %P\n'
 """
-    now, *lines = (await _read(head, script, fileroot)).decode(errors="replace").splitlines()
+    now, *lines = (await read_output(head, script, fileroot)).decode(errors="replace").splitlines()
     written: dict[tuple[str, str], dict[str, float]] = {}
     for line in lines:
         moment, _, path = line.partition(" ")
@@ -211,7 +211,7 @@ size=$(stat -c %s {name})
 [ "$size" -gt {offset} ] || exit 0
 exec dd if={name} bs=1M iflag=skip_bytes,count_bytes,fullblock skip={offset} count={most} status=none
 """
-    return await _read(head, script, str(path))
+    return await read_output(head, script, str(path))
 
 
 async def read_whole(head: Session, path: Path) -> bytes:
@@ -257,7 +257,7 @@ async def size_of(head: Session, path: Path) -> int:
     Raises:
         HostError: the head was lost, or cannot read there; there is no such file.
     """
-    return int(await _read(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
+    return int(await read_output(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
 
 
 async def newest_attempt(head: Session, run: RunDirectory) -> int:
@@ -266,13 +266,22 @@ async def newest_attempt(head: Session, run: RunDirectory) -> int:
     Raises:
         HostError: the head was lost, or cannot read there.
     """
-    listed = await _read(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
+    listed = await read_output(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
     names = [name.removeprefix("attempt_") for name in listed.decode(errors="replace").split()]
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
-async def _read(head: Session, script: str, what: str) -> bytes:
-    """All that a script prints."""
+async def read_output(head: Session, script: str, what: str) -> bytes:
+    """All that a script prints.
+
+    Args:
+        head: a host that shows the storage.
+        script: what is run there as root.
+        what: what it reads, for the message.
+
+    Raises:
+        HostError: the host was lost, or the script failed.
+    """
     parts, size = [], 0
     async with head.stream(script, root=True, timeout=600.0) as stream:
         await stream.write_eof()

@@ -11,6 +11,7 @@ from clusterkit.backends.base import (
     PlannedRun,
     RunOutcome,
     RunRequest,
+    StoppedRun,
     SubmittedRun,
     completed,
     folder_of_runs,
@@ -68,15 +69,14 @@ class SlurmBackend(FolderBackend):
         folder = "" if self.place.fileroot is None else f"{folder_of_runs(self.place.fileroot)}/logs/"
         return [_listed(job) for job in queued_jobs() if job.run_dir.startswith(folder)]
 
-    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> str:
+    def end(self, run: RunDirectory, *, deadline: float, force: bool) -> StoppedRun:
         """See `FolderBackend.end`: its job, or the process that trains it without one."""
         job = job_of(run) if has_slurm() else None
         if job is not None and job.waiting:
             _cancel(job.number)
-            return (
-                f"{run.experiment}/{run.trial} was waiting for nodes, and its job {job.number} is cancelled; the same "
-                "train command submits it"
-            )
+            name = f"{run.experiment}/{run.trial}"
+            message = f"{name} was waiting for nodes, and its job {job.number} is cancelled; the same train command "
+            return StoppedRun(name, False, message + "submits it")
         return end_run(
             process_run(run) if job is None else _live_run(run, job), deadline=deadline, force=force, say=self.say
         )

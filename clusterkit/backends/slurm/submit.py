@@ -23,7 +23,7 @@ from clusterkit.hosts.folders import write_private
 from clusterkit.provision.images.versions import versions
 from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock
 from clusterkit.runs.slurm.commands import SlurmError, slurm
-from clusterkit.runs.slurm.queue import FOLDER, our_jobs
+from clusterkit.runs.slurm.queue import FOLDER, forget_queue, our_jobs
 from clusterkit.runs.trials import Trial, TrialState, choose_trial, require_free, require_unchanged, run_directory
 from trainer.disk import file_failures
 from trainer.errors import UserError
@@ -156,6 +156,7 @@ def submit(planned: SlurmPlan, say: Say) -> SubmittedRun:
             write_private(file.with_name("ray_token"), secrets.token_hex(32) + "\n")
             write_atomic(file, planned.script)
         number = _sbatch(planned.options, file)
+        forget_queue()
     return SubmittedRun("started", run, number, trial.resume_step)
 
 

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import typer
 
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.hosts.folders import config_folder
-from clusterkit.observe.alerts.delivery import command_from, webhook_from
+from clusterkit.observe.alerts.delivery import Receiver, command_from, webhook_from
 from clusterkit.observe.alerts.watch import Watcher
 from clusterkit.ui import output
 from trainer.errors import UserError
 
 
-def alerts(run: RunOptions, webhook: str | None, command: str | None, *, every: float, once: bool) -> None:
+@dataclass(frozen=True)
+class Printed:
+    """A receiver whose alerts are printed, too, once it has them."""
+
+    receiver: Receiver
+
+    @property
+    def name(self) -> str:
+        """See `Receiver.name`: what was delivered without --json is not delivered again."""
+        return self.receiver.name
+
+    def send(self, body: dict[str, Any]) -> None:
+        """See `Receiver.send`."""
+        self.receiver.send(body)
+        output.line_json(body)
+
+
+def alerts(
+    run: RunOptions, webhook: str | None, command: str | None, *, every: float, once: bool, as_json: bool
+) -> None:
     """Watch a run until it is complete, or look once.
 
     Args:
@@ -23,10 +45,13 @@ def alerts(run: RunOptions, webhook: str | None, command: str | None, *, every: 
         command: is run instead.
         every: seconds between two looks.
         once: look once.
+        as_json: print every alert that was delivered as a line of JSON.
     """
     if command is not None and webhook is not None:
         raise UserError("--webhook and --command are two receivers: give one, and start a second watcher for the other")
-    receiver = command_from(command) if command is not None else webhook_from(webhook)
+    receiver: Receiver = command_from(command) if command is not None else webhook_from(webhook)
+    if as_json:
+        receiver = Printed(receiver)
     place = place_of_run(run)
     with open_backend(place, output.note) as backend:
         runs = backend.runs()

@@ -55,7 +55,7 @@ def _print(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
     if as_json:
         output.result_json(facts)
     else:
-        output.result("\n".join(lines))
+        output.lines(lines)
 
 
 def _apply(diagnosis: Diagnosis, backend: Backend, runs: Runs) -> tuple[dict[str, Any], list[str]]:

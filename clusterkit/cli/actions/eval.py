@@ -49,7 +49,7 @@ def evaluate(
     say: Say = output.note if shown else lambda _: None
     arguments = EvalArguments(**typed_arguments)
     if arguments.watch and arguments.model_path is not None:
-        raise UserError("--watch chooses the checkpoints itself: leave --model-path out")
+        raise UserError("--watch-dir chooses the checkpoints itself: leave --model-path out")
     if slurm:
         place = slurm_place(typed.cluster is not None, typed.here)
     else:
@@ -69,6 +69,7 @@ def evaluate(
                     output.result_json(submitted.as_dict())
                 output.note(_how_to_go_on(submitted.place, arguments.output_path))
                 return
+            output.note("it goes on without this command: Ctrl-C ends the following alone")
         try:
             finished = evaluator.follow(arguments, submitted, lambda folder: _print_scored(folder, as_json))
         except KeyboardInterrupt:
@@ -81,18 +82,19 @@ def evaluate(
         _print_results(finished, as_json)
 
 
-def stop(typed: RunOptions, output_path: str) -> None:
+def stop(typed: RunOptions, output_path: str, *, as_json: bool) -> None:
     """End the evaluation that writes into a folder."""
     whose = checked_user(typed.user)
     with open_backend(place_of(announce(target(Kind.ON_A_CLUSTER, typed))), output.note) as backend:
-        output.result(evaluator_of(backend).stop(output_path, whose))
+        message = evaluator_of(backend).stop(output_path, whose)
+    output.outcome(message, {"out": output_path, "message": message}, as_json=as_json)
 
 
 def _how_to_go_on(place: str, output_path: str) -> str:
     return (
         "  follow it       the same command again, which also copies the results here\n"
         f"  look at answers clusterkit eval show {output_path} {place}, once it has ended\n"
-        f"  end it          clusterkit eval stop {place} --output-path {output_path}"
+        f"  end it          clusterkit eval stop {place} --out {output_path}"
     )
 
 

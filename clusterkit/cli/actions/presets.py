@@ -19,6 +19,9 @@ from trainer.allocation import AllocationError
 from trainer.allocation_text import parse
 from trainer.errors import UserError
 
+PROSE_COLUMNS = 116
+"""Width of a plan where stdout is no terminal."""
+
 
 def list_all(as_json: bool) -> None:
     """Print the presets, what each is for and what it needs."""
@@ -53,10 +56,12 @@ def list_all(as_json: bool) -> None:
     lines += [f"  {task.name:<{width}}  {task.description}" for task in tasks]
     lines += [
         "",
-        "Next: clusterkit presets explain tiny    or    clusterkit train --preset tiny --dry-run",
-        "On your hosts: clusterkit presets plan 1.5B_n4 --nodes 2",
+        "Next",
+        "  clusterkit presets explain tiny",
+        "  clusterkit train --preset tiny --dry-run",
+        "  clusterkit presets plan 1.5B_n4 --nodes 2",
     ]
-    output.result("\n".join(lines))
+    output.lines(lines)
 
 
 def show(name: str, task: str | None, as_json: bool) -> None:
@@ -67,7 +72,7 @@ def show(name: str, task: str | None, as_json: bool) -> None:
     if as_json:
         output.result_json(config)
     else:
-        output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        output.exact(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
 def explain(name: str, key: str | None, task: str | None, *, everything: bool, as_json: bool) -> None:
@@ -76,7 +81,7 @@ def explain(name: str, key: str | None, task: str | None, *, everything: bool, a
     if as_json:
         output.result_json(explanations)
     else:
-        output.result("\n".join(_paragraph(explanation) for explanation in explanations))
+        output.lines(_paragraph(explanation) for explanation in explanations)
 
 
 def diff(first: str, second: str, task: str | None, as_json: bool) -> None:
@@ -125,7 +130,7 @@ def plan(
     if as_json:
         output.result_json(planned.as_dict())
     else:
-        output.result("\n".join(plan_lines(planned)))
+        output.lines(plan_lines(planned), PROSE_COLUMNS)
     if not planned.fits:
         raise typer.Exit(1)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
+from clusterkit.observe.report.log_source import LogRun
 from clusterkit.observe.report.page import content, document
 from clusterkit.observe.report.source import RunReader
+from clusterkit.runs.log.reader import cache_folder, log_reader
 from clusterkit.ui import output
 from clusterkit.ui.page_file import write_page
 
@@ -24,13 +26,32 @@ def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bo
         read = [RunReader(directory).read() for directory in directories]
         names = [one.name for one in read]
         page = runs.with_original_paths(document(" against ".join(names), content(read, time.time())))
+    _write(
+        page,
+        "-".join([directories[0].experiment, *(directory.trial for directory in directories)]),
+        names,
+        out,
+        as_json,
+    )
+
+
+def report_log(log: str, run: RunOptions, compare: str | None, out: str | None, *, as_json: bool) -> None:
+    """Write what a log says of a run as one page. log: the file, or - for standard input."""
+    run.require_no_run(*(["--compare"] if compare else []))
+    path = Path(log) if log == "-" else Path(log).expanduser()
+    found = LogRun(log_reader(path, cache_folder()).refresh())
+    page = document(found.name, content([found], time.time()))
+    _write(page, "log" if log == "-" else path.stem, [found.name], out, as_json)
+
+
+def _write(page: str, name: str, runs: list[str], out: str | None, as_json: bool) -> None:
+    """Write a page and say where; name: of its file where --out names none."""
     if out == "-":
-        output.result(page)
+        output.exact(page)
         return
-    name = "-".join([directories[0].experiment, *(directory.trial for directory in directories)])
     path = write_page(page, Path(out).expanduser() if out else Path(f"{name}.html"))
     if as_json:
-        output.result_json({"path": str(path), "bytes": path.stat().st_size, "runs": names})
+        output.result_json({"path": str(path), "bytes": path.stat().st_size, "runs": runs})
     else:
         output.result(str(path))
         output.note("Open it with a web browser; it can be sent or kept as it is.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.newest import require_newest
 from clusterkit.cli.actions.target import place_of_run, selector_of
 from clusterkit.cli.runoptions import RunOptions
+from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import find_run
 from clusterkit.serving.engines import (
@@ -40,7 +42,7 @@ def list_servers(run: RunOptions, hosts: HostOptions, *, as_json: bool) -> None:
         output.result("\n".join(table(found)))
 
 
-def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
+def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str, as_json: bool) -> None:
     """Add one server to a run.
 
     Args:
@@ -48,31 +50,47 @@ def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str) -> None:
         hosts: of the cluster, should it be on one.
         gpus: numbers of the server's GPUs on this machine, with commas.
         model: folder of weights to start with; empty for that of the other servers.
+        as_json: print JSON.
     """
     place, selector = _find(run, hosts)
     if place.hosts is not None:
-        output.result(_on_cluster(place, selector, partial(change_remote, action="add", argument="")))
+        said = _on_cluster(place, selector, partial(change_remote, action="add", argument=""))
+        name = said.partition(" ")[0]
+        output.outcome(said, {"servers": [{"name": name, "state": "starting"}]}, as_json=as_json)
+        _print_next(run, f"--cluster {place.hosts.cluster}" if place.hosts.cluster else "")
         return
     try:
         numbers = tuple(int(number) for number in gpus.split(",") if number.strip())
     except ValueError:
         raise UserError(f"--gpus {gpus}: give numbers with commas, such as 4,5") from None
     one = add_local(_run(place, selector), numbers, model, output.note)
-    output.result(f"{one.name} answers at {one.url}")
+    output.outcome(f"{one.name} answers at {one.url}", {"servers": [views([one])[0].as_dict()]}, as_json=as_json)
+    _print_next(run, "--here" if has_current() and run.fileroot is None else "", one.name)
 
 
-def stop(run: RunOptions, hosts: HostOptions, names: list[str]) -> None:
+def stop(run: RunOptions, hosts: HostOptions, names: list[str], *, as_json: bool) -> None:
     """End servers of a run by their names; without names all."""
     place, selector = _find(run, hosts)
     if place.hosts is None:
         ended = stop_local(_run(place, selector), names)
-        output.result(f"ended: {', '.join(ended)}" if ended else "the run has no engine servers")
+        sentence = f"ended: {', '.join(ended)}" if ended else "the run has no engine servers"
+        output.outcome(sentence, {"ended": ended}, as_json=as_json)
         return
     names = names or [one.name for one in _servers(place, selector)]
     if not names:
         raise RunError("the run has no engine servers")
-    for name in names:
-        output.result(_on_cluster(place, selector, partial(change_remote, action="stop", argument=name)))
+    said = [_on_cluster(place, selector, partial(change_remote, action="stop", argument=name)) for name in names]
+    output.outcome("\n".join(said), {"ended": names}, as_json=as_json)
+
+
+def _print_next(run: RunOptions, place: str, name: str = "NAME") -> None:
+    """Print what may come after a server was added. place: the option that names where it is."""
+    typed = [("--fileroot", run.fileroot), ("--experiment", run.experiment), ("--trial", run.trial)]
+    named = " ".join([place, *(f"{option} {shlex.quote(value)}" for option, value in typed if value)]).strip()
+    output.note(
+        f"Next:\n  all servers  {f'clusterkit serve list {named}'.rstrip()}\n"
+        f"  end it       {f'clusterkit serve stop {name} {named}'.rstrip()}"
+    )
 
 
 def _find(run: RunOptions, hosts: HostOptions) -> tuple[Place, RunSelector]:

@@ -21,6 +21,7 @@ from clusterkit.cli.judgeoptions import JudgeOptions
 from clusterkit.cli.options import LOOPBACK
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.resolve import resolve
+from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.directory import user_name
 from clusterkit.serving.engines import end_all, table, views
 from clusterkit.serving.judges import JudgeRequest, remote_judges, start_remote, stop_remote
@@ -53,7 +54,7 @@ def judge(
         options.per_server,
         options.engine,
         options.context_length,
-        options.flags,
+        " ".join(options.server_flag or ()),
     )
     if list_them or stop_them:
         if on_cluster:
@@ -64,7 +65,7 @@ def judge(
             _show_local(folder, stop_them, as_json)
         return
     if not options.model:
-        raise UserError("--model is missing: name the folder of the model that is to read and judge")
+        raise UserError("--model-path is missing: name the folder of the model that is to read and judge")
     if options.engine not in ("sglang", "vllm"):
         raise UserError(f"--engine {options.engine}: choose sglang or vllm")
     groups = gpu_groups(options.gpus, options.per_server)
@@ -91,7 +92,7 @@ def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, ex
     try:
         folder = resolve_model(request.model, options.cache_dir).absolute()
     except UserError as error:
-        raise UserError(str(error).replace("model.path=", "--model ")) from error
+        raise UserError(str(error).replace("model.path=", "--model-path ")) from error
     command = [sys.executable, "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
     command += ["--fileroot", os.path.abspath(os.path.expanduser(fileroot))]  # noqa: PTH100, PTH111
     command += ["--experiment", request.experiment, "--trial", request.trial]
@@ -99,9 +100,9 @@ def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, ex
     command += ["--engine", request.engine, "--address", address]
     command += ["--context-length", str(request.context_length)]
     command += [f"--flags={request.flags}"] if request.flags else []
-    _print_train_command(
-        request, folder.name, options.preset, expected_model, [f"fileroot={fileroot}"] if fileroot != RUNS else []
-    )
+    place = [f"fileroot={fileroot}"] if fileroot != RUNS else []
+    place += ["--here"] if has_current() else []  # these servers are none of the cluster's
+    _print_train_command(request, folder.name, options.preset, expected_model, place)
     output.note("Ctrl-C ends it")
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # nobody else would tell the servers
@@ -118,7 +119,11 @@ def _start_remote(cluster: RayBackend, request: JudgeRequest, preset: str, expec
     for one in cluster.do(lambda head: start_remote(head, request, output.note)):
         output.result(f"{one.name} on {one.node} answers at {one.url}")
     name = request.model.rstrip("/").rpartition("/")[2]
-    _print_train_command(request, name, preset, expected_model, ["--cluster", cluster.cluster.name])
+    place = ["--cluster", cluster.cluster.name]
+    _print_train_command(request, name, preset, expected_model, place)
+    names = ["--preset", preset, "--experiment", request.experiment, "--trial", request.trial, *place]
+    output.note(f"  all of them  {shlex.join(['clusterkit', 'serve', 'judge', '--list', *names])}")
+    output.note(f"  end them     {shlex.join(['clusterkit', 'serve', 'judge', '--stop', *names])}")
 
 
 def _print_train_command(request: JudgeRequest, model: str, preset: str, expected_model: str, more: list[str]) -> None:
@@ -134,16 +139,22 @@ def _print_train_command(request: JudgeRequest, model: str, preset: str, expecte
 def _show_local(folder: Path, stop: bool, as_json: bool) -> None:
     if stop:
         stopped = end_all(folder, registry.read(folder))
-        output.result(f"ended: {', '.join(stopped)}" if stopped else "the run has no judge servers")
+        _show_stopped(f"ended: {', '.join(stopped)}" if stopped else "the run has no judge servers", as_json)
     else:
         _show(registry.read(folder), as_json)
 
 
 def _show_remote(cluster: RayBackend, request: JudgeRequest, stop: bool, as_json: bool) -> None:
     if stop:
-        output.result(cluster.do(lambda head: stop_remote(head, request)))
+        _show_stopped(cluster.do(lambda head: stop_remote(head, request)), as_json)
     else:
         _show(cluster.do(lambda head: remote_judges(head, request)), as_json)
+
+
+def _show_stopped(said: str, as_json: bool) -> None:
+    """Print the sentence of the node side about what was ended, or the names in it."""
+    names = said.removeprefix("ended: ").split(", ") if said.startswith("ended: ") else []
+    output.outcome(said, {"ended": names}, as_json=as_json)
 
 
 def _show(found: list[Registration], as_json: bool) -> None:

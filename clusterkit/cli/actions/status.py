@@ -21,6 +21,8 @@ from clusterkit.runs.log.stream import StreamReader
 from clusterkit.runs.log.text import log_lines
 from clusterkit.runs.log.view import LogView
 from clusterkit.ui import output
+from clusterkit.ui.colour import coloured
+from clusterkit.ui.width import fitted
 from trainer.errors import RunError
 
 WATCH_SECONDS = 2.0
@@ -38,7 +40,7 @@ def show(run: RunOptions, *, as_json: bool, watch: bool) -> None:
             if as_json:
                 (output.line_json if watch else output.result_json)(seen.facts)
             else:
-                show("\n".join(seen.lines))
+                show(fitted(seen.lines))
             if not watch or seen.over:
                 break
             time.sleep(WATCH_SECONDS)
@@ -63,7 +65,7 @@ def show_log(log: str, run: RunOptions, *, as_json: bool, watch: bool) -> None:
             if as_json:
                 (output.line_json if watch else output.result_json)(view.as_dict())
             elif view.state != "unknown" or (watch and not view.ended):
-                show("\n".join(log_lines(view)))
+                show(fitted(log_lines(view)))
             if not watch or view.ended:
                 break
             if not piped:
@@ -83,4 +85,4 @@ def show_log(log: str, run: RunOptions, *, as_json: bool, watch: bool) -> None:
 def _screen(stack: contextlib.ExitStack) -> Callable[[str], None]:
     """Put a text in the place of the one before, until the stack is left."""
     live = stack.enter_context(Live(console=Console(), auto_refresh=False))
-    return lambda text: live.update(Text(text), refresh=True)
+    return lambda text: live.update(Text.from_ansi(coloured(text)), refresh=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
-from clusterkit.config.resolve import resolve, shown_values
+from clusterkit.config.presets import size_names
+from clusterkit.config.resolve import Resolved, resolve, shown_values
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import summary_lines
 from clusterkit.runs.log.tail import last_lines
@@ -61,12 +63,7 @@ def train(
     """
     output.notes(translation_notes(overrides))
     settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
-    place = _place(preset, task, settings, typed, slurm, slurm_options)
-    if detach and place.mode == "local":
-        raise UserError(
-            "--detach is for runs of a cluster or Slurm: a run of this machine ends with its command. Leave it out (in "
-            "tmux or screen the command outlives the login), or say where with --cluster NAME or --slurm"
-        )
+    place = place_for([resolve(preset, task, settings)], typed, slurm, slurm_options, detach=detach)
     with open_backend(place, output.note) as backend:
         if recover_from is not None:
             settings += settings_from(recover_from, backend, preset, task, settings)
@@ -89,19 +86,63 @@ def train(
         if submitted.state != "started" or not sentence:
             sentence = f"{submitted.sentence} {backend.where}".rstrip()
         output.note(f"{sentence}. Folder: {submitted.run.logs}")
+        if submitted.submission_id and not detach:
+            output.note("it goes on without this command: Ctrl-C ends the following alone")
         for warning in warnings:
             output.note(f"warning: {warning}")
         _follow(backend, submitted, detach=detach, as_json=as_json, shown=shown)
 
 
-def _place(
-    preset: str | None, task: str | None, settings: list[str], typed: RunOptions, slurm: bool, options: dict[str, Any]
+def refuse_config(file: str) -> None:
+    """Say what AReaL's `ppo-math --config FILE` is here.
+
+    Raises:
+        UserError: always.
+    """
+    size, gpus = re.search(r"(\d+(?:\.\d+)?B)", file), re.search(r"gpus-(\d+)", file)
+    kind = "-zero" if "zero" in file else ""
+    alike = [name for name in size_names() if size and re.fullmatch(rf"{re.escape(size[1])}{kind}_n\d+", name)]
+    wanted = f"_n{max(int(gpus[1]) // 8, 1)}" if gpus else ""
+    preset = next((name for name in alike if wanted and name.endswith(wanted)), next(iter(alike), "tiny"))
+    raise UserError(
+        f"--config {file}: settings come from a preset here, and ppo-math is a task of it. Such as: clusterkit train "
+        f"--preset {preset}{' --task math' if alike else ''} KEY=VALUE …\nAll presets: clusterkit presets. AReaL's own "
+        "KEY=VALUE words are understood (docs/coming-from-areal.md)"
+    )
+
+
+def place_for(
+    runs: Sequence[Resolved], typed: RunOptions, slurm: bool, options: dict[str, Any], *, detach: bool
 ) -> Place:
-    if slurm or "mode=slurm" in settings:
-        return slurm_place(typed.cluster is not None, typed.here, SlurmOptions(**options))
-    if any(options.values()):
-        raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
-    return place_of(announce(for_training(resolve(preset, task, settings), typed)))
+    """Where runs that are started together go, told on stderr.
+
+    Args:
+        runs: as typed.
+        typed: what the options say about the place.
+        slurm: submit them to Slurm.
+        options: fields of `SlurmOptions`.
+        detach: come back once they are submitted.
+
+    Raises:
+        UserError: they go to different places, or to none that the options allow.
+    """
+    if slurm or any("mode=slurm" in run.overrides for run in runs):
+        place = slurm_place(typed.cluster is not None, typed.here, SlurmOptions(**options))
+    else:
+        if any(options.values()):
+            raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
+        found = [for_training(run, typed) for run in runs]
+        if len({one.cluster for one in found}) > 1:
+            raise UserError(
+                "some of these runs would go to this machine and some to the cluster: add --here or --cluster NAME"
+            )
+        place = place_of(announce(found[0]))
+    if detach and place.mode == "local":
+        raise UserError(
+            "--detach is for runs of a cluster or Slurm: a run of this machine ends with its command. Leave it out (in "
+            "tmux or screen the command outlives the login), or say where with --cluster NAME or --slurm"
+        )
+    return place
 
 
 def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -> None:
@@ -111,14 +152,14 @@ def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -
         facts = plan.as_dict() if planned.trial else counts
         output.result_json({"config": config, **dict(planned.facts), "plan": facts})
         return
-    output.result(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    output.exact(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     lines = plan.lines() if planned.trial else plan.remote_lines(where)
     title = (
         f"The plan, {where} (nothing has been written or started)" if where else "The plan (nothing has been written)"
     )
     script = ["", "What sbatch would be given", "", *planned.script.splitlines()] if planned.script else []
     # As comments: the whole output is the YAML that would be written.
-    output.result("\n".join(["#", *(f"# {line}".rstrip() for line in (title, *lines, *script))]))
+    output.exact("\n".join(["#", *(f"# {line}".rstrip() for line in (title, *lines, *script))]))
 
 
 def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json: bool, shown: bool) -> None:
@@ -127,7 +168,8 @@ def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json:
     how_to_go_on = (
         f"  look at it  clusterkit status {named}\n"
         f"  its log     clusterkit logs -f {named}\n"
-        f"  stop it     clusterkit stop {named}"
+        f"  stop it     clusterkit stop {named}\n"
+        f"  all runs    clusterkit runs {named.partition('--experiment ')[0]}".rstrip()
     )
     if detach and submitted.submission_id:
         if as_json:
@@ -164,6 +206,7 @@ def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: 
         "",
         "Next:",
         f"  look at it      clusterkit status {named}",
+        f"  as a web page   clusterkit report {named}",
         f"  train further   {further_command(sys.argv[1:], run.trial, 2 * outcome.global_step or 1)}",
         "  train anew      the same command with seed=2 trial_name=NEW",
     ]

@@ -114,7 +114,8 @@ def _checkpoint(facts: dict[str, Any], number_of_them: bool) -> str:
     if not facts["count"]:
         return "none yet"
     counted = f"{facts['count']}, the latest " if number_of_them else ""
-    return f"{counted}after step {facts['global_step']}, {size(number(facts, 'bytes'))}, {duration(facts['age_s'])} ago"
+    step = "" if facts["global_step"] is None else f"after step {facts['global_step']}, "
+    return f"{counted}{step}{size(number(facts, 'bytes'))}, {duration(facts['age_s'])} ago"
 
 
 def _recover(_: Run, status: Status) -> str:

@@ -109,7 +109,9 @@ class RunReader:
         if ending is not None:
             return str(ending.get("message") or ending.get("status") or "")
         message = failure_message(self.directory.console(attempt))
-        return message.removeprefix("error: ") if message else "ended without a word (killed, or the machine went down)"
+        return (
+            message.removeprefix("error: ") if message else "ended without a message (killed, or the machine went down)"
+        )
 
 
 def _file(path: Path) -> tuple[int, int]:

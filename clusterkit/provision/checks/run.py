@@ -132,8 +132,9 @@ async def _between(
     cluster, able = request.cluster, [sessions[name] for name, fact in facts.items() if fact.sudo != "none"]
     everyone = [sessions[name] for name in facts]
     addresses, refused = _addresses(cluster, facts)
-    if request.probes:
-        say(f"{cluster.storage} and Ray's ports between {len(everyone)} hosts")
+    if request.probes and everyone:
+        between = f" between {len(everyone)} hosts" if len(everyone) > 1 else ""
+        say(f"trying {cluster.storage} and Ray's ports{between}")
         storage, ports = await asyncio.gather(
             storage_shared(
                 [session for session in able if _answers(facts[session.host.name], cluster)], cluster.storage

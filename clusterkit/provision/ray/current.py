@@ -51,6 +51,14 @@ def current() -> Current:
     return Current(ready[0], "the only one", ready) if len(ready) == 1 else Current("", "", ready)
 
 
+def has_current() -> bool:
+    """Return whether there is a current cluster; a choice that is damaged counts as none."""
+    try:
+        return bool(current().name)
+    except UserError:
+        return False
+
+
 def ready_clusters() -> tuple[str, ...]:
     """Return the clusters that were set up from this machine and not taken down."""
     return tuple(name for name in inventory.cluster_names() if local_file(name).is_file())

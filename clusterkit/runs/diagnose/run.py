@@ -150,7 +150,7 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
     ):
         evidence = Evidence("the trainer", 0, "ended by SIGKILL" if killed else status.message)
         [finding] = _findings([Hit(_KILLED, evidence, "", evidence.text)], context)
-        findings.append(finding if killed else replace(finding, title="The trainer ended without a word"))
+        findings.append(finding if killed else replace(finding, title="The trainer ended without a message"))
     if status.state == "stalled":
         last = next((scan for scan in scans if scan.source.endswith("main.log")), None)
         phase, line = (last.last_phase, last.last_line) if last else ("", None)

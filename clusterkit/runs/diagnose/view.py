@@ -11,6 +11,16 @@ from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status
 
+_STATES = {
+    "new": "has not begun",
+    "pending": "waits in the queue",
+    "running": "is running",
+    "stalled": "has stalled",
+    "finished": "is finished",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+    "killed": "was killed",
+}
 _TAGS = {"areal": "AReaL's option", "environment": "environment variable"}
 
 
@@ -20,7 +30,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     run = diagnosis.run
     if run is not None:
         message = f": {diagnosis.message.splitlines()[0]}" if diagnosis.message else ""
-        lines += [f"{run.experiment}/{run.trial} is {diagnosis.state}{message}", ""]
+        lines += [f"{run.experiment}/{run.trial} {_STATES.get(diagnosis.state, diagnosis.state)}{message}", ""]
     lines += [f"note: {note}" for note in diagnosis.notes]
     if not diagnosis.findings:
         lines.append("Nothing that is known to go wrong was found in")

@@ -6,6 +6,7 @@ docs/run-directory.md defines the file.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,17 +47,26 @@ class MetricsTail:
             return []
         self._offset += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
-        records = [self._parse(line) for line in lines if line.strip()]
-        return [record for record in records if record is not None]
+        records, damaged = records_of(lines)
+        self.damaged += damaged
+        return records
 
-    def _parse(self, line: bytes) -> Record | None:
+
+def records_of(lines: Iterable[bytes]) -> tuple[list[Record], int]:
+    """Return the records of complete lines, and how many of the lines are damaged."""
+    records, damaged = [], 0
+    for line in lines:
+        if not line.strip():
+            continue
         text = line.decode("utf-8", errors="replace")
         record = _record(text)
         if record is None:
-            self.damaged += 1
+            damaged += 1
             # A killed writer leaves half a line, which the next attempt continues with its own record: keep that.
             record = _last_record_within(text)
-        return record
+        if record is not None:
+            records.append(record)
+    return records, damaged
 
 
 def _record(text: str) -> Record | None:

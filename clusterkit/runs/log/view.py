@@ -124,9 +124,9 @@ class LogView:
         if self.state == "unknown":
             command = f"clusterkit diagnose --log {shlex.quote(str(self.path))}"
             like = f"; it looks like one of {self.kind}. What it says of errors: {command}" if self.kind else ""
-            return f"{self.name} is no log of AReaL or of clusterkit: nothing in it is known{like}"
+            return f"{self.name} is not a log of AReaL or clusterkit: no line of it is one of theirs{like}"
         if self.state == "silent" and self.closed:
-            return "the log ends here, without a word on how the run ended"
+            return "the log ends here, and does not say how the run ended"
         if self.state == "silent":
             return f"nothing new for {duration(self.silence)}; up to {duration(self.history.patience)} would be normal"
         return ""

@@ -51,5 +51,13 @@ def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) 
         ) from None
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise SlurmError(f"{command[0]} failed: {output}", output)
+        raise SlurmError(_message(command[0], output), output)
     return done.stdout
+
+
+def _message(command: str, output: str) -> str:
+    """What a command said of its failure, each of its sentences once, and what to do where Slurm did not answer."""
+    parts = dict.fromkeys(part.strip() for part in output.split(f"{command}: error:") if part.strip())
+    lost = any(word in output.lower() for word in ("unable to contact", "connection refused", "timed out"))
+    advice = "\nscontrol ping shows whether Slurm's controller answers; then give the command again" if lost else ""
+    return f"{command} failed: {'; '.join(parts)}{advice}"

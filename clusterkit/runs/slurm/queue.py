@@ -65,20 +65,34 @@ def job_name(run: RunDirectory, fingerprint: str) -> str:
     return f"{PREFIX}:{run.experiment}:{run.trial}:{fingerprint}"
 
 
-_seen: tuple[float, list[SlurmJob]] = (0.0, [])
+_seen: dict[str, tuple[float, list[SlurmJob] | SlurmError]] = {}
 
 
-def our_jobs(*, fresh: bool = True) -> list[SlurmJob]:
-    """Return this user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago.
+def forget_queue() -> None:
+    """Ask again at the next look: a job was submitted."""
+    _seen.clear()
+
+
+def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
+    """Return a user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago.
+
+    Args:
+        user: whose; None for ours.
+        fresh: ask now.
 
     Raises:
         SlurmError: Slurm does not answer.
     """
-    global _seen  # noqa: PLW0603
-    if not fresh and time.monotonic() - _seen[0] < FRESH_SECONDS:
-        return _seen[1]
-    jobs = queued_jobs(user_name())
-    _seen = (time.monotonic(), jobs)
+    user = user or user_name()
+    looked, jobs = _seen.get(user, (-FRESH_SECONDS, []))
+    if fresh or time.monotonic() - looked >= FRESH_SECONDS:
+        try:
+            jobs = queued_jobs(user)
+        except SlurmError as error:  # not asked again for each of many runs: it may have taken two minutes
+            jobs = error
+        _seen[user] = (time.monotonic(), jobs)
+    if isinstance(jobs, SlurmError):
+        raise jobs
     return jobs
 
 
@@ -108,7 +122,7 @@ def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
     Raises:
         SlurmError: Slurm does not answer.
     """
-    return next((job for job in our_jobs(fresh=fresh) if job.run_dir == str(run.logs)), None)
+    return next((job for job in our_jobs(run.user, fresh=fresh) if job.run_dir == str(run.logs)), None)
 
 
 def was_submitted(run: RunDirectory) -> bool:

@@ -89,7 +89,7 @@ def choose_task(tasks: Sequence[HeldoutTask], wanted: str) -> int:
     if wanted.isdecimal() and int(wanted) < len(tasks):
         return int(wanted)
     raise UserError(
-        f"{len(tasks)} held-out tasks are recorded, none of them {wanted}: give --task a number from 0 to "
+        f"{len(tasks)} held-out tasks are recorded, none of them {wanted}: give --task-id a number from 0 to "
         f"{len(tasks) - 1}, or an id such as {', '.join(ids[:3])}; eval.save_trajectories says how many a run records"
     )
 

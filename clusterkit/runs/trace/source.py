@@ -62,7 +62,9 @@ def find_group(
                 f"step {number} has {len(groups)} tasks, none of them {task}: give a number from 0 to "
                 f"{len(groups) - 1}, or an id such as {some}"
             )
-    raise UserError(f"no recorded step has a task {task}: clusterkit trace --task 0 shows the newest step's first one")
+    raise UserError(
+        f"no recorded step has a task {task}: clusterkit trace --task-id 0 shows the newest step's first one"
+    )
 
 
 def read_groups(path: Path, otherwise: str = "look at another step with --step") -> dict[str, list[Record]]:

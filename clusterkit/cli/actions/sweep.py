@@ -1,0 +1,236 @@
+"""`clusterkit train --sweep`: check all combinations, train or submit what is not complete, print the table."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import typer
+
+from clusterkit.backends.base import Backend, RunRequest
+from clusterkit.backends.records import Runs, errors_with_original_paths
+from clusterkit.backends.table import open_backend
+from clusterkit.capacity.plan import RunPlan
+from clusterkit.capacity.runnable import refusal
+from clusterkit.cli.actions.runs import print_table
+from clusterkit.cli.actions.sweep_trials import SweptRun, submit_all, train_in_turn
+from clusterkit.cli.actions.train import again_command, place_for
+from clusterkit.cli.actions.train_from import settings_from
+from clusterkit.cli.runoptions import RunOptions
+from clusterkit.config.aliases import translation_notes
+from clusterkit.config.resolve import Resolved, resolve
+from clusterkit.config.sweep import Combination, combinations
+from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.overview import RunOverview, differing, flat, overview
+from clusterkit.runs.trials import TrialState, choose_trial, differences
+from clusterkit.ui import output
+from trainer.errors import RunError, UserError
+
+SOME_FAILED = 3
+"""Exit code where only some of the trials are complete."""
+INTERRUPTED = 130
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """One trial as typed: its combination of values, its KEY=VALUE words, and what they resolve to."""
+
+    combination: Combination
+    settings: list[str]
+    resolved: Resolved
+
+
+def sweep(
+    sweeps: list[str],
+    overrides: list[str],
+    preset: str | None,
+    task: str | None,
+    typed: RunOptions,
+    *,
+    slurm: bool,
+    slurm_options: dict[str, Any],
+    recover_from: str | None,
+    dry_run: bool,
+    detach: bool,
+    as_json: bool,
+    shown: bool,
+) -> None:
+    """Train a trial for every combination. The exit code is 3 where only some are complete, 1 where none is.
+
+    Args:
+        sweeps: KEY=V1,V2 words.
+        overrides: KEY=VALUE words of all trials; the other arguments are those of `train`.
+        preset: its name.
+        task: its name; None for the preset's own.
+        typed: what the options say about the place.
+        slurm: submit them to Slurm.
+        slurm_options: fields of `SlurmOptions`.
+        recover_from: the run or folder that all start from.
+        dry_run: print the trials and their plans; write nothing.
+        detach: come back once they are submitted.
+        as_json: print the table as JSON.
+        shown: whether progress is shown.
+    """
+    settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
+    chosen = combinations(sweeps, settings)
+    output.notes(dict.fromkeys(note for one in chosen for note in translation_notes([*overrides, *one.words])))
+
+    def resolved(one: Combination) -> _Typed:
+        words = [*(word for word in settings if not word.startswith("trial_name=")), *one.words]
+        words.append(f"trial_name={one.trial}")
+        return _Typed(one, words, resolve(preset, task, words))
+
+    wanted = _all_of(chosen, resolved, lambda one: " ".join(one.words))
+    place = place_for([one.resolved for one in wanted], typed, slurm, slurm_options, detach=detach)
+    with open_backend(place, output.note) as backend:
+        records = backend.runs(backend.request(preset, task, wanted[0].settings).config.fileroot)
+        records.fetch_overviews()
+
+        def checked(one: _Typed) -> tuple[SweptRun, RunPlan]:
+            words = list(one.settings)
+            if recover_from is not None:
+                words += settings_from(recover_from, backend, preset, task, words)
+            return _checked(backend, records, backend.request(preset, task, words))
+
+        found = _all_of(wanted, checked, lambda one: one.combination.trial)
+        runs = [run for run, _ in found]
+        _require_different(runs)
+        if dry_run:
+            _print_plans(records, wanted, found, backend.where, as_json)
+            return
+        again = again_command(sys.argv[1:])
+        here = place.mode == "local"
+        if here:
+            left = train_in_turn(backend, runs, again, shown=shown)
+        else:
+            left = submit_all(backend, runs, again, detach=detach)
+        records.fetch_overviews()
+        listed = _overviews(records, runs)
+        code = (INTERRUPTED if here else 0) if left else _exit_code(listed)
+        _print_result(records, listed, code, as_json)
+        if left:
+            output.note(left)
+        _print_next(backend, records, listed)
+    if code:
+        raise typer.Exit(code)
+
+
+def _checked(backend: Backend, records: Runs, request: RunRequest) -> tuple[SweptRun, RunPlan]:
+    """Whether a trial can be started, and its plan.
+
+    Raises:
+        UserError: it cannot, or a run of its name had other settings.
+    """
+    config = request.config.model_copy(update={"fileroot": str(records.folder)})
+    with errors_with_original_paths(records):
+        trial = choose_trial(config, named_by_user=True)
+        different = differences(trial.run.saved_values(), config) if trial.state is TrialState.COMPLETE else []
+    if different:
+        raise UserError(
+            f"{trial.run.experiment}/{trial.run.trial} is complete and had other settings (was \u2192 now):\n"
+            + "\n".join(f"  {line}" for line in different)
+            + "\nKeep it and train others: add trial_name=NEW, which then begins the name of every trial"
+        )
+    plan = RunPlan(request.config, trial)
+    if backend.attach(request) is None:
+        planned = backend.plan(request)
+        if refused := refusal(planned.request.typed or planned.request.config, planned.trial):
+            raise refused
+    return SweptRun(request, plan.summary, trial.state is TrialState.COMPLETE), plan
+
+
+def _all_of(items: Sequence[T], work: Callable[[T], S], name: Callable[[T], str]) -> list[S]:
+    """Do something for every trial; what is wrong with any of them is told together.
+
+    Raises:
+        UserError: it is wrong. RunError: the place does not answer.
+    """
+    done: list[S] = []
+    problems: dict[str, list[str]] = {}
+    for item in items:
+        try:
+            done.append(work(item))
+        except RunError:
+            raise
+        except UserError as error:
+            problems.setdefault(str(error), []).append(name(item))
+    if problems:
+        told = [
+            message if len(names) == len(items) else f"{', '.join(names)}: {message}"
+            for message, names in problems.items()
+        ]
+        raise UserError("\n".join([*told, "No trial was started"]))
+    return done
+
+
+def _require_different(runs: Sequence[SweptRun]) -> None:
+    known: dict[str, str] = {}
+    for run in runs:
+        values = json.dumps(run.request.config.model_dump(mode="json", exclude={"trial_name"}), sort_keys=True)
+        if (other := known.setdefault(values, run.name)) != run.name:
+            raise UserError(f"{other} and {run.name} would be the same run: leave one of the values out")
+
+
+def _print_plans(
+    records: Runs, wanted: Sequence[_Typed], found: Sequence[tuple[SweptRun, RunPlan]], where: str, as_json: bool
+) -> None:
+    """Print what would be trained: of each trial what is its own, and once what all have."""
+    if as_json:
+        plans = [
+            {"trial": run.request.config.trial_name, "settings": list(one.combination.words), "plan": plan.as_dict()}
+            for one, (run, plan) in zip(wanted, found, strict=True)
+        ]
+        output.result_json(records.with_original_paths({"trials": plans}))
+        return
+    lines = [[line for line in plan.remote_lines(where)[1:] if not line.startswith("checkpoint")] for _, plan in found]
+    shared = [line for line in lines[0] if all(line in other for other in lines)]
+    how = f"one job each {where}" if where else "one after another on this machine"
+    output.result(f"{len(found)} trials, {how} (nothing has been written or started)")
+    for (run, _), own in zip(found, lines, strict=True):
+        output.result("\n".join([f"  {run.plan}", *(f"      {line}" for line in own if line not in shared)]))
+    output.result("\n".join(["each", *(f"  {line}" for line in shared)]))
+
+
+def _overviews(records: Runs, runs: Sequence[SweptRun]) -> list[RunOverview]:
+    """The trials as they are now, those that have not begun among them, with the settings that they are to have."""
+    found = []
+    for one in runs:
+        config = one.request.config
+        run = RunDirectory(records.folder, user_name(), config.experiment_name, config.trial_name)
+        seen = overview(run, time.time())
+        found.append(replace(seen, settings=seen.settings or flat(config.model_dump(mode="json"))))
+    return found
+
+
+def _exit_code(listed: Sequence[RunOverview]) -> int:
+    finished = sum(one.state == "finished" for one in listed)
+    return 0 if finished == len(listed) else SOME_FAILED if finished else 1
+
+
+def _print_result(records: Runs, listed: Sequence[RunOverview], code: int, as_json: bool) -> None:
+    keys = differing(listed)
+    if as_json:
+        trials = records.with_original_paths([one.as_dict(keys) for one in listed])
+        output.result_json({"trials": trials, "exit_code": code})
+    else:
+        print_table(listed, keys)
+
+
+def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) -> None:
+    """Print what to type next, for the trial that reads best and for one that has failed."""
+    best = max(listed, key=lambda one: (one.accuracy or 0.0, one.reward or 0.0))
+    named = backend.options(records.original(best.run))
+    all_named = named.removesuffix(f" --trial {best.run.trial}")
+    lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort accuracy"]
+    if any(one.alive for one in listed):
+        lines.append(f"  follow one        clusterkit status --watch {named}")
+    else:
+        lines.append(f"  the best one      clusterkit status {named}")
+    output.note("\n".join(lines))

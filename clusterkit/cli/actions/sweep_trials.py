@@ -1,0 +1,141 @@
+"""The trials of a sweep: one after another on this machine, as jobs on a cluster or Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from clusterkit.backends.base import Backend, RunRequest, SubmittedRun
+from clusterkit.ui import output
+from clusterkit.ui.progress import showing
+from trainer.config import RunConfig
+from trainer.errors import InterruptedRunError, RunError, UserError
+
+MOST_JOBS = 16
+"""Jobs of a sweep that wait or run at once: each that waits is a process on the cluster's head node."""
+POLL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """One trial of a sweep, checked.
+
+    Attributes:
+        request: the run.
+        plan: where it begins, in one sentence.
+        complete: nothing is left to train.
+    """
+
+    request: RunRequest
+    plan: str
+    complete: bool
+
+    @property
+    def name(self) -> str:
+        """`EXPERIMENT/TRIAL`."""
+        return f"{self.request.config.experiment_name}/{self.request.config.trial_name}"
+
+
+def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, shown: bool) -> str:
+    """Train on this machine what is not complete. One that fails does not keep the others from being trained.
+
+    Args:
+        backend: of this machine.
+        runs: the trials.
+        again: the command that goes on with them.
+        shown: whether progress is shown.
+
+    Returns how to go on after Ctrl-C; empty where all have ended.
+    """
+    for number, run in enumerate(runs, 1):
+        output.note(f"[{number} of {len(runs)}] {run.plan}")
+        if run.complete:
+            continue
+        try:
+            submitted = backend.start(backend.plan(run.request))
+            with showing(run.name, shown) as progress:
+                outcome = backend.follow(submitted, progress, again)
+        except (KeyboardInterrupt, InterruptedRunError):
+            return f"interrupted before {run.name} was trained\nTo go on: {again}"
+        except UserError as error:
+            output.error(f"{run.name}: {error}")
+            continue
+        if outcome.status == "interrupted":
+            return outcome.message
+        if outcome.exit_code:
+            output.error(f"{run.name}: {outcome.message.removeprefix('error: ')}")
+    return ""
+
+
+def submit_all(backend: Backend, runs: Sequence[SweptRun], again: str, *, detach: bool) -> str:
+    """Have a job for every trial that is not complete, and wait until all have ended.
+
+    Args:
+        backend: of a cluster or Slurm.
+        runs: the trials.
+        again: the command that goes on with them.
+        detach: come back once they are submitted.
+
+    Returns what goes on without us; empty where all have ended.
+    """
+    for run in runs:
+        if run.complete:
+            output.note(run.plan)
+    waiting = [run for run in runs if not run.complete]
+    most = jobs_at_once(backend.place.mode, [run.request.config for run in waiting])
+    alive: dict[str, SweptRun] = {}
+    with suppress(KeyboardInterrupt):
+        while waiting or alive:
+            while waiting and len(alive) < most:
+                submitted = _submit(backend, waiting[0])
+                run = waiting.pop(0)
+                if submitted is not None and submitted.submission_id:
+                    alive[submitted.submission_id] = run
+            if detach:
+                break
+            time.sleep(POLL_SECONDS)
+            for ended in _ended(backend, alive):
+                run = alive.pop(ended)
+                output.note(f"{run.name} has ended; {len(alive) + len(waiting)} of the trials are left")
+    if not waiting and not alive:
+        return ""
+    jobs = "1 job is" if len(alive) == 1 else f"{len(alive)} jobs are"
+    parts = [f"{jobs} at work {backend.where}, without this command"]
+    if waiting:
+        parts.append(f"not submitted yet: {', '.join(run.name for run in waiting)}")
+    return f"{'; '.join(parts)}\nTo submit what is left, and to wait for the table: {again}"
+
+
+def jobs_at_once(mode: str, configs: Sequence[RunConfig]) -> int:
+    """How many jobs may wait or run together.
+
+    On Ray, ranks and engine servers with GPUs of their own are placed one after the other: two jobs that wait could
+    each hold what the other one needs. Slurm gives a job all its nodes at once.
+    """
+    if mode != "ray":
+        return max(len(configs), 1)
+    apart = [one for one in configs if (it := one.allocation) is not None and it.rollout_gpus and not it.colocated]
+    return 1 if apart else MOST_JOBS
+
+
+def _submit(backend: Backend, run: SweptRun) -> SubmittedRun | None:
+    """Start a trial or attach to it; None, with the reason on stderr, where that is not possible."""
+    try:
+        submitted = backend.attach(run.request) or backend.start(backend.plan(run.request))
+    except UserError as error:
+        output.error(f"{run.name}: {error}")
+        return None
+    output.note(f"{submitted.sentence} {backend.where}")
+    return submitted
+
+
+def _ended(backend: Backend, alive: dict[str, SweptRun]) -> list[str]:
+    """Jobs that have ended; none where the place does not answer for now."""
+    try:
+        known = {job.submission_id for job in backend.jobs() if job.alive}
+    except RunError as error:
+        output.note(f"cannot see the jobs for now ({str(error).splitlines()[0]}); trying again; they go on without us")
+        return []
+    return [submission_id for submission_id in alive if submission_id not in known]

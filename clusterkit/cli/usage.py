@@ -1,0 +1,70 @@
+"""What to print about a command line that Typer refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from clusterkit.common.suggest import did_you_mean
+from clusterkit.ui import output
+
+_UsageError: Any = typer.BadParameter.__base__
+_REASONS = (
+    (r"Input should be less than or equal to (\S+)", r"give at most \1"),
+    (r"Input should be greater than or equal to (\S+)", r"give at least \1"),
+    (r"Input should be a valid integer.*", "give a whole number"),
+    (r"Input should be a valid number.*", "give a number"),
+)
+"""Reasons of Typer's, and what they mean to somebody who types."""
+
+
+def show_usage_error(error: Exception, arguments: Sequence[str]) -> bool:
+    """Print the message for an error of Typer about a command line; False for any other error.
+
+    Args:
+        error: as Typer raised it.
+        arguments: the command line.
+    """
+    if not isinstance(error, _UsageError):
+        return False
+    context: Any = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "clusterkit"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        output.note(context.get_help())
+    else:
+        output.error(f"{_reason(error, arguments)}\nOptions and examples: {command} --help")
+    return True
+
+
+def _reason(error: Any, arguments: Sequence[str]) -> str:
+    param = getattr(error, "param", None)
+    if param is None:
+        return _unknown_words(error)
+    option = next((name for name in param.opts if name.startswith("--")), param.metavar or str(param.name).upper())
+    if type(error).__name__ == "MissingParameter":
+        return f"{option} is missing" + (f": {param.help.rstrip('.')}" if getattr(param, "help", None) else "")
+    reason = str(error.message)
+    for pattern, meaning in _REASONS:
+        reason = re.sub(pattern, meaning, reason, flags=re.DOTALL)
+    return f"{' '.join([option, *_typed(param.opts, arguments)])}: {reason}"
+
+
+def _unknown_words(error: Any) -> str:
+    """Words that the command does not know."""
+    text = str(error.format_message())
+    if (option := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
+        options = [name for param in error.ctx.command.params if not param.hidden for name in param.opts]
+        return f"{error.ctx.command_path} has no option {option}.{did_you_mean(option, options)}"
+    return re.sub(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", r"more words than it takes: \1", text)
+
+
+def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """The value of an option on a command line, where it can be found."""
+    for position, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return [value] if equals else list(arguments[position + 1 : position + 2])
+    return []

@@ -1,0 +1,75 @@
+"""Many runs as a table that fits the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from clusterkit.common.text_plot import columns, duration
+from clusterkit.runs.overview import RunOverview
+
+MOST_SETTINGS = 8
+"""Settings that are shown; --json has all."""
+NOTHING = "-"
+
+
+def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | None) -> list[str]:
+    """Return the runs as lines.
+
+    Args:
+        listed: the runs, in their order.
+        keys: settings to show.
+        width: columns of the terminal; None for any. Where a line is longer, settings go to a line of their own below
+            the run, then the run's name to one above.
+    """
+    keys = keys[:MOST_SETTINGS]
+    facts = _facts(listed)
+    settings = [[*keys], *([value_text(one.settings.get(key, None)) for key in keys] for one in listed)]
+    names = ["run", *(one.name for one in listed)]
+    whole = columns([[name, *fact, *more] for name, fact, more in zip(names, facts, settings, strict=True)])
+    if width is None or _longest(whole) <= width:
+        return whole
+    table = columns([[name, *fact] for name, fact in zip(names, facts, strict=True)])
+    apart = _longest(table) > width
+    if apart:
+        table = [f"  {line}" for line in columns(facts)]
+    lines = table[:1]
+    for one, line in zip(listed, table[1:], strict=True):
+        lines += [one.name, line] if apart else [line]
+        words = " ".join(f"{key}={value_text(one.settings[key])}" for key in keys if key in one.settings)
+        lines += textwrap.wrap(words, max(width, 20), initial_indent="    ", subsequent_indent="    ")
+    return lines
+
+
+def value_text(value: Any) -> str:
+    """Return a setting's value as it would be typed."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(value_text(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _facts(listed: Sequence[RunOverview]) -> list[list[str]]:
+    """Return the columns that all runs have, with those that any of them has a value for."""
+    rows = {
+        "state": [one.state for one in listed],
+        "step": [f"{one.global_step}/{one.total_steps or '?'}" for one in listed],
+        "left": ["" if one.eta is None else duration(one.eta) for one in listed],
+        "reward": [_number(one.reward) for one in listed],
+        "loss": [_number(one.loss) for one in listed],
+        "accuracy": ["" if one.accuracy is None else f"{one.accuracy:.1%}" for one in listed],
+    }
+    kept = {name: cells for name, cells in rows.items() if any(cells)}
+    return [list(kept), *([cell or NOTHING for cell in row] for row in zip(*kept.values(), strict=True))]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _longest(lines: Sequence[str]) -> int:
+    return max(map(len, lines), default=0)

@@ -1,0 +1,75 @@
+"""Lines that fit the terminal, and characters that its encoding has."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+from collections.abc import Iterable
+from textwrap import wrap
+
+_COMMAND = re.compile(r" *(?:[A-Za-z][A-Za-z ]{0,16}(?:: | {2,}))?clusterkit [a-z]")
+"""A line that is a command, or a label and one: cut off after a backslash, it can still be copied."""
+
+_ASCII = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
+    **dict(zip("░·•━╸╺✓✗≈", ".-*=--+x~", strict=True)),
+    **{"→": "->", "←": "<-", "…": "...", "≤": "<=", "≥": ">=", "\u2013": "-", "\u2014": "-", "\u00d7": "x"},
+}
+
+
+def terminal_width(otherwise: int | None = None) -> int | None:
+    """The columns that stdout has: $COLUMNS, else those of its terminal, else what is given."""
+    if (typed := os.environ.get("COLUMNS", "")).isdigit() and int(typed):
+        return int(typed)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or otherwise
+    except (OSError, ValueError, AttributeError):
+        return otherwise
+
+
+def fitted(lines: Iterable[str], otherwise: int | None = None) -> str:
+    """Return lines as a text that fits the terminal.
+
+    What is cut off goes on under the column that it began in, and a command after a backslash.
+
+    Args:
+        lines: one may have line breaks.
+        otherwise: columns where there is no terminal; None leaves the lines as they are there.
+    """
+    text = "\n".join(lines)
+    width = terminal_width(otherwise)
+    return text if width is None else "\n".join(part for line in text.split("\n") for part in _folded(line, width))
+
+
+def _folded(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
+    indent = len(line) - len(line.lstrip(" "))
+    hanging = gaps[-1] if gaps else indent + 2
+    command = _COMMAND.match(line)
+    room = width - 2 if command else width
+    # `wrap` would fold blanks between columns: the head keeps them, and only what follows it is wrapped.
+    head = line[: gaps[-1]] if gaps else line[:indent]
+    words = wrap(
+        line[len(head) :],
+        room,
+        initial_indent=" " * len(head),
+        subsequent_indent=" " * hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    parts = [head + words[0][len(head) :], *words[1:]]
+    return [f"{part} \\" for part in parts[:-1]] + parts[-1:] if command else parts
+
+
+def replace_by_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Handle characters that an encoding lacks (bars, arrows): what looks like them in ASCII, else a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("clusterkit-ascii", replace_by_ascii)
