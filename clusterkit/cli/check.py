@@ -1,4 +1,4 @@
-"""`clusterkit check`: a verdict on every host, and what to do about each failure. It changes nothing but what `--nccl` keeps."""
+"""`clusterkit check`: a verdict on every host, and what to do about each failure. Only `--nccl` leaves something."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def check(
     preset: str | None = typer.Option(None, "--preset", metavar="NAME", help="Also: is it enough for this preset?"),
     probes: bool = typer.Option(True, "--probes/--no-probes", help="Try ports and storage between the hosts."),
     bandwidth: bool = typer.Option(False, "--bandwidth", help="Measure storage and network; seconds per host."),
-    nccl: bool = typer.Option(
-        False, "--nccl", help="All-reduce over all GPUs in the containers; keep for runs what worked."
-    ),
+    nccl: bool = typer.Option(False, "--nccl", help="All-reduce over all GPUs; keep for runs what worked."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Check whether hosts are fit for a cluster.
