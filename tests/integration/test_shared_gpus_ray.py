@@ -94,7 +94,6 @@ def test_two_hosts_are_lost_at_once_and_the_run_goes_on_when_they_are_back(nodes
         if job.poll() is None:
             os.kill(job.pid, signal.SIGKILL)
         console.close()
-        print((tmp_path / "job.log").read_text()[-4000:])
     ranks = next(line for line in trial.log().splitlines() if "ranks run on" in line)
     assert ranks.split("ranks run on ")[1].split(", ") == list(WORKERS)
     assert_went_on(logs)
