@@ -96,8 +96,13 @@ def go_through_a_loss(
     return text
 
 
-def assert_went_on(logs: Path) -> None:
-    """All steps were made, those after the loss from a recover checkpoint, and no task was trained twice."""
+def assert_went_on(logs: Path, seconds: float = 300.0) -> None:
+    """The run comes to its end: all steps made, those after the loss from a recover checkpoint, no task twice."""
+    wait_for(lambda: count(logs, "finish") >= 2, seconds, every=0.2)
+    assert [record["status"] for record in last_records(logs / "metrics.jsonl") if record["kind"] == "finish"] == [
+        "failed",
+        "completed",
+    ]
     history = read_history(logs / "metrics.jsonl")
     assert [step["global_step"] for step in history.steps] == list(range(1, STEPS + 1))
     first, *later = [record for record in last_records(logs / "metrics.jsonl") if record["kind"] == "attempt"]
