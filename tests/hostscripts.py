@@ -22,7 +22,7 @@ from clusterkit.provision.assets import upload, view
 from clusterkit.provision.assets.hub import Hub, fetch_action
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.bundle import folder as bundle
-from clusterkit.provision.checks import nccl, storage
+from clusterkit.provision.checks import nccl, nccl_kept, storage
 from clusterkit.provision.facts.model import Container, Docker, Facts
 from clusterkit.provision.facts.probe import ProbeRequest, probe_script
 from clusterkit.provision.images import archive, identity, lock, pull, relay
@@ -42,6 +42,7 @@ from clusterkit.ssh import session as ssh_session
 from clusterkit.ssh.api import Result
 from clusterkit.ssh.root import PROBE
 from clusterkit.ssh.shell import STRICT
+from trainer.launch.nccl_settings import KeptSettings
 
 CASES = Path(__file__).parent / "cases" / "steps"
 ID = "0123456789abcdef" * 4
@@ -321,6 +322,7 @@ def _others() -> list[HostScript]:
         *(HostScript("check: write", script, b"", {"/storage/.keep": ""}) for script, _ in write),
         *(HostScript("check: clean up", script, b"", files) for script, _ in clean),
         HostScript("check: all-reduce", nccl.rank_script(0, 2, 2, "10.0.0.1"), bash=True),
+        HostScript("check: keep NCCL's settings", nccl_kept.keep_script(KeptSettings({"NCCL_IB_DISABLE": "1"}))),
         HostScript("lease: take", STRICT + cluster_lock._take_script(mine, "", renew=False), b"lease", lease),
         HostScript("lease: release", STRICT + cluster_lock._release_script(mine), b"", lease),
         HostScript("ssh: end a command", ssh_session._kill_script(99), only_read=True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +26,14 @@ from cluster_training import (
 )
 from run_writer import RunWriter
 from setup_command import Done, Operator
-from testbed import PASSWORD, Node, Testbed
-from testbed_runtime import put_on_storage
+from testbed import PASSWORD, Node
 
-from clusterkit.provision.images.identity import Image
 from clusterkit.runs.directory import hold_lock
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 HOLDS = "holds"
 """A run that is longer than the tests look at it."""
-
-
-@pytest.fixture(scope="module")
-def pair(testbed: Testbed) -> list[Node]:
-    """Two bare hosts: the second head is the first's."""
-    testbed.reset()
-    return testbed.nodes[:2]
-
-
-@pytest.fixture(scope="module")
-def operator(
-    testbed: Testbed, pair: list[Node], cpu_image: Image, tmp_path_factory: pytest.TempPathFactory
-) -> Operator:
-    """A cluster of two hosts without a preset, whose head has the base that the testbed's Debian is."""
-    put_on_storage(testbed, cpu_image)
-    operator = Operator(testbed, tmp_path_factory.mktemp("operator"), cpu_image)
-    done = operator.setup(hosts=pair)
-    assert done.exit_code == 0, done.text
-    with testbed.base_archive.open("rb") as base:
-        words = testbed.engine.argv("exec", "-i", pair[0].container, "docker", "import", "-", base_of(testbed))
-        subprocess.run(words, stdin=base, check=True, capture_output=True, timeout=300)
-    return operator
 
 
 def test_image_with_torch_is_built_and_the_preset_trains_on_it(operator: Operator, pair: list[Node]) -> None:

@@ -110,6 +110,22 @@ def test_a_killed_rank_and_a_killed_parent(forks: Forks, new_trial: NewTrial, tw
     assert_same_run(trial, two_ranks)
 
 
+def test_rank_0_is_killed_in_the_middle_of_a_step(forks: Forks, new_trial: NewTrial, two_ranks: Trial) -> None:
+    """It has the rollouts, the records and the checkpoint's other half: the run goes on to the same weights."""
+    trial = new_trial(**{"train.ranks": 2})
+    attempt = forks.start(trial)
+    assert attempt.reach(lambda: len(trial.records("step")) >= 3), trial.said()
+    _ranks(attempt)[0].kill()  # it is at step 4, whose record is not there yet
+    assert attempt.end() == 1
+    assert "rank 0 of 2 was ended by signal 9, SIGKILL" in trial.said()
+    made = len(trial.records("step"))
+    assert made < TOTAL_STEPS
+
+    assert forks.run(trial) == 0, trial.said()
+    assert [record["resume_step"] for record in trial.records("attempt")][1] in range(2, made + 1)
+    assert_same_run(trial, two_ranks)
+
+
 def test_from_two_ranks_to_one(forks: Forks, new_trial: NewTrial, reference: Trial) -> None:
     trial = new_trial(**{"train.ranks": 2, "checkpoint.ckpt_freq_secs": 3600.0})
     attempt = forks.start(trial)

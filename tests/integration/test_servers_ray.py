@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from vllmserver import START_SECONDS, random_qwen2, vllm_python
 from tests.realparts import require
 from trainer.engines.process import free_port
 from trainer.judge.servers import judge_urls, judges_folder
+from trainer.launch.nccl_settings import FILE_VARIABLE, KeptSettings
 from trainer.serving import registry
 
 pytestmark = pytest.mark.long
@@ -41,6 +43,9 @@ def environment() -> Iterator[dict[str, str]]:
     found = {**ENVIRONMENT, "RAY_ADDRESS": f"{NODES[0]}:{port}", "RAY_USAGE_STATS_ENABLED": "0"}
     found |= {"PYTHONPATH": f"{REPOSITORY}:{coin.FOLDER}", "VLLM_CPU_KVCACHE_SPACE": "1", FOLDER: str(folder)}
     found["CLUSTERKIT_VLLM_PYTHON"] = vllm_python()
+    kept = folder / "nccl.json"  # as `clusterkit check --nccl` leaves it in a node's container
+    kept.write_text(KeptSettings({"NCCL_SOCKET_IFNAME": "=lo", "NCCL_IB_DISABLE": "1"}).as_json())
+    found |= {FILE_VARIABLE: str(kept), "NCCL_IB_DISABLE": "0"}
     starts = (
         ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-gpus=0"],
         [f"--address={found['RAY_ADDRESS']}", "--num-gpus=2"],
@@ -88,6 +93,13 @@ def test_ranks_and_server_are_placed_and_the_server_outlives_them(trial: Trial, 
     assert [n["staleness_max"] for n in numbers] == [0, 1, 1, 0, 1]
     assert numbers[0]["mismatch_kl"] < 1e-6
     assert numbers[3]["mismatch_kl"] < 1e-6  # after recovery the server was given the weights of the checkpoint
+
+
+def test_ranks_and_servers_get_the_nccl_settings_that_their_nodes_keep(trial: Trial) -> None:
+    """But for what the user has set. After the test before, whose server still runs."""
+    assert re.search(r"from clusterkit check --nccl on [\d., ]+: NCCL_SOCKET_IFNAME==lo\n", trial.log())
+    environment = psutil.Process(registered(trial)[0].pid).environ()
+    assert (environment["NCCL_SOCKET_IFNAME"], environment["NCCL_IB_DISABLE"]) == ("=lo", "0")
 
 
 def test_a_server_is_added_to_the_run_and_used(trial: Trial, environment: dict[str, str]) -> None:

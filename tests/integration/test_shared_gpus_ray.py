@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,8 @@ import coin
 import psutil
 import pytest
 from raycluster import FOLDER, RAY, end_processes_of, own_ports
-from runs import ENVIRONMENT, REPOSITORY, Trial, wait_for
+from runs import ENVIRONMENT, REPOSITORY, Trial
+from sharedgpus import STANDINS, assert_went_on, go_through_a_loss, settings
 
 from tests.realparts import require
 from trainer.engines.process import free_port
@@ -32,7 +32,6 @@ pytestmark = pytest.mark.long
 HEAD = "127.0.0.1"
 WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 NODE = "CLUSTERKIT_TEST_NODE"
-STANDINS = Path(__file__).parents[1] / "standins"
 
 
 class Nodes:
@@ -74,60 +73,28 @@ def nodes() -> Iterator[Nodes]:
         shutil.rmtree(found.folder, ignore_errors=True)
 
 
-SETTINGS = {
-    **coin.SETTINGS,
-    "mode": "ray",
-    "n_nodes": 3,
-    "n_gpus_per_node": 1,
-    "allocation_mode": "sglang:d3|fsdp:d3",
-    "train.ranks": 3,
-    "train.offload": True,
-    "train.total_steps": 5,
-    "rollout.max_staleness": 0,
-    "rollout.batch_size": 3,
-    "servers": {"engine": "sglang", "shutdown_on_exit": True, "flags": []},
-    "model.dtype": "float32",
-    "recover_after": 1.0,
-    "checkpoint.async_recover": False,
-}
-
-
 def test_two_hosts_are_lost_at_once_and_the_run_goes_on_when_they_are_back(nodes: Nodes, tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "runs", tmp_path / "cache", **SETTINGS)
-    trial.paths.logs.mkdir(parents=True)
-    config = shutil.copy(trial.file, trial.paths.logs / "config.yaml")
+    trial = Trial(tmp_path / "runs", tmp_path / "cache", mode="ray", **settings(len(WORKERS)))
+    logs = trial.paths.logs
+    logs.mkdir(parents=True)
+    config = shutil.copy(trial.file, logs / "config.yaml")
     console = (tmp_path / "job.log").open("w")
     job = subprocess.Popen(
         [sys.executable, "-m", "trainer.launch.job", str(config)],
         env={**nodes.environment, "CLUSTERKIT_SGLANG_PYTHON": sys.executable},
         stdout=console, stderr=subprocess.STDOUT,
     )  # fmt: skip
+    lost = WORKERS[:2]
     try:
-        wait_for(lambda: job.poll() is not None or len(trial.records("recover")) >= 2, every=0.2)
-        assert job.poll() is None, (tmp_path / "job.log").read_text()
-        ranks = next(line for line in trial.log().splitlines() if "ranks run on" in line)
-        assert ranks.split("ranks run on ")[1].split(", ") == list(WORKERS)
-        for address in WORKERS[:2]:
-            nodes.lose(address)
-        lost = time.monotonic()
-        wait_for(lambda: "was lost" in (tmp_path / "job.log").read_text() or job.poll() is not None, every=0.2)
-        noticed = time.monotonic()
-        steps = len(trial.records("step"))
-        for address in WORKERS[:2]:
-            nodes.start(address)
-        back = time.monotonic()
-        wait_for(lambda: len(trial.records("step")) > steps or job.poll() is not None, every=0.2)
-        went_on = time.monotonic()
-        print(f"noticed after {noticed - lost:.0f} s; first step {went_on - back:.0f} s after the hosts were back")
+        go_through_a_loss(
+            logs, lambda: [nodes.lose(address) for address in lost], lambda: [nodes.start(address) for address in lost]
+        )
         assert job.wait(300) == 0, (tmp_path / "job.log").read_text()
     finally:
         if job.poll() is None:
             os.kill(job.pid, signal.SIGKILL)
         console.close()
-    assert [step["global_step"] for step in trial.history().steps] == list(range(1, 6))
-    first, *later = trial.records("attempt")
-    assert first["resume_step"] == 0
-    assert later[-1]["resume_step"] >= 2  # from the recover checkpoint
+    ranks = next(line for line in trial.log().splitlines() if "ranks run on" in line)
+    assert ranks.split("ranks run on ")[1].split(", ") == list(WORKERS)
+    assert_went_on(logs)
     assert trial.summary()["status"] == "completed"
-    tasks = trial.trained_tasks()
-    assert len(set(tasks)) == len(tasks) == 5 * 3

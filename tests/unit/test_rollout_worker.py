@@ -48,7 +48,7 @@ def made_by(job: WorkerJob, pipe: tuple[Connection, Connection], group: Any) -> 
     """What rank 0 is told of task 1, when this makes its group."""
     controller = _Controller(job, pipe[1])
     controller.controller.group = group  # type: ignore[method-assign]
-    asyncio.run(controller._group(1, 0, PLAN))
+    asyncio.run(controller._group(1, 0, PLAN, Task("task-1", "What?", ("It.",), "text")))
     found: tuple[Any, ...] = pickle.loads(pipe[0].recv_bytes())
     return found
 
@@ -60,10 +60,27 @@ def test_a_server_started_again_takes_the_place_of_the_one_of_its_name(
 
     async def main() -> None:
         controller = _Controller(job, pipe[1])
-        controller._use([("server-0", "http://127.0.0.1:1", 3, 0)])
-        controller._use([("server-0", "http://127.0.0.1:2", 4, 1)])
+        controller._use([("server-0", "http://127.0.0.1:1", 3, 0)], False)
+        controller._use([("server-0", "http://127.0.0.1:2", 4, 1)], False)
         await asyncio.gather(*controller._jobs)
         assert [(one.url, one.version) for one in controller.pool.usable()] == [("http://127.0.0.1:2", 4)]
+
+    asyncio.run(main())
+
+
+def test_requests_wait_while_the_run_has_too_few_servers(job: WorkerJob, pipe: tuple[Connection, Connection]) -> None:
+    """Also where those of this controller are all there."""
+
+    async def main() -> None:
+        controller = _Controller(job, pipe[1])
+        own = [("server-0", "http://127.0.0.1:1", 3, 0)]
+        controller._use(own, True)
+        waiting = asyncio.ensure_future(controller.pool.enough())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        controller._use([*own, ("server-2", "http://127.0.0.1:3", 3, 1)], False)
+        async with asyncio.timeout(10):
+            assert await waiting
 
     asyncio.run(main())
 

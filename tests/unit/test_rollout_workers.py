@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,22 +56,27 @@ class Stand(Workers):
         self.pool = ServerPool("/health")
         self.pool.add(Server("server-0", "http://127.0.0.1:1", 3))
         engine = ServedEngine(self.pool, make_dialect("sglang"), Path("model"), set(), 3)
-        super().__init__(
-            small_config("servers.engine=vllm", f"rollout.controllers={controllers}"), Path("model"), set(), 100, engine
-        )
+        config = small_config("servers.engine=vllm", f"rollout.controllers={controllers}")
+        super().__init__(config, Path("model"), set(), 100, engine, task)
         self.engine = engine
 
-    def _start(self, place: int, starts: int = 1) -> _Worker:
+    def _start(self, place: int, before: tuple[float, ...] = ()) -> _Worker:
         here, there = Pipe()
         self.processes.append(Process(place, there))
-        return _Worker(place, self.processes[-1], here, starts=starts)
+        return _Worker(place, self.processes[-1], here, (*before, time.monotonic()))
 
     def said(self, process: int) -> list[tuple[Any, ...]]:
         """What a process was told since the last call."""
         there, found = self.processes[process].there, []
-        while there.poll():
-            found.append(pickle.loads(there.recv_bytes()))
+        next(one for one in self._workers if one.process is self.processes[process]).send("that is all")
+        while (message := pickle.loads(there.recv_bytes())) != ("that is all",):
+            found.append(message)
         return found
+
+    async def ready(self, *numbers: int) -> None:
+        """Have tasks made ready, and wait until the controllers were told."""
+        self.make_ready(numbers)
+        await until(lambda: not self._jobs)
 
     def says(self, process: int, *message: Any) -> None:
         self.processes[process].there.send_bytes(pickle.dumps(message))
@@ -82,8 +88,15 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def made(number: int) -> Group:
-    return Group(Task(f"task-{number}", "", ()), [])
+def task(number: int) -> Task:
+    return Task(f"task-{number}", "", ())
+
+
+async def asked(stand: Stand, *numbers: int) -> list[asyncio.Future[Group]]:
+    """Groups of these tasks, which controllers have been told of."""
+    groups = [asyncio.ensure_future(stand.group(number, 0, PLAN, lambda: None)) for number in numbers]
+    await until(lambda: sum(len(one.orders) for one in stand._workers) == len(numbers))
+    return groups
 
 
 def test_a_controller_that_died_too_often_while_it_had_nothing_to_do_ends_the_run() -> None:
@@ -101,6 +114,67 @@ def test_a_controller_that_died_too_often_while_it_had_nothing_to_do_ends_the_ru
     asyncio.run(main())
 
 
+def test_one_that_dies_now_and_then_is_started_again_for_as_long_as_the_run_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of ten days may lose a process to the memory killer more often than one that cannot begin."""
+    monkeypatch.setattr(workers, "START_SECONDS", 0.0)
+
+    async def main() -> None:
+        stand = Stand(1)
+        stand.go_on()
+        for started in range(1, STARTS + 3):
+            stand.processes[-1].terminate()
+            await until(lambda started=started: len(stand.processes) > started)
+        assert stand._failure is None
+        stand.close()
+
+    asyncio.run(main())
+
+
+def test_a_task_that_ends_every_controller_ends_the_run_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long each of them has lasted, and whichever had it."""
+    monkeypatch.setattr(workers, "START_SECONDS", 0.0)
+
+    async def main() -> None:
+        stand = Stand(2)
+        stand.go_on()
+        (group,) = await asked(stand, 7)
+        for started in range(1, STARTS + 1):
+            next(one for one in stand._workers if one.orders).process.terminate()
+            await until(lambda started=started: len(stand.processes) > started + 1 or stand._failure)
+        async with asyncio.timeout(10):
+            with pytest.raises(RunError, match="had task task-7, as 2 before it"):
+                await group
+        stand.close()
+
+    asyncio.run(main())
+
+
+def test_controllers_are_told_when_fewer_servers_are_left_than_the_run_requires(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        stand = Stand(2)
+        stand.pool.least, stand.pool.patience = 2, 60.0
+        stand.pool.add(Server("server-1", "http://127.0.0.1:2", 3))
+        stand.go_on()
+        assert [stand.said(place)[0][2] for place in (0, 1)] == [False, False]
+        stand.pool.servers[1].discard("it died")
+        stand.tell_servers()
+        assert [[(len(servers), short) for _, servers, short in stand.said(place)] for place in (0, 1)] == [
+            [(1, True)],
+            [(1, True)],
+        ]
+        stand.pool.add(Server("server-2", "http://127.0.0.1:3", 3))
+        stand.tell_servers()
+        assert [stand.said(place)[0][2] for place in (0, 1)] == [False, False]
+        stand.close()
+
+    asyncio.run(main())
+    assert "1 of at least 2 inference servers are left" in caplog.text
+
+
 class OddError(Exception):
     """Cannot be made again from its message alone, as pickle does."""
 
@@ -111,12 +185,11 @@ class OddError(Exception):
 def test_what_cannot_be_read_ends_the_run_with_a_reason() -> None:
     async def main() -> None:
         stand = Stand(1)
-        asked = asyncio.ensure_future(stand.group(1, 0, PLAN, lambda: None))
-        await asyncio.sleep(0)
+        (group,) = await asked(stand, 1)
         stand.says(0, "failed", 1, OddError("a", "b"), stand.engine.stats)
         async with asyncio.timeout(10):
             with pytest.raises(UserError, match="controller-0: what it sent cannot be read"):
-                await asked
+                await group
         stand.close()
 
     asyncio.run(main())
@@ -127,18 +200,18 @@ def test_a_task_made_ready_where_another_got_it_is_forgotten() -> None:
 
     async def main() -> None:
         stand = Stand(2)
-        stand.make_ready([1, 2, 3, 4])
-        stand.make_ready([2, 3, 4, 5])
-        assert [stand.said(place) for place in (0, 1)] == [
-            [("ready", [1, 3]), ("ready", [5])],
-            [("ready", [2, 4]), ("ready", [])],
+        await stand.ready(1, 2, 3, 4)
+        await stand.ready(2, 3, 4, 5)
+        told = [[(what, number) for what, number, _ in stand.said(place)] for place in (0, 1)]
+        assert [sorted(one) for one in told] == [
+            [("ready", 1), ("ready", 3), ("ready", 5)],
+            [("ready", 2), ("ready", 4)],
         ]
-        groups = [asyncio.ensure_future(stand.group(number, 0, PLAN, lambda: None)) for number in (1, 3)]
-        await asyncio.sleep(0)
-        assert stand.said(0) == [("task", 1, 0, PLAN), ("forget", 3)]
-        assert stand.said(1) == [("task", 3, 0, PLAN)]
+        groups = await asked(stand, 1, 3)
+        assert stand.said(0) == [("task", 1, 0, PLAN, task(1)), ("forget", 3)]
+        assert stand.said(1) == [("task", 3, 0, PLAN, task(3))]
         for place, number in enumerate((1, 3)):
-            stand.says(place, "group", number, made(number), stand.engine.stats)
+            stand.says(place, "group", number, [], stand.engine.stats)
         assert [group.task.id for group in await asyncio.gather(*groups)] == ["task-1", "task-3"]
         stand.close()
 
@@ -223,8 +296,7 @@ def test_a_controller_gets_tasks_by_the_number_of_its_servers() -> None:
         for number in (1, 2):
             stand.pool.add(Server(f"server-{number}", f"http://127.0.0.1:{number + 1}", 3))
         stand.go_on()
-        groups = [asyncio.ensure_future(stand.group(number, 0, PLAN, lambda: None)) for number in range(6)]
-        await asyncio.sleep(0)
+        groups = await asked(stand, *range(6))
         assert [sum(what == "task" for what, *_ in stand.said(place)) for place in (0, 1)] == [4, 2]
         for group in groups:
             group.cancel()

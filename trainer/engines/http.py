@@ -103,7 +103,7 @@ class ServerPool:
         self.patience = 0.0
         """Seconds that a request waits for them before it fails; 0: it fails at once."""
         self._homes: OrderedDict[str, Server] = OrderedDict()
-        self._short = False
+        self._told_short = False
         self.redispatched = 0
         self._sessions: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, LoopLag]] = {}
 
@@ -160,19 +160,28 @@ class ServerPool:
 
         stop: whether to wait no longer, asked every now and then.
         """
-        if len(self.usable()) >= self.least or not self.patience:
-            return len(self.usable()) >= self.least
-        if not self._short:
-            self._short = True
-            log.warning(
-                "%d of at least %d inference servers are left (%s): requests wait up to %.0f s for others",
-                len(self.usable()), self.least, self.fates(), self.patience,
-            )  # fmt: skip
+        if not self.short or not self.patience:
+            return not self.short
+        if not self._told_short:
+            self._told_short = True
+            self.tell_short()
         deadline = time.monotonic() + self.patience
-        while len(self.usable()) < self.least and time.monotonic() < deadline and not stop():
+        while self.short and time.monotonic() < deadline and not stop():
             await asyncio.sleep(WAIT_SECONDS)
-        self._short = len(self.usable()) < self.least
-        return not self._short
+        self._told_short = self.short
+        return not self.short
+
+    @property
+    def short(self) -> bool:
+        """Whether fewer servers are left than requests want."""
+        return len(self.usable()) < self.least
+
+    def tell_short(self) -> None:
+        """Say that requests wait for servers."""
+        log.warning(
+            "%d of at least %d inference servers are left (%s): requests wait up to %.0f s for others",
+            len(self.usable()), self.least, self.fates(), self.patience,
+        )  # fmt: skip
 
     async def dispatch(
         self,

@@ -80,6 +80,7 @@ class _Group:
         arriving: prompts about which nothing is decided yet.
         shares: whether a later prompt of the last turn shared what its first prompt had.
         guess: the prompt that was last read as a prefix although no other prompt was there to share it.
+        last: the prompt that came last, and its ids.
     """
 
     live: int = 0
@@ -87,6 +88,13 @@ class _Group:
     arriving: list[Ids] = field(default_factory=list)
     shares: bool = False
     guess: _Prefix | None = None
+    last: tuple[Sequence[int], Ids] | None = None
+
+    def ids_of(self, prompt: Sequence[int]) -> Ids:
+        """Ids as an array of the prompt's own. All trajectories of a group begin with the same prompt: one is made."""
+        if self.last is None or self.last[0] != prompt:
+            self.last = prompt, np.array(prompt, dtype=np.int32)
+        return self.last[1][:]
 
     def keep(self, prefix: _Prefix) -> _Prefix:
         self.prefixes.append(prefix)
@@ -156,7 +164,8 @@ class PrefixSharing:
         if not self.holds:
             self._look_later()
             return None
-        group, ids = self._group(key), np.array(prompt, dtype=np.int32)
+        group = self._group(key)
+        ids = group.ids_of(prompt)
         deadline = time.monotonic() + MOST_WAIT_S
         try:
             for _ in range(ROUNDS):

@@ -24,6 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.errors import InterruptedRunError, RunError
+from trainer.launch.nccl_settings import NodeSettings, log_lines, take
 from trainer.launch.rank import RankJob, start_rank
 from trainer.launch.ranks import GRACE_SECONDS, RankedRun, conclude, last_step
 from trainer.launch.ray_placement import rank_order, reserve
@@ -104,6 +105,12 @@ class RayRun(RankedRun):
         ray.get([actor.start.remote(rank, data) for rank, actor in enumerate(ranks.actors)], timeout=ANSWER_SECONDS)
         ranks.nodes = ranks.ask(lambda actor: actor.node.remote(), range(len(ranks.actors)))
         log.info("ranks run on %s", ", ".join(ranks.nodes))
+        taken = ranks.ask(lambda actor: actor.settings.remote(), range(len(ranks.actors)))
+        notes, warnings = log_lines(ranks.nodes, taken)
+        for line in notes:
+            log.info("%s", line)
+        for line in warnings:
+            log.warning("%s", line)
 
     def _conclude(self, ranks: _Ranks) -> None:
         with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
@@ -197,6 +204,7 @@ class RankHost:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clusterkit-")
         self._process: subprocess.Popen[bytes] | None = None
+        self._settings = take()  # of the rank's process, which inherits them
 
     def node(self) -> str:
         """Address of this node."""
@@ -205,6 +213,10 @@ class RankHost:
     def gpus(self) -> GpusOfNode:
         """The GPUs of this rank."""
         return GpusOfNode(ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())))
+
+    def settings(self) -> NodeSettings:
+        """What the rank has of the settings that `clusterkit check --nccl` kept on this node."""
+        return self._settings
 
     def meeting_place(self) -> tuple[str, int]:
         """Address of this node and a port that is free here."""

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trainer.config import RunConfig
 from trainer.configfile import read_config
 from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.launch.nccl_settings import take
 from trainer.paths import RunPaths
 from trainer.placement import gpus_per_server
 from trainer.serving import registry
@@ -94,6 +95,7 @@ class HostActor:
     def __init__(self, name: str, command: list[str], folder: str, restarts: int, shared: tuple[str, ...]) -> None:
         if shared:  # Ray does not know that this actor uses them
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
+        take()  # of the server's processes, which inherit them
         # By number among those that this process sees.
         gpus = tuple(range(len(shared or ray.get_gpu_ids())))
         whole = placed(command, gpus, str(ray.util.get_node_ip_address()))

@@ -71,6 +71,6 @@ def serve(parts: SamplerParts, model: Path) -> Served:
             raise UserError(
                 "rollout.controllers: a reward that asks a judge is scored in one process: set rollout.controllers=0"
             )
-        workers = Workers(config, model, parts.stop_ids, parts.window, engine)
+        workers = Workers(config, model, parts.stop_ids, parts.window, engine, parts.source.train)
         engine.others = workers
     return Served(engine, fleet, controller, loop, workers)

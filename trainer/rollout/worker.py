@@ -1,10 +1,11 @@
-"""A controller process: takes tasks by number from rank 0, samples and scores their groups, and sends them back.
+"""A controller process: takes tasks from rank 0, samples and scores their groups, and sends them back.
 
-It ends with its pipe. Rank 0 says `ready` (numbers of tasks that come next), `task` (number, order, plan), `forget`
-(number of a task made ready that another controller has got), `servers` (those to ask: name, url, version and
-generation, which tells a server from one of its name before), `hold` (number) and `go` (version). It says `up` when it
-can begin, `generated` (number), `group` or `failed` (number, value, totals), `lost` (name and generation of a server,
-why), `held` and `idle` (number of what it was told).
+It ends with its pipe. Rank 0 says `ready` (number and task that comes next), `task` (number, order, plan, task),
+`forget` (number of a task made ready that another controller has got), `servers` (those to ask: name, url, version and
+generation, which tells a server from one of its name before; whether the run has fewer than `servers.min_required`),
+`hold` (number) and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number,
+trajectories or error, totals), `lost` (name and generation of a server, why), `held` and `idle` (number of what it was
+told).
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from trainer.metrics import log_file
 from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rollout.controller import RolloutController, SamplingPlan
-from trainer.tasks import leave_out_misfits, make_source
 from trainer.train.model import load_tokenizer
 from trainer.types import Group, Task
 
@@ -68,13 +68,11 @@ class _Controller:
     def __init__(self, job: WorkerJob, pipe: Connection) -> None:
         config = job.config
         self.pipe, self.config = pipe, config
-        self.source = make_source(config)
         tokenizer = load_tokenizer(job.model)
         agent = make_agent(config, tokenizer)
-        leave_out_misfits(self.source, agent)
         dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
         self.pool = ServerPool(dialect.health_path)
-        # Of this share of the servers the last one may be lost: rank 0 then tells others.
+        # Of this share of the servers the last one may be lost: rank 0 then tells others, and whether all are enough.
         self.pool.least, self.pool.patience = 1, config.serving.patience_seconds or config.serving.start_seconds
         self.engine = ServedEngine(self.pool, dialect, job.model, set(job.stop_ids))
         self.engine.sharing.enabled = config.rollout.share_prefixes
@@ -85,7 +83,7 @@ class _Controller:
         self._own: dict[str, tuple[int, Server]] = {}  # by name; one that was lost stays until rank 0 names another
         self._told_lost: set[tuple[str, int]] = set()
         self._jobs: set[asyncio.Task[None]] = set()
-        self._prepared: dict[int, asyncio.Task[tuple[Task, Any]]] = {}
+        self._prepared: dict[int, asyncio.Task[Any]] = {}
         self._sending = threading.Lock()
 
     async def run(self) -> None:
@@ -109,11 +107,11 @@ class _Controller:
             if what == "task":
                 self._keep(self._group(*rest))
             elif what == "ready":
-                self._make_ready(rest[0])
+                self._make_ready(*rest)
             elif what == "forget":
                 self._forget(rest[0])
             elif what == "servers":
-                self._use(rest[0])
+                self._use(*rest)
             elif what == "hold":
                 await self.engine.hold()
                 self._say("held", rest[0])
@@ -126,11 +124,11 @@ class _Controller:
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
 
-    async def _group(self, number: int, order: int, plan: SamplingPlan) -> None:
+    async def _group(self, number: int, order: int, plan: SamplingPlan, task: Task) -> None:
         ORDER.set(order)
         try:
             ready = self._prepared.pop(number, None)
-            task, prepared = await (self._task(number) if ready is None else ready)
+            prepared = await (self._prepare(task) if ready is None else ready)
             group = await self.controller.group(task, prepared, plan, lambda: self._say("generated", number))
             data = await asyncio.to_thread(_pickled, number, group, replace(self.engine.stats))
         except Exception as error:
@@ -141,23 +139,24 @@ class _Controller:
         await self.engine.idle()
         self._say("idle", number)
 
-    def _make_ready(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            if number not in self._prepared:
-                job = asyncio.ensure_future(self._task(number))
-                job.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is wanted
-                self._prepared[number] = job
+    def _make_ready(self, number: int, task: Task) -> None:
+        job = asyncio.ensure_future(self._prepare(task))
+        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is wanted
+        self._prepared[number] = job
 
     def _forget(self, number: int) -> None:
         if job := self._prepared.pop(number, None):
             job.cancel()
 
-    async def _task(self, number: int) -> tuple[Task, Any]:
-        task = await asyncio.to_thread(self.source.train, number)
-        return task, await asyncio.to_thread(self.controller.agent.prepare, task)
+    async def _prepare(self, task: Task) -> Any:
+        return await asyncio.to_thread(self.controller.agent.prepare, task)
 
-    def _use(self, servers: list[tuple[str, str, int, int]]) -> None:
-        """Ask these servers from now on; what others are answering is waited for."""
+    def _use(self, servers: list[tuple[str, str, int, int]], short: bool) -> None:
+        """Ask these servers from now on; what others are answering is waited for.
+
+        servers: see the message. short: all servers of the run are too few, so that requests wait for more.
+        """
+        self.pool.least = len(servers) + 1 if short else 1
         wanted = {(name, generation) for name, _, _, generation in servers}
         for name, (generation, server) in list(self._own.items()):
             if (name, generation) not in wanted:
@@ -189,7 +188,7 @@ class _Controller:
 
 def _pickled(number: int, group: Group, stats: ServedStats) -> bytes:
     try:
-        return pickle.dumps(("group", number, group, stats))
+        return pickle.dumps(("group", number, group.trajectories, stats))
     except Exception as error:
         raise UserError(
             f"task {group.task.id}: what the agent or the reward left in a trajectory cannot be sent to rank 0 "

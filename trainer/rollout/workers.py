@@ -1,8 +1,8 @@
 """Controllers in processes of their own: each asks a part of the servers, and rank 0 gets whole groups.
 
 One process makes, sends and reads some hundred requests a second; a fleet of small models answers more. With
-`rollout.controllers` rank 0 keeps the work buffer, the versions of the weights and the list of servers, and hands out
-tasks by number. A controller process has the same agent, reward and engine as rank 0 would, for every so manieth
+`rollout.controllers` rank 0 keeps the data, the work buffer, the versions of the weights and the list of servers, and
+hands out tasks. A controller process has the same agent, reward and engine as rank 0 would, for every so manieth
 server, and sends back a group with its token ids as arrays. When one dies its tasks are taken up by the others, and it
 is started again. What it does is in `trainer.rollout.worker`.
 """
@@ -14,10 +14,12 @@ import logging
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from trainer.config import RunConfig
@@ -26,15 +28,16 @@ from trainer.engines.served import ServedEngine, ServedStats
 from trainer.errors import RunError, UserError
 from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.worker import WorkerJob, work
-from trainer.types import Group
+from trainer.types import Group, Task
 
 log = logging.getLogger("trainer")
 
 FOLLOW_SECONDS = 1.0
 HOLD_SECONDS, IDLE_SECONDS = 600.0, 60.0
 """How long a controller may take to hear of an update, which a reward that computes may delay, and to come to rest."""
-STARTS = 3
-"""How often a controller is started before the run ends: one that always dies has a fault of its own."""
+STARTS, START_SECONDS = 3, 900.0
+"""So often a controller is started within this time before the run ends: one that always dies has a fault of its own.
+And so often may one die that has the same task."""
 SUMMED = tuple(
     one.name
     for one in fields(ServedStats)
@@ -45,40 +48,62 @@ SUMMED = tuple(
 
 @dataclass(eq=False)
 class _Order:
-    """A group that a controller is to make. order: of its admission, see `trainer.judge.priority_limiter`."""
+    """A group that a controller is to make.
+
+    order: of its admission, see `trainer.judge.priority_limiter`. deaths: of controllers that had it.
+    """
 
     number: int
+    task: Task
     order: int
     plan: SamplingPlan
     generated: Callable[[], None]
     done: asyncio.Future[Group]
+    deaths: int = 0
 
 
 @dataclass(eq=False)
 class _Worker:
     """A controller's process.
 
-    orders: what it is at, by number. up: it can begin. held: it sends no requests. idle: nor is any under way. ready:
-    tasks that it has made ready. stats: its engine's running totals. starts: of its place. servers: of its own.
+    starts: times at which one was started at its place, this one last. orders: what it is at, by number. up: it can
+    begin. held: it sends no requests. idle: nor is any under way. ready: tasks that it has made ready. stats: its
+    engine's running totals. servers: of its own.
     """
 
     place: int
     process: Any
     pipe: Connection
+    starts: tuple[float, ...]
     orders: dict[int, _Order] = field(default_factory=dict)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     up: bool = False
     ready: set[int] = field(default_factory=set)
     stats: ServedStats = field(default_factory=ServedStats)
-    starts: int = 1
     servers: int = 1
+    _unsent: SimpleQueue[tuple[Any, ...] | None] = field(default_factory=SimpleQueue)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._send, name=f"to {self.process.name}", daemon=True).start()
 
     def send(self, *message: Any) -> None:
-        try:
-            self.pipe.send_bytes(pickle.dumps(message))
-        except OSError:  # it has died, which its reader notices
-            self.rest()
+        """Send it, in order, in a thread: a task may be a megabyte, and a process that hangs reads nothing."""
+        self._unsent.put(message)
+
+    def _send(self) -> None:
+        alive = True
+        while (message := self._unsent.get()) is not None:
+            try:
+                if alive:
+                    self.pipe.send_bytes(pickle.dumps(message))
+            except OSError:  # it has died, which its reader notices
+                alive = False
+        self.pipe.close()
+
+    def end(self) -> None:
+        """Close its pipe; the process has ended."""
+        self._unsent.put(None)
 
     def rest(self) -> None:
         """Nothing is to be waited for."""
@@ -90,15 +115,27 @@ class Workers:
     """The controller processes of a run. Made anywhere; all else on the engine's event loop.
 
     Args:
-        config, model: of the run. stop_ids, window: as of the controller in rank 0. engine: rank 0's.
+        config, model: of the run. stop_ids, window: as of the controller in rank 0. engine: rank 0's. make_task:
+            makes a task from its number, in any thread.
     """
 
-    def __init__(self, config: RunConfig, model: Path, stop_ids: set[int], window: int, engine: ServedEngine) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Path,
+        stop_ids: set[int],
+        window: int,
+        engine: ServedEngine,
+        make_task: Callable[[int], Task],
+    ) -> None:
         self._job = WorkerJob(config, model, sorted(stop_ids), window)
-        self._engine = engine
+        self._engine, self._make_task = engine, make_task
+        self._tasks: dict[int, asyncio.Task[Task]] = {}  # made ready and not yet wanted
+        self._jobs: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[Server, int] = {}
         self._told: list[tuple[Any, ...]] = []
+        self._short = False
         self._gone = ServedStats()  # of processes that have ended
         self._closing, self._holds = False, 0
         self._failure: UserError | None = None
@@ -109,19 +146,34 @@ class Workers:
     async def group(self, number: int, order: int, plan: SamplingPlan, generated: Callable[[], None]) -> Group:
         """Have the group of a task sampled and scored; see `RolloutController.group`."""
         loop = self._listen()
-        made = _Order(number, order, plan, generated, loop.create_future())
+        task = await (self._tasks.pop(number, None) or self._made(number))
+        made = _Order(number, task, order, plan, generated, loop.create_future())
         self._hand_out(made)
         return await made.done
 
     def make_ready(self, numbers: Sequence[int]) -> None:
         """Have the tasks of these numbers made ready, which will be wanted next."""
         self._listen()
-        known = set[int]().union(*(worker.ready for worker in self._workers))
-        fresh = [number for number in numbers if number not in known]
-        for place, worker in enumerate(self._workers):
-            own = fresh[place :: len(self._workers)]
-            worker.ready.update(own)
-            worker.send("ready", own)
+        fresh = [number for number in numbers if number not in self._tasks]
+        for position, number in enumerate(fresh):
+            self._tasks[number] = task = self._kept(self._made(number))
+            self._kept(self._send_ready(number, task, position % len(self._workers)))
+
+    async def _made(self, number: int) -> Task:
+        return await asyncio.to_thread(self._make_task, number)
+
+    async def _send_ready(self, number: int, task: asyncio.Task[Task], place: int) -> None:
+        await asyncio.wait({task})
+        if self._tasks.get(number) is task and task.exception() is None:  # else it is wanted already, or will tell then
+            worker = self._workers[place]
+            worker.ready.add(number)
+            worker.send("ready", number, task.result())
+
+    def _kept(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        job = asyncio.get_running_loop().create_task(coroutine)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
 
     def _hand_out(self, order: _Order) -> None:
         if self._failure is not None:
@@ -136,17 +188,20 @@ class Workers:
                 if other is not worker:
                     other.send("forget", order.number)
         worker.orders[order.number] = order
-        worker.send("task", order.number, order.order, order.plan)
+        worker.send("task", order.number, order.order, order.plan, order.task)
 
     # -- servers and versions ---------------------------------------------------------------------------------------
 
     def tell_servers(self) -> None:
-        """Tell the controllers which servers there are, where that has changed."""
+        """Tell the controllers which servers there are, and whether these are enough, where that has changed."""
         self._listen()
-        usable = sorted(self._engine.pool.usable(), key=lambda server: server.name)
-        told = [(one.name, one.url, one.version, self._generation(one)) for one in usable]
-        if told != self._told:
-            self._told = told
+        pool = self._engine.pool
+        usable = sorted(pool.usable(), key=lambda server: server.name)
+        told, short = [(one.name, one.url, one.version, self._generation(one)) for one in usable], pool.short
+        if short and not self._short:
+            pool.tell_short()
+        if (told, short) != (self._told, self._short):
+            self._told, self._short = told, short
             for worker in self._workers:
                 self._tell(worker)
 
@@ -184,7 +239,7 @@ class Workers:
         count = len(self._workers)
         own = [one for place, one in enumerate(self._told) if _number(one[0], place) % count == worker.place]
         worker.servers = max(1, len(own))
-        worker.send("servers", own or self._told)
+        worker.send("servers", own or self._told, self._short)
 
     def _generation(self, server: Server) -> int:
         return self._generations.setdefault(server, len(self._generations))
@@ -207,13 +262,13 @@ class Workers:
 
     # -- processes --------------------------------------------------------------------------------------------------
 
-    def _start(self, place: int, starts: int = 1) -> _Worker:
+    def _start(self, place: int, before: tuple[float, ...] = ()) -> _Worker:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=work, args=(self._job, there), name=f"controller-{place}", daemon=True)
         process.start()
         there.close()
-        return _Worker(place, process, here, starts=starts)
+        return _Worker(place, process, here, (*before, time.monotonic()))
 
     def _listen(self) -> asyncio.AbstractEventLoop:
         """Read what the controllers say, on this loop, from the first call on."""
@@ -259,9 +314,11 @@ class Workers:
                 order.generated()
                 return
             del worker.orders[order.number]
-            worker.stats = rest[2]
-            if not order.done.done():
-                order.done.set_exception(rest[1]) if what == "failed" else order.done.set_result(rest[1])
+            _, value, worker.stats = rest
+            if not order.done.done() and what == "failed":
+                order.done.set_exception(value)
+            elif not order.done.done():
+                order.done.set_result(Group(order.task, value))
 
     def _lost(self, worker: _Worker) -> None:
         """Start a controller again that has died, and hand its tasks out anew."""
@@ -270,16 +327,22 @@ class Workers:
             return
         worker.process.join(1.0)
         code, orders = worker.process.exitcode, list(worker.orders.values())
-        if worker.starts >= STARTS:
-            self._fail(
-                RunError(f"{worker.process.name} ended with {code} for the {STARTS}rd time; its log is rank 0's")
-            )
+        starts = tuple(one for one in worker.starts if time.monotonic() - one < START_SECONDS)
+        for order in orders:
+            order.deaths += 1
+        worst = max(orders, key=lambda order: order.deaths, default=None)
+        if len(starts) >= STARTS or (worst is not None and worst.deaths >= STARTS):
+            how = f"for the {STARTS}rd time within {START_SECONDS / 60:.0f} minutes"
+            if worst is not None and worst.deaths >= STARTS:
+                how = f"and had task {worst.task.id}, as {STARTS - 1} before it that ended"
+            self._fail(RunError(f"{worker.process.name} ended with {code} {how}; its log is rank 0's"))
             return
         log.warning(
             "%s ended with %s: it is started again, its %d groups go to all", worker.process.name, code, len(orders)
         )
         self._gone = self.stats_of(self._gone, worker.stats)
-        fresh = self._start(worker.place, worker.starts + 1)
+        worker.end()
+        fresh = self._start(worker.place, starts)
         fresh.rest()  # an update that goes on need not wait until it is up
         self._workers[worker.place] = fresh
         self._read(fresh)
@@ -310,7 +373,7 @@ class Workers:
             worker.process.join(5.0)
             if worker.process.is_alive():
                 worker.process.kill()
-            worker.pipe.close()
+            worker.end()
 
 
 async def _wait(events: list[tuple[_Worker, asyncio.Event]], seconds: float) -> None:

@@ -13,6 +13,7 @@ from clusterkit.provision.checks.cluster import judge_cluster
 from clusterkit.provision.checks.gpu import judge_gpus
 from clusterkit.provision.checks.host import judge_host
 from clusterkit.provision.checks.nccl import all_reduce
+from clusterkit.provision.checks.nccl_kept import kept_findings
 from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.checks.reach import reachable
 from clusterkit.provision.checks.speed import send_rates, write_rates
@@ -142,7 +143,7 @@ async def _between(
             reachable(everyone, addresses, cluster.head_host.name),
         )
         report.findings += [*_without_repeats(storage.findings, report.findings), *ports, *refused]
-        report.findings += await _inside(cluster, facts, able)
+        report.findings += await _inside(cluster, facts, able, nccl=request.nccl)
     if request.bandwidth:
         say("bandwidth, one host after the other")
         report.findings += await write_rates(able, cluster.storage)
@@ -150,17 +151,25 @@ async def _between(
     if request.nccl:
         say("an all-reduce over all GPUs")
         head = addresses.get(cluster.head_host.name, cluster.head_host.target)
-        report.findings += await all_reduce(able, facts, cluster.name, head)
+        report.findings += await all_reduce(able, facts, cluster.name, head, say=say)
 
 
-async def _inside(cluster: Cluster, facts: dict[str, Facts], able: list[Session]) -> list[Finding]:
-    """Check the storage from inside the runtime containers, where they run."""
+async def _inside(cluster: Cluster, facts: dict[str, Facts], able: list[Session], *, nccl: bool) -> list[Finding]:
+    """Check the storage from inside the runtime containers, where they run, and what NCCL is told there.
+
+    Args:
+        cluster: whose containers are meant.
+        facts: by host.
+        able: hosts where commands can run as root.
+        nccl: an all-reduce follows, which finds the settings anew.
+    """
     containers = {name: c.name for name, fact in facts.items() for c in running_containers(fact, cluster.name)}
     running = [session for session in able if session.host.name in containers]
     if not running:
         return []
     report = await storage_shared(running, cluster.storage, run_in=lambda name: ("docker", "exec", containers[name]))
-    return [replace(finding, check="container storage") for finding in report.findings]
+    findings = [replace(finding, check="container storage") for finding in report.findings]
+    return findings if nccl else [*findings, *await kept_findings(running, containers)]
 
 
 def _probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
