@@ -57,11 +57,7 @@ class SteppedRun(ABC):
     """One attempt at a run of training steps; a subclass calls `SteppedRun.__init__`, then adds its parts.
 
     Args:
-        config: the resolved configuration.
-        world: this rank.
-        monitor: gets log lines and numbers.
         stop: called at safe points; whether to stop.
-        start: what to go on from.
     """
 
     course: Schedule
@@ -292,8 +288,6 @@ class SteppedRun(ABC):
         """Count the step's time, report its numbers and write the checkpoints that are due.
 
         Args:
-            number: of the step.
-            numbers: statistics of the step.
             processed: tokens that went through the model.
             began: start of the step, as time.perf_counter().
             task_ids: what was learned from.

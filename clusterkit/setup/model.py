@@ -29,11 +29,7 @@ class StepFailedError(Exception):
     """A step failed on one host.
 
     Args:
-        step: name of the step.
         message: one sentence.
-        command: what was being done.
-        lines: the last lines of output.
-        fix: what the user can do.
         kind: how the connection failed; None where it did not.
     """
 

@@ -88,9 +88,6 @@ class Setup:
     """One set-up.
 
     Args:
-        request: what to do.
-        connect: opens connections.
-        watch: gets every row that changes.
         owner: of the cluster's lock, for the leases on its hosts; None: take no leases.
     """
 

@@ -99,8 +99,6 @@ class Session(Protocol):
 
         Args:
             script: to run; as root it runs under `set -eu`.
-            root: run as root, directly or through sudo.
-            stdin: of the script.
             timeout: seconds after which the remote command is killed.
             on_output: gets stdout and stderr line by line.
 
@@ -122,8 +120,6 @@ class Session(Protocol):
         Args:
             source: content, or a file of this machine.
             target: path on the host.
-            mode: of the file.
-            root: write as root.
             on_bytes: gets the bytes sent so far.
 
         Raises:
@@ -146,7 +142,6 @@ class Session(Protocol):
 
         Args:
             remote_host: name or address, as the host knows it.
-            remote_port: where it listens.
             local_port: port of this machine; 0 for a free one, the same one every time.
 
         Returns the local port.

@@ -36,7 +36,6 @@ class Finder:
 
     Args:
         data: folder to look in before $CLUSTERKIT_DATA, /storage/datasets and the cache.
-        cache_dir: asset cache.
         limit: only the first so many questions of each suite; 0: all.
         task: the run's task, for suites of its generated documents or held-out problems.
         split: see `EvalConfig.split`.

@@ -220,10 +220,7 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     """Make a reader over servers.
 
     Args:
-        judge: settings.
-        urls: addresses of the servers.
         again: addresses for later requests: servers may come back elsewhere.
-        cache: folder of the asset cache.
 
     Raises:
         UserError: no server answers a chat, or one serves another model than is wanted or than the others.

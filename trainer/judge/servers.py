@@ -73,7 +73,6 @@ def gpu_groups(typed: str, per_server: int) -> list[tuple[int, ...]]:
 
     Args:
         typed: a number of GPUs, or their device numbers with commas; empty: none.
-        per_server: GPUs of one server.
 
     Returns:
         Device numbers by server; one server without GPUs where there are none.

@@ -70,8 +70,6 @@ def start_rank(rank: int, job: RankJob, output: IO[bytes] | None = None) -> subp
     """Start the process of a rank on this machine; it ends with this one.
 
     Args:
-        rank: number of the rank.
-        job: what it is to do.
         output: gets what it prints; None: what it prints goes where our own output goes.
     """
     # Signals are blocked in the rank until it can take them, so that one that comes during its imports is not lost.

@@ -30,11 +30,8 @@ def served_sampler(
     """Make the sampler.
 
     Args:
-        parts: what samplers are made of.
         model: folder that the servers start with.
         learner: its weights are published; None where nothing is trained.
-        tokenizer: saved beside published weights.
-        stop: whether the run is to stop.
     """
     config, world = parts.config, parts.world
     served = serve(parts, model) if world.is_main else None

@@ -72,8 +72,6 @@ class StartMonitor(Monitor):
     Its steps are none of the run's, so the run's files have them as `warmup` records and in lines of another shape.
 
     Args:
-        run: the run's monitor.
-        config: of the start.
         folder: of the start's log and numbers; None on all ranks but 0.
     """
 

@@ -72,7 +72,6 @@ class WeightSource:
         On a GPU this only queues work on the current stream.
 
         Args:
-            bucket: which weights.
             flat: this rank's buffer, at least bucket.nbytes of uint8; None on ranks that get nothing.
         """
         names = [piece.name for piece in bucket.pieces]

@@ -63,12 +63,7 @@ async def upload(
     What arrived before an interruption stays beside the folder and is used again; the folder itself changes last.
 
     Args:
-        session: of the host.
-        asset: whose folder it is.
-        folder: on this machine.
-        view: what the host has.
         on_bytes: gets the bytes that the host has by now, and the total.
-        slot: limits how many uploads run at once.
 
     Returns:
         False where the host's folder was a copy already.

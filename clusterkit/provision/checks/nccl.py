@@ -45,11 +45,7 @@ async def all_reduce(
     """Sum 256 MiB over all GPUs with NCCL, or over the hosts of a cluster without GPUs with gloo.
 
     Args:
-        sessions: of the hosts.
-        facts: by host.
-        cluster: whose containers run the ranks.
         head_address: where the ranks meet.
-        root: run docker as root.
 
     Returns:
         The bus bandwidth, or why it could not be measured.

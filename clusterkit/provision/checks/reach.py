@@ -84,10 +84,7 @@ async def reachable(
     A port that something listens on already is left out. Of the range of worker processes both ends are tried.
 
     Args:
-        sessions: of the hosts.
         addresses: where the others reach a host, by name.
-        head: name of the head node.
-        ports: of Ray.
 
     Returns:
         Which hosts reach which; also the hosts that could not be checked, since they can neither listen nor connect.

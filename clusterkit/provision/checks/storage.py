@@ -62,8 +62,6 @@ async def storage_shared(
     """Probe the folder from all hosts at once. Nothing stays behind, and a missing folder is not made.
 
     Args:
-        sessions: of the hosts.
-        folder: to check.
         run_in: runs the probe elsewhere on a host, such as in a container.
         root: probe as root, as the containers do.
         delay: seconds that a file of another host may take to appear; the new text of a renamed file, which network

@@ -31,15 +31,9 @@ async def build(
     """Build an image unless the host has it already.
 
     Args:
-        session: of the host.
-        recipe: what to build.
         ca_bundle: PEM certificates to trust while building.
-        apt_mirror: of the distribution.
-        pip_index_url: in place of PyPI.
         pip_find_links: a URL, or a folder on this machine whose wheels are sent along.
-        proxies: http_proxy, https_proxy and no_proxy.
         torch_index: where the CPU build of torch comes from; None: the pinned address.
-        on_output: gets the lines of the build.
         timeout: in seconds.
 
     Returns:

@@ -70,8 +70,6 @@ async def pull(
     """Pull an image and give it its tag.
 
     Args:
-        session: of the host.
-        reference: tag, or NAME@sha256:….
         digest: NAME@sha256:… to pull in place of the tag.
         progress: gets host, bytes done and bytes in all.
         timeout: of one try, in seconds.

@@ -17,8 +17,6 @@ def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
     host resolves its own name to loopback), the inventory's address.
 
     Args:
-        host: of the inventory.
-        facts: of the host.
         alone: the host is the whole cluster, so a loopback address is good enough.
 
     Raises:

@@ -101,12 +101,7 @@ async def wait_until_ready(
     """Wait until every expected node and GPU is alive in Ray, with the same Ray, Python and image everywhere.
 
     Args:
-        sessions: by host.
-        cluster: of the hosts.
         expected: GPUs by host (None: as many as its Ray was started with); default: all hosts.
-        ports: of Ray.
-        seconds: to wait.
-        poll_seconds: between two looks.
 
     Returns:
         The state of the ready cluster.

@@ -32,8 +32,6 @@ def conflicting_files(maker: str, uri: str, suite: str, sources: Mapping[str, st
 
     Args:
         maker: of the packages, for the message.
-        uri: of the repository.
-        suite: of the repository.
         sources: texts of apt's files by path.
 
     Raises:
