@@ -30,15 +30,15 @@ from trainer.agents.template import encode
 from trainer.errors import UserError
 from trainer.evaluate import EvalSpec, evaluate
 from trainer.rollout.controller import RolloutController, SamplingPlan
-from trainer.rollout.sampler import EmbeddedSampler, shared_groups
+from trainer.rollout.sampler import EmbeddedSampler, refresh, shared_groups
 from trainer.schedule import Schedule
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
+from trainer.train.model import copy_in
 from trainer.train.packing import share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan
 from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
-from trainer.weights.inprocess import refresh, sampling_copy
 
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
 LINEAR = ("train.eps=1.0", "train.learning_rate=0.1", "train.weight_decay=0.1", "train.grad_clip=1e9")
@@ -182,7 +182,7 @@ def run_poisoned(world: World) -> dict[str, Any]:
 def run_published(world: World) -> dict[str, Any]:
     """The sampling weights after a step, in several processes gathered from the shards."""
     lm = small_parts().lm
-    replica = sampling_copy(lm, world)
+    replica = lm if world.mesh is None else copy_in(lm, world.dtype)
     one = Learner(lm, small_config(*LINEAR), world, total_optimizer_steps=10)
     one.step(case_rows(replica, 5, 0) if world.is_main else [])
     refresh(replica, one.policy, world)

@@ -33,8 +33,7 @@ from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
-from trainer.rollout.samplers import SamplerParts, embedded_sampler
-from trainer.rollout.server_sampling import served_sampler
+from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
 from trainer.sft.start import summary_facts
 from trainer.tasks import leave_out_misfits, make_source

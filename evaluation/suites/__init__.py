@@ -11,9 +11,8 @@ from pathlib import Path
 from evaluation.config import Split
 from evaluation.suites.base import Suite
 from evaluation.suites.hqa import DEFAULT_DOCUMENTS, hqa_suite, official_places, official_suite, text_qa_suite
-from evaluation.suites.memory import facts_suite, memory_suites
+from evaluation.suites.memory import facts_suite, memory_suites, needles_suite, recall_suite
 from evaluation.suites.problems import find_problems, heldout_suite, problem_suite
-from evaluation.suites.recall import needles_suite, recall_suite
 from evaluation.suites.ruler import TASKS as RULER
 from evaluation.suites.ruler import ruler_suite
 from trainer.assets import SHARED_DATASETS, cache_root, data_places

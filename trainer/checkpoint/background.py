@@ -12,7 +12,7 @@ from torch.distributed._state_dict_utils import _copy_state_dict
 from torch.utils._pytree import tree_map_only
 
 from trainer.train.distributed import local_part, with_local_part
-from trainer.train.hostmemory import host_room
+from trainer.train.offload import host_room
 
 
 class HostCopy:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trainer.algorithms.advantages import group_advantages, zero_variance_groups
-from trainer.algorithms.aggregation import token_weights
+from trainer.algorithms.losses import token_weights
 from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig

@@ -37,8 +37,7 @@ from trainer.rollout.batch import rollout_stats
 from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
-from trainer.rollout.samplers import SamplerParts, embedded_sampler
-from trainer.rollout.server_sampling import served_sampler
+from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource

@@ -14,8 +14,7 @@ from clusterkit.provision.images.identity import Image, ImageError, check_refere
 from clusterkit.provision.images.lock import Lock
 from clusterkit.provision.images.meter import Progress
 from clusterkit.provision.images.pull import pull, resolve
-from clusterkit.provision.images.relay import relay
-from clusterkit.provision.images.seeders import NoSeederError, Seeders
+from clusterkit.provision.images.relay import NoSeederError, Seeders, relay
 from clusterkit.ssh.api import HostError, Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
 
