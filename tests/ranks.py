@@ -92,7 +92,7 @@ def held_by_all(one: Learner) -> Iterator[None]:
         return share_out(groups, lengths, one.world.data_size, one.config.train.max_tokens_per_mb)
 
     def own(rows: list[Row], _: Plan, world: World) -> list[list[Row]]:
-        return [[rows[i] for i in members] for members in plan(rows)[world.data_rank]]
+        return [[rows[i] for i in members] for members in plan(rows)[world.rank // world.tensor_size]]
 
     one._plan = lambda rows: (plan(rows) if one.world.is_main else [], len(rows))
     with mock.patch("trainer.train.learner.deal", own):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from clusterkit.hosts.model import Host
 from clusterkit.ssh.output import Output
+
+T = TypeVar("T")
 
 
 class ErrorKind(StrEnum):
@@ -154,9 +156,9 @@ class Session(Protocol):
         """Close the connection."""
 
 
-async def run_or_error(session: Session, script: str, **options: Any) -> Result | HostError:
-    """Run a script as `Session.run` does, and return its HostError instead of raising it."""
+async def or_error(answer: Awaitable[T]) -> T | HostError:
+    """Return what is awaited, or the HostError that it raises."""
     try:
-        return await session.run(script, **options)
+        return await answer
     except HostError as error:
         return error

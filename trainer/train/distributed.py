@@ -62,11 +62,6 @@ class World:
         """Parts that the rows of a step are shared out to."""
         return self.size // self.tensor_size
 
-    @property
-    def data_rank(self) -> int:
-        """Which of these parts is this rank's."""
-        return self.rank // self.tensor_size
-
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks, the same on each; in place."""
         if self.size > 1:

@@ -67,7 +67,6 @@ class PackedBatch:
     advantages: Tensor
     weights: Tensor
     sequence: Tensor
-    num_rows: int
 
 
 def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
@@ -233,7 +232,6 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
         advantages=per_token([row.advantage for row in rows], np.float32),
         weights=per_token([row.weight for row in rows], np.float32),
         sequence=per_token(range(len(rows)), np.int64),
-        num_rows=len(rows),
     )
 
 

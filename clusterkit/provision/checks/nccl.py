@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.ray.model import running_containers
-from clusterkit.ssh.api import HostError, Result, Session, run_or_error
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 
 PORT = 29461
 SECONDS = 180
@@ -40,7 +40,7 @@ dist.destroy_process_group()
 
 
 async def all_reduce(
-    sessions: Sequence[Session], facts: Mapping[str, Facts], cluster: str, head_address: str, *, root: bool = True
+    sessions: Sequence[Session], facts: Mapping[str, Facts], cluster: str, head_address: str
 ) -> list[Finding]:
     """Sum 256 MiB over all GPUs with NCCL, or over the hosts of a cluster without GPUs with gloo.
 
@@ -69,7 +69,7 @@ async def all_reduce(
             script = rank_script(first, ranks[name], sum(ranks.values()), head_address)
             command = shlex.join(["docker", "exec", containers[name], "bash", "-c", script])
             script = f"timeout -k 5 {SECONDS} {command} </dev/null"
-            tasks.append((name, run_or_error(session, script, root=root, timeout=SECONDS + 30.0)))
+            tasks.append((name, or_error(session.run(script, root=True, timeout=SECONDS + 30.0))))
         first += ranks[name]
     results = await asyncio.gather(*(task for _, task in tasks))
     return judge_all_reduce(

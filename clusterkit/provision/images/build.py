@@ -26,7 +26,6 @@ async def build(
     proxies: Mapping[str, str] | None = None,
     torch_index: str | None = None,
     on_output: Callable[[str], None] | None = None,
-    timeout: float = BUILD_SECONDS,
 ) -> Image:
     """Build an image unless the host has it already.
 
@@ -34,7 +33,6 @@ async def build(
         ca_bundle: PEM certificates to trust while building.
         pip_find_links: a URL, or a folder on this machine whose wheels are sent along.
         torch_index: where the CPU build of torch comes from; None: the pinned address.
-        timeout: in seconds.
 
     Returns:
         The image that the host has then.
@@ -65,7 +63,7 @@ async def build(
         _script(recipe, arguments, given),
         root=True,
         stdin=context(recipe, ca_bundle=ca_bundle, wheels=wheels),
-        timeout=timeout,
+        timeout=BUILD_SECONDS,
         on_output=on_output,
     )
     image = await inspect(session, recipe.reference) if result.ok else None

@@ -257,7 +257,7 @@ class Distribution:
                 f"{self.storage} has no room for the image ({reference_image.size / 1e9:.1f} GB)",
                 "make room there, or distribute it by pull or fanout",
             )
-        zstd = self.zstd and await _has_zstd(self._origin)
+        zstd = self.zstd and (await self._origin.run("command -v zstd", timeout=30.0)).ok
         return await archives.write(
             self._origin, reference_image, self._folder, zstd=zstd, progress=self.progress, timeout=self.timeout
         )
@@ -289,7 +289,3 @@ class Distribution:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-async def _has_zstd(session: Session) -> bool:
-    return (await session.run("command -v zstd", timeout=30.0)).ok

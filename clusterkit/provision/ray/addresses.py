@@ -51,11 +51,6 @@ def interface(host: Host, facts: Facts, address: str) -> str:
     return next((name for name in found if name != "lo"), "")
 
 
-def with_port(address: str, port: int) -> str:
-    """Return ADDRESS:PORT, or [ADDRESS]:PORT for IPv6."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def _usable(text: str, alone: bool) -> bool:
     try:
         address = ipaddress.ip_address(text)
