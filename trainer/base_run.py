@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -13,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 from trainer.checkpoint.export import checkpoint_name, export, parameter_digest
 from trainer.checkpoint.fingerprint import fingerprint
@@ -216,20 +211,8 @@ class SteppedRun(ABC):
 
     def _announce(self) -> None:
         step = self.state.global_step
-        self.monitor.record(
-            "attempt",
-            pid=os.getpid(),
-            type=self.config.trainer.type,
-            ranks=self.world.size,
-            threads=torch.get_num_threads(),
-            resume_step=step,
-            total_steps=self.course.total_steps,
-            versions={
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
-        )
+        kind, total = self.config.trainer.type, self.course.total_steps
+        self.monitor.record("attempt", type=kind, resume_step=step, total_steps=total, **self.world.facts())
         if step:
             position = self.course.position(step)
             self.monitor.info(

@@ -29,6 +29,11 @@ def judges_folder(fileroot: str | Path, user: str, experiment: str, trial: str) 
     return Path(fileroot).expanduser().absolute() / "judges" / user / experiment / trial
 
 
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """`judges_folder` of the options that `parser` reads."""
+    return judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
+
+
 def judge_urls(folder: Path) -> list[str]:
     """Addresses of the ready servers that a folder registers."""
     return urls_of(registry.read(folder))

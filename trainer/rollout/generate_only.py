@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import platform
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 import zstandard
 
 from trainer.agents import make_agent
@@ -149,20 +146,8 @@ class RolloutRun:
             shutil.rmtree(self.folder, ignore_errors=True)
             (self.paths.logs / "summary.json").unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.monitor.record(
-            "attempt",
-            type=self.config.trainer.type,
-            pid=os.getpid(),
-            ranks=self.world.size,
-            threads=torch.get_num_threads(),
-            resume_step=self.global_step,
-            total_steps=self.total_steps,
-            versions={
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
-        )
+        kind, steps = self.config.trainer.type, {"resume_step": self.global_step, "total_steps": self.total_steps}
+        self.monitor.record("attempt", type=kind, **steps, **self.world.facts())
         try:
             while self.next_task < self.tasks:
                 self._step(self.global_step + 1)
