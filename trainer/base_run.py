@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,33 @@ class Clock:
             self.seconds[name] += time.perf_counter() - began
 
 
-class SteppedRun(ABC):
-    """One attempt at a run of training steps; a subclass calls `SteppedRun.__init__`, then adds its parts.
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one rank's attempt at a run is given.
 
-    Args:
-        stop: called at safe points; whether to stop.
+    model_folder: checkpoint that it starts from, with the tokenizer.
+    stop: called at safe points; whether to stop.
     """
+
+    config: RunConfig
+    model_folder: Path
+    world: World
+    monitor: Monitor
+    stop: Callable[[], bool]
+    start: Start
+
+
+class SteppedRun(ABC):
+    """One attempt at a run of training steps; a subclass calls `SteppedRun.__init__`, then adds its parts."""
 
     course: Schedule
     learner: Learner
     tokenizer: Any
 
-    def __init__(
-        self, config: RunConfig, world: World, monitor: Monitor, stop: Callable[[], bool], start: Start
-    ) -> None:
-        self.config, self.world, self.monitor, self.stop = config, world, monitor, stop
-        self.paths, self.start = RunPaths.of(config), start
+    def __init__(self, attempt: Attempt) -> None:
+        config, world, stop = attempt.config, attempt.world, attempt.stop
+        self.config, self.world, self.monitor, self.stop = config, world, attempt.monitor, stop
+        self.paths, self.start = RunPaths.of(config), attempt.start
         # No rank may leave the others waiting in a collective: several ranks agree on stopping between phases.
         self.stop_here: Callable[[], bool] = stop if world.size == 1 else lambda: False
         self.store = RecoverStore(self.paths.recover)

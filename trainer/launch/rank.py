@@ -21,6 +21,7 @@ from typing import IO
 
 import torch
 
+from trainer.base_run import Attempt
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import CrashError, InterruptedRunError, UserError
@@ -108,7 +109,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         prepare_nccl(config)
         dtype, tensor = compute_dtype(config.model), tensor_degree(config)
         world = join_world(rank, config.ranks, job.rendezvous, gpu, dtype, tensor)
-        run = make_run(config, job.model_folder, world, monitor, stop, job.start)
+        run = make_run(Attempt(config, job.model_folder, world, monitor, stop, job.start))
         run.run()
     except UserError as error:
         code, message, crashed = error.exit_code, str(error), isinstance(error, CrashError)
