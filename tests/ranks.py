@@ -30,7 +30,7 @@ from trainer.agents.template import encode
 from trainer.errors import UserError
 from trainer.evaluate import EvalSpec, evaluate
 from trainer.rollout.controller import RolloutController, SamplingPlan
-from trainer.rollout.sampler import EmbeddedSampler, refresh, shared_groups
+from trainer.rollout.sampler import EmbeddedSampler, shared_groups
 from trainer.schedule import Schedule
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
@@ -39,6 +39,7 @@ from trainer.train.packing import share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan
 from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
+from trainer.weights.source import refresh
 
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
 LINEAR = ("train.eps=1.0", "train.learning_rate=0.1", "train.weight_decay=0.1", "train.grad_clip=1e9")

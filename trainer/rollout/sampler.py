@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import torch
-
 from trainer.config import RunConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.rollout.buffer import Cursor
@@ -25,6 +23,7 @@ from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
 from trainer.types import Group, Task
+from trainer.weights.source import refresh
 
 
 class Sampler(ABC):
@@ -160,18 +159,3 @@ def shared_groups(
     groups = [shares[i % size][i // size] for i in range(len(tasks))]
     world.broadcast([group.scores() for group in groups] if size > 1 else None)
     return groups
-
-
-@torch.no_grad()
-def refresh(replica: Any, policy: PolicyModel, world: World) -> None:
-    """Publish to the embedded engine: gather the sharded weights into the replica, parameter by parameter. Collective.
-
-    One rank in float32: engine and trainer share the parameters, nothing is copied. Several ranks, or a bfloat16 policy
-    whose weights in the trainer are float32: every rank keeps an unsharded replica for sampling, in the dtype of the
-    forward passes.
-    """
-    if world.mesh is None:
-        return
-    targets = dict(replica.named_parameters())
-    for name, parameter in policy.lm.named_parameters():
-        targets[name].copy_(parameter.full_tensor())
