@@ -33,8 +33,7 @@ from trainer.engines.served import ServedStats
 from trainer.files import write_atomic
 from trainer.rewards.make import make_reward
 from trainer.rollout.batch import make_batch
-from trainer.rollout.samplers import SamplerParts
-from trainer.rollout.server_sampling import served_sampler
+from trainer.rollout.samplers import SamplerParts, served_sampler
 from trainer.schedule import Schedule
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.train.distributed import single_world

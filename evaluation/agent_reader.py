@@ -20,8 +20,6 @@ class AgentReader:
     """Way to answer; see `evaluation.reader.Reader`.
 
     Args:
-        config: the agent's settings.
-        tokenizer: the checkpoint's.
         window: most tokens of prompt plus response.
         find: what of the document is read; None: all of it. Where it finds nothing, the answer is given from the memory
             before the first section. That is also what a reading leaves whose memory is blanked after every section

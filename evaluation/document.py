@@ -19,12 +19,10 @@ class Document:
 
     Args:
         path: the text, in UTF-8.
-        tokenizer: of the model.
         limits: the agent's: tokens of a section, most sections, and what to do with more.
         block: characters that are tokenised at a time.
 
     Attributes:
-        tokens: of the whole text.
         left_out: tokens in the middle of it that are over the most sections.
 
     Raises:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import table
-from evaluation.comparison import compare
 from evaluation.config import EvalConfig
-from evaluation.intervals import f1_by_form, f1_differences
+from evaluation.intervals import compare, f1_by_form, f1_differences
 from evaluation.plan import RECORDS, Row, choose_kind, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock

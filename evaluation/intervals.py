@@ -1,4 +1,4 @@
-"""Intervals of means and of paired differences over questions, by bootstrap; F1 by the form of the question.
+"""Two results question by question; intervals of means and of paired differences, by bootstrap; F1 by form.
 
 Percentile bootstrap (Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13): the questions are
 drawn again with replacement, and the middle 95 % of the means are the interval. For a difference the two answers to a
@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from evaluation import metrics
 
 ROUNDS, BLOCK = 10_000, 250
 """Draws, and how many of them are in memory as numbers that can be multiplied."""
@@ -82,6 +84,55 @@ def f1_differences(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "questions": len(changes),
                     "difference": sum(changes) / len(changes),
                     "interval": list(bootstrap(changes)),
+                }
+            )
+    return found
+
+
+MEASURES = (("greedy_acc", "greedy"), ("sample_pass@1", "sampled"), ("f1", "f1"))
+"""What is compared, and its name among a question's scores."""
+
+
+def compare(now: dict[str, Any], then: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Two results, question by question, for every row and measure that both have.
+
+    flips: ids of the questions whose score went up (gained) or down (lost). Questions that only one of them has stay
+    out; `questions` says how many were compared. interval: of the difference (`intervals.bootstrap`, paired).
+    """
+    earlier = {row["dataset"]: row for row in then["rows"]}
+    found = []
+    for row in now["rows"]:
+        old = earlier.get(row["dataset"])
+        if old is None:
+            continue
+        for measure, key in MEASURES:
+            shared = [
+                (q, old["questions"][q][key], scores[key])
+                for q, scores in row["questions"].items()
+                if scores.get(key) is not None and old["questions"].get(q, {}).get(key) is not None
+            ]
+            if not shared:
+                continue
+            before, after = [b for _, b, _ in shared], [a for _, _, a in shared]
+            test = metrics.paired_test(before, after)
+            found.append(
+                {
+                    "dataset": row["dataset"],
+                    "against": name,
+                    "measure": measure,
+                    "questions": len(shared),
+                    "before": metrics.mean(before),
+                    "after": metrics.mean(after),
+                    "difference": test.difference,
+                    "interval": list(bootstrap([a - b for b, a in zip(before, after, strict=True)])),
+                    "gained": test.gained,
+                    "lost": test.lost,
+                    "p_value": test.p_value,
+                    "test": test.test,
+                    "flips": {
+                        "gained": [q for q, b, a in shared if a > b],
+                        "lost": [q for q, b, a in shared if a < b],
+                    },
                 }
             )
     return found

@@ -31,7 +31,6 @@ class OpenAIEngine:
     """Engine over one server, whose weights never change.
 
     Args:
-        url: address of the server.
         tokenizer: tokenizer of the checkpoint that it is said to serve.
         wait_s: seconds to wait for a server that has answered before.
     """

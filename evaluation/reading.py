@@ -48,7 +48,6 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
     """Read the document section by section and answer the question.
 
     Args:
-        config: the document, the question and the model.
         tell: gets every event, as names and values.
         stop: asked all the time; True ends the reading.
 

@@ -27,10 +27,7 @@ class KeptServers(Delegating):
     """Engine over servers that are started again when they die; a request that finds none waits for one.
 
     Args:
-        kind: sglang or vllm.
         engine: engine over an empty pool.
-        options: options of every server.
-        restarts: how often each is started again.
     """
 
     def __init__(self, kind: Kind, engine: ServedEngine, options: Sequence[ServerOptions], restarts: int) -> None:

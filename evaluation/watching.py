@@ -47,7 +47,6 @@ def watch(
     Args:
         folder: that they are in, at whatever depth.
         score: runs the evaluation of a checkpoint; returns its exit code.
-        stop: whether to stop.
         print_event: gets every event of a checkpoint, as names and values.
         complete: whether no more checkpoints will come.
 

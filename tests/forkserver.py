@@ -21,7 +21,7 @@ CONTEXT.set_forkserver_preload(
         "trainer.rollout.controller",
         "trainer.train.learner",
         "trainer.train.parity",
-        "trainer.weights.inprocess",
+        "trainer.rollout.sampler",
         "trainer.weights.nccl",
     ]
 )

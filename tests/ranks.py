@@ -34,11 +34,12 @@ from trainer.rollout.sampler import EmbeddedSampler, shared_groups
 from trainer.schedule import Schedule
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
+from trainer.train.model import copy_in
 from trainer.train.packing import share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan
 from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
-from trainer.weights.inprocess import refresh, sampling_copy
+from trainer.weights.source import refresh
 
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
 LINEAR = ("train.eps=1.0", "train.learning_rate=0.1", "train.weight_decay=0.1", "train.grad_clip=1e9")
@@ -92,7 +93,7 @@ def held_by_all(one: Learner) -> Iterator[None]:
         return share_out(groups, lengths, one.world.data_size, one.config.train.max_tokens_per_mb)
 
     def own(rows: list[Row], _: Plan, world: World) -> list[list[Row]]:
-        return [[rows[i] for i in members] for members in plan(rows)[world.data_rank]]
+        return [[rows[i] for i in members] for members in plan(rows)[world.rank // world.tensor_size]]
 
     one._plan = lambda rows: (plan(rows) if one.world.is_main else [], len(rows))
     with mock.patch("trainer.train.learner.deal", own):
@@ -182,7 +183,7 @@ def run_poisoned(world: World) -> dict[str, Any]:
 def run_published(world: World) -> dict[str, Any]:
     """The sampling weights after a step, in several processes gathered from the shards."""
     lm = small_parts().lm
-    replica = sampling_copy(lm, world)
+    replica = lm if world.mesh is None else copy_in(lm, world.dtype)
     one = Learner(lm, small_config(*LINEAR), world, total_optimizer_steps=10)
     one.step(case_rows(replica, 5, 0) if world.is_main else [])
     refresh(replica, one.policy, world)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 from trainer.checkpoint.export import checkpoint_name, export, parameter_digest
 from trainer.checkpoint.fingerprint import fingerprint
@@ -53,26 +48,33 @@ class Clock:
             self.seconds[name] += time.perf_counter() - began
 
 
-class SteppedRun(ABC):
-    """One attempt at a run of training steps; a subclass calls `SteppedRun.__init__`, then adds its parts.
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one rank's attempt at a run is given.
 
-    Args:
-        config: the resolved configuration.
-        world: this rank.
-        monitor: gets log lines and numbers.
-        stop: called at safe points; whether to stop.
-        start: what to go on from.
+    model_folder: checkpoint that it starts from, with the tokenizer.
+    stop: called at safe points; whether to stop.
     """
+
+    config: RunConfig
+    model_folder: Path
+    world: World
+    monitor: Monitor
+    stop: Callable[[], bool]
+    start: Start
+
+
+class SteppedRun(ABC):
+    """One attempt at a run of training steps; a subclass calls `SteppedRun.__init__`, then adds its parts."""
 
     course: Schedule
     learner: Learner
     tokenizer: Any
 
-    def __init__(
-        self, config: RunConfig, world: World, monitor: Monitor, stop: Callable[[], bool], start: Start
-    ) -> None:
-        self.config, self.world, self.monitor, self.stop = config, world, monitor, stop
-        self.paths, self.start = RunPaths.of(config), start
+    def __init__(self, attempt: Attempt) -> None:
+        config, world, stop = attempt.config, attempt.world, attempt.stop
+        self.config, self.world, self.monitor, self.stop = config, world, attempt.monitor, stop
+        self.paths, self.start = RunPaths.of(config), attempt.start
         # No rank may leave the others waiting in a collective: several ranks agree on stopping between phases.
         self.stop_here: Callable[[], bool] = stop if world.size == 1 else lambda: False
         self.store = RecoverStore(self.paths.recover)
@@ -220,20 +222,8 @@ class SteppedRun(ABC):
 
     def _announce(self) -> None:
         step = self.state.global_step
-        self.monitor.record(
-            "attempt",
-            pid=os.getpid(),
-            type=self.config.trainer.type,
-            ranks=self.world.size,
-            threads=torch.get_num_threads(),
-            resume_step=step,
-            total_steps=self.course.total_steps,
-            versions={
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
-        )
+        kind, total = self.config.trainer.type, self.course.total_steps
+        self.monitor.record("attempt", type=kind, resume_step=step, total_steps=total, **self.world.facts())
         if step:
             position = self.course.position(step)
             self.monitor.info(
@@ -292,8 +282,6 @@ class SteppedRun(ABC):
         """Count the step's time, report its numbers and write the checkpoints that are due.
 
         Args:
-            number: of the step.
-            numbers: statistics of the step.
             processed: tokens that went through the model.
             began: start of the step, as time.perf_counter().
             task_ids: what was learned from.

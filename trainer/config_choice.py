@@ -98,8 +98,6 @@ class Choice:
         """Error message for a field that the chosen class does not have.
 
         Args:
-            name: the chosen name.
-            field: the field.
             what: subject of the sentence: what the choice was made for.
             advice: end of the sentence: what to do.
         """

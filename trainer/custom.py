@@ -41,7 +41,6 @@ def load_class(setting: str, name: str, code_dir: str = "") -> type[Any]:
 
     Args:
         setting: agent.name, task.name or reward.name.
-        name: module:Class.
         code_dir: folder to import from, after PYTHONPATH.
 
     Raises:

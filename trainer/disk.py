@@ -21,7 +21,6 @@ def file_failure(error: OSError, path: Path | str | None = None, instead: str = 
     """Make the exception for an operating system's error about a file or folder.
 
     Args:
-        error: the system's error.
         path: the file or folder, where the error does not name it.
         instead: how to choose another place, such as "choose another folder with --fileroot DIR".
 

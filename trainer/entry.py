@@ -22,8 +22,6 @@ def run_command(
     """Do the work of a command line that names a configuration; errors become one message on stderr.
 
     Args:
-        program: as `python -m …`, for --help.
-        description: for --help.
         work: gets the configuration's file and the flag that a signal sets; returns the exit code.
         fault: line that follows an error which is none of the user's.
 

@@ -87,8 +87,6 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
 
     Args:
         roll: tasks and how they are sampled -> their groups (`Sampler.groups`, or `RolloutController.run`).
-        source: of the tasks.
-        spec: what to evaluate on.
 
     Raises:
         UserError: the split has no task.

@@ -28,10 +28,8 @@ class HeldoutTrajectories:
     """Keeps the trajectories of the first tasks of an evaluation.
 
     Args:
-        logs: folder of the run's logs.
         count: of so many tasks.
         agent: tells what was read; one of the user's own need not.
-        tokenizer: of the model.
     """
 
     def __init__(self, logs: Path, count: int, agent: AnyAgent, tokenizer: Any) -> None:

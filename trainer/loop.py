@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.agents.template import encode
-from trainer.base_run import Clock, SteppedRun, named
-from trainer.checkpoint.start import Start
-from trainer.config import RunConfig
+from trainer.base_run import Attempt, Clock, SteppedRun, named
 from trainer.errors import UserError
 from trainer.evaluate import (
     EvalResult,
@@ -25,7 +21,6 @@ from trainer.evaluate import (
     trained_chunks,
 )
 from trainer.heldout import HeldoutTrajectories
-from trainer.metrics import Monitor
 from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward
@@ -33,13 +28,11 @@ from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
-from trainer.rollout.samplers import SamplerParts, embedded_sampler
-from trainer.rollout.server_sampling import served_sampler
+from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
 from trainer.sft.start import summary_facts
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
-from trainer.train.distributed import World
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
 from trainer.train.model import context_window, load_tokenizer, stop_token_ids
@@ -47,21 +40,11 @@ from trainer.types import Group
 
 
 class TrainingRun(SteppedRun):
-    """One attempt at a run: builds the parts, goes on from a recover checkpoint, trains to the end.
+    """One attempt at a run: builds the parts, goes on from a recover checkpoint, trains to the end."""
 
-    Arguments as in SteppedRun. model_folder: checkpoint that training starts from.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        model_folder: Path,
-        world: World,
-        monitor: Monitor,
-        stop: Callable[[], bool],
-        start: Start,
-    ) -> None:
-        super().__init__(config, world, monitor, stop, start)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        config, model_folder, world = attempt.config, attempt.model_folder, attempt.world
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
         origin = Origin(model_folder, config, world)
@@ -89,7 +72,7 @@ class TrainingRun(SteppedRun):
         if config.engine == "embedded":
             self.sampler = embedded_sampler(parts, replica, self.learner.policy)
         else:
-            self.sampler = served_sampler(parts, model_folder, self.learner, self.tokenizer, stop)
+            self.sampler = served_sampler(parts, model_folder, self.learner, self.tokenizer, self.stop)
 
     # -- the run ----------------------------------------------------------------------------------------------------
 

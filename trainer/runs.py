@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from trainer import custom
+from trainer.base_run import Attempt
 from trainer.checkpoint.slots import Slots
 from trainer.checkpoint.start import Start, completed_step, find_start
 from trainer.config import RunConfig
+from trainer.generate_only import RolloutRun, find_rollouts, number_of_tasks
 from trainer.loop import TrainingRun
-from trainer.metrics import Monitor
 from trainer.paths import RunPaths
-from trainer.rollout.generate_only import RolloutRun, find_rollouts, number_of_tasks
 from trainer.schedule import Schedule
 from trainer.sft.loop import SftRun
 from trainer.sft.start import find_supervised, is_start
 from trainer.sft.start_run import StartRun
 from trainer.tasks import make_source
 from trainer.tasks.examples import load_examples
-from trainer.train.distributed import World
 
 AnyRun = TrainingRun | SftRun | RolloutRun
 _TYPES: dict[str, type[AnyRun]] = {"grpo": TrainingRun, "sft": SftRun, "null": RolloutRun}
 
 
-def make_run(
-    config: RunConfig, model_folder: Path, world: World, monitor: Monitor, stop: Callable[[], bool], start: Start
-) -> AnyRun:
+def make_run(attempt: Attempt) -> AnyRun:
     """One rank's attempt at the run. Raises UserError for settings, classes or data that cannot be used."""
-    kind = StartRun if is_start(config) else _TYPES[config.trainer.type]
-    return kind(config, model_folder, world, monitor, stop, start)
+    kind = StartRun if is_start(attempt.config) else _TYPES[attempt.config.trainer.type]
+    return kind(attempt)
 
 
 def begin(config: RunConfig, paths: RunPaths) -> Start:

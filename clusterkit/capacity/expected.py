@@ -20,17 +20,18 @@ from clusterkit.capacity.speed import (
     DECODE_SHARE,
     FAST_DECODE_SHARE,
     GPUS,
+    HOST_MEMORY,
     MEASURED_ON,
     MFU,
     MOST_MEASURED,
     NETWORK,
     RECOMPUTED,
+    STATE,
     UNMEASURED,
     WIDTH,
     Gpu,
     decode_seconds,
     forward_flops,
-    handing_over_seconds,
     prefill_seconds,
     publishing_seconds,
 )
@@ -223,8 +224,9 @@ class _Step:
             moved = 2 * WIDTH * shape.parameters / layout.tensor * passes + 4 * shape.parameters * train.minibatches
             network = moved / NETWORK[self.gpu.name]
             seconds = (max(seconds, network), seconds + network)[case]
-        hands_over = self.allocation.colocated and train.offload
-        return seconds + (handing_over_seconds(shape, ranks) if hands_over else 0.0)
+        if self.allocation.colocated and train.offload:  # a rank's state goes to host memory and comes back
+            seconds += 2 * STATE * shape.parameters / ranks / HOST_MEMORY
+        return seconds
 
     def _unmeasured(self) -> list[str]:
         """What the rates are taken over from."""

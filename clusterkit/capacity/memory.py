@@ -98,16 +98,12 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
             "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
             "activations": activations,
             "prefix keys": keys * (2 * width * KEYS_PER_TOKEN * keys_of + FLOAT32 * (KEYS_PER_TOKEN + 1))
-            if _shares_prefixes(config)
+            if config.train.share_prefixes and config.rollout.group_size > 1
             else 0,
             "logits": 3 * 4 * chunk * shape.vocabulary,
             "runtime": RUNTIME,
         }
     )
-
-
-def _shares_prefixes(config: RunConfig) -> bool:
-    return config.train.share_prefixes and config.rollout.group_size > 1
 
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:

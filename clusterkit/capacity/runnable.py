@@ -61,7 +61,6 @@ def require_inputs(config: RunConfig, *, started: bool = False) -> None:
     """Raise UserError, as the trainer would, if the model or the data of a run is not on this machine.
 
     Args:
-        config: the run.
         started: its supervised start is done, and needs no examples.
     """
     if config.model.path:
@@ -83,7 +82,6 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
     A complete run is not trained again, so it needs no data.
 
     Args:
-        config: the run.
         trial: its trial; None for a run on other machines.
     """
     try:

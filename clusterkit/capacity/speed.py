@@ -120,8 +120,3 @@ def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocat
         network = NETWORK[gpu] if config.n_nodes > 1 else NCCL[0]
         low, high = (groups * size / min(speed, network) for speed in NCCL)
     return low + CONTROLLER.change_seconds, high + CONTROLLER.change_seconds
-
-
-def handing_over_seconds(shape: ModelShape, ranks: int) -> float:
-    """Return the seconds in which a rank's state goes to host memory and comes back (train.offload)."""
-    return 2 * STATE * shape.parameters / ranks / HOST_MEMORY

@@ -72,9 +72,6 @@ def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | N
     the GPUs take half the time. Seconds are proportional to the trajectories of a step.
 
     Args:
-        config: the run.
-        task: its task preset.
-        gpus: total number.
         gpu_memory_gib: of one GPU, as typed; None: as the preset's. GPUs of another size are other GPUs.
     """
     points = _points(config, task)
@@ -108,7 +105,6 @@ class _Point:
 
     Args:
         factor: our trajectories per step over the published ones.
-        memory_gib: of one GPU.
         changed: settings that change the speed and differ from ours.
     """
 

@@ -6,12 +6,6 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 
 
-def nearest_names(wrong: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the names that are most similar to `wrong`, best first."""
-    by_lower = {name.lower(): name for name in names}
-    return [by_lower[match] for match in get_close_matches(wrong.lower(), by_lower, n=limit, cutoff=0.5)]
-
-
 def nearest_keys(wrong: str, keys: Iterable[str], limit: int = 3) -> list[str]:
     """Return similar dotted keys, best first: by the whole key, its last part, or that part's initials (`lr`)."""
     scored = sorted(((_key_score(wrong.lower(), key.lower()), key) for key in keys), key=lambda item: -item[0])
@@ -22,8 +16,9 @@ def nearest_keys(wrong: str, keys: Iterable[str], limit: int = 3) -> list[str]:
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
     """Return ` Did you mean X?` to append to a message; empty if no name is similar."""
-    matches = nearest_names(wrong, names, limit=1)
-    return f" Did you mean {matches[0]}?" if matches else ""
+    by_lower = {name.lower(): name for name in names}
+    matches = get_close_matches(wrong.lower(), by_lower, n=1, cutoff=0.5)
+    return f" Did you mean {by_lower[matches[0]]}?" if matches else ""
 
 
 def _key_score(wrong: str, key: str) -> float:

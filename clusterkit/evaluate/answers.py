@@ -23,10 +23,6 @@ class Answer:
         sample: greedy, or its number.
         verdict: right, wrong, failed or missing.
         answer: what was extracted from the text.
-        reason: of the verdict.
-        text: the whole response.
-        length: its tokens.
-        finish: why it ended.
         prompt: the last prompt, where the record has it.
     """
 
@@ -69,8 +65,6 @@ def read_row(results: dict[str, Any], place: Path, dataset: str | None = None) -
     """A row's answers.
 
     Args:
-        results: what results.json holds.
-        place: its folder.
         dataset: name of the row; the first one's when left out.
 
     Raises:

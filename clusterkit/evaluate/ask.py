@@ -38,15 +38,10 @@ class Question:
     """What was typed.
 
     Attributes:
-        question: the question.
         files: text files in the order in which they are read; `-` is standard input.
         plain: leave the text as it stands, whatever the checkpoint has learned to read.
         model_path: the checkpoint; None for the newest.
         preset: whose agent settings hold.
-        settings: KEY=VALUE words of any other field of an evaluation.
-        server: fields of its section `server`.
-        cache_dir: asset cache.
-        fileroot: where runs are.
     """
 
     question: str
@@ -64,7 +59,6 @@ def ask(question: Question, say: Say, show: Show) -> None:
     """Read the files with the checkpoint's memory and answer.
 
     Args:
-        question: what was typed.
         say: gets what the reading process says of its progress.
         show: gets every event, as docs/reading.md lists them.
 
@@ -96,7 +90,6 @@ def write_document(files: Sequence[str], place: Path, *, titled: bool) -> None:
 
     Args:
         files: names; `-` is standard input. What is no regular file, such as a pipe, is read once.
-        place: of the document.
         titled: as the documents of HotpotQA: passages, each with a number and a title.
 
     Raises:
@@ -185,10 +178,6 @@ def _request(question: Question, checkpoint: str, trained: RunConfig | None, fol
 
 class ReadingParser(OutputParser):
     """What the reading process prints.
-
-    Args:
-        say: gets a line that is no event.
-        show: gets an event.
 
     Attributes:
         answered: whether the answer has come.

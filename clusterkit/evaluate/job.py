@@ -128,9 +128,6 @@ async def follow_output(
     """Hand on what a job prints until it ends.
 
     Args:
-        selection: how to reach the cluster.
-        submitted: the job.
-        parser: gets what it prints.
         say: gets why nothing is printed.
         more: called after every look.
 
@@ -174,10 +171,7 @@ async def follow_watch(
     """Show what is scored until the job ends.
 
     Args:
-        selection: how to reach the cluster.
-        submitted: the job.
         local: folder that results are copied to.
-        say: gets what the job prints.
         show: gets the folder of every checkpoint's results.
 
     Raises:
@@ -224,7 +218,6 @@ async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
     Args:
         head: a host that shows the storage.
         output: folder of evaluations there.
-        name: of the results' folder in it.
         local: folder that they are copied to.
 
     Returns the folder of the results here.

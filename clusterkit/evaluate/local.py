@@ -129,11 +129,8 @@ def watch_folder(
     """Score what is there, oldest first, then what comes, until it is interrupted; one that fails is told and passed.
 
     Args:
-        folder: of the checkpoints.
         request: makes the evaluation of a checkpoint.
-        say: gets what the evaluations print.
         show: gets the folder of every checkpoint's results.
-        once: end after the checkpoints that are there.
 
     Raises:
         UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.

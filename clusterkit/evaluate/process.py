@@ -27,12 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Finished:
-    """An evaluation that has ended.
-
-    Attributes:
-        folder: its results.
-        complete: whether every answer is there.
-    """
+    """An evaluation that has ended."""
 
     folder: Path
     complete: bool
@@ -81,7 +76,6 @@ def run_node(
 
     Args:
         module: its name and its arguments.
-        console: file that it prints into.
         feed: gets what it prints, as it comes.
         on_interrupt: called after the first signal, which is handed on to it.
 
@@ -97,7 +91,6 @@ def failure_of(exit_code: int, error: str, interrupted: str, without_words: str)
     """The error of a process of the node's code that has failed.
 
     Args:
-        exit_code: of the process.
         error: its own message, empty where it has none.
         interrupted: the message where it was interrupted before it could say so.
         without_words: the message where it has said nothing.
@@ -111,9 +104,6 @@ def failure_of(exit_code: int, error: str, interrupted: str, without_words: str)
 
 class OutputParser(ABC):
     """What a process of the node's code prints: its results are taken, its error is kept, other lines are handed on.
-
-    Args:
-        say: gets a line that is neither.
 
     Attributes:
         error: the message that the process ended with.
@@ -166,7 +156,6 @@ class EvalOutputParser(OutputParser):
         """The evaluation's end, from its exit code and its own words.
 
         Args:
-            exit_code: of its process.
             folder: of the results, where they were copied to; None for the one that it names.
             without_words: the error message where it has said nothing.
 

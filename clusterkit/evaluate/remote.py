@@ -42,8 +42,7 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
     """Where the answers lie there: below the runs' place, for a name.
 
     Args:
-        head: a host of the cluster.
-        typed: --out.
+        typed: --output-path.
         user: whose answers; None for ours.
 
     Raises:
@@ -67,9 +66,6 @@ async def remote_request(
     """The evaluation, or the watch, in the cluster's places; what is missing there is copied to it.
 
     Args:
-        head: the head node.
-        arguments: what was typed.
-        say: gets what is being done.
         change: off for a look at what would be asked.
 
     Raises:

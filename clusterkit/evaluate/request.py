@@ -33,10 +33,8 @@ class EvalArguments:
         output_path: folder of the results; on a cluster a name, or a path there.
         data_names: suites and files; empty for those of the run.
         data_path: folder that data are looked for in first.
-        cache_dir: asset cache of this machine.
         preset: whose agent settings hold.
         compare: folders of earlier results.
-        settings: KEY=VALUE words of any other field.
         values: fields of `EvalConfig` that need no translation.
         fileroot: where runs of this machine are, as typed.
         watch: in place of a checkpoint, the folder or run whose checkpoints are watched; empty for none.
@@ -63,8 +61,6 @@ class SubmittedEval:
 
     Attributes:
         submission_id: its job.
-        output: folder of its results, as the place names it.
-        log: what it prints.
         place: options that name the place, such as `--cluster lab`.
         attached: it ran already.
     """
@@ -154,9 +150,7 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
     """A validated configuration.
 
     Args:
-        values: fields of `EvalConfig`.
         settings: of the run, for agent and task.
-        assignments: KEY=VALUE words of any field.
 
     Raises:
         UserError: a value that is not allowed, or a key that is not known, with the nearest ones.

@@ -46,8 +46,6 @@ class Evaluator(Protocol):
         """Show what the evaluation prints until it ends, with its results on this machine; None for a watch.
 
         Args:
-            arguments: of the evaluation.
-            submitted: what `start` has returned.
             show: gets the folder of every checkpoint's results that a watch has scored.
 
         Raises:

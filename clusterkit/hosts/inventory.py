@@ -72,7 +72,6 @@ def load_file(path: Path, name: str = "") -> Cluster:
     """Return the cluster that a file describes.
 
     Args:
-        path: of the file.
         name: of the cluster where the file has no name; default: the file's own.
 
     Raises:

@@ -31,7 +31,7 @@ def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
         raise UserError(f"no host is named.\n{_RIGHT}.")
     addresses = [host.target for host in hosts]
     named = [
-        host.model_copy(update={"name": _with_port(host), "address": host.target})
+        host.model_copy(update={"name": with_port(host.target, host.port), "address": host.target})
         if host.port is not None and addresses.count(host.target) > 1
         else host
         for host in hosts
@@ -134,8 +134,9 @@ def _values(word: str, ranges: str) -> Iterator[str]:
             yield f"{number:0{width}d}"
 
 
-def _with_port(host: Host) -> str:
-    return f"[{host.target}]:{host.port}" if ":" in host.target else f"{host.target}:{host.port}"
+def with_port(address: str, port: int) -> str:
+    """Return ADDRESS:PORT, or [ADDRESS]:PORT for IPv6."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _is_address(text: str, version: int) -> bool:

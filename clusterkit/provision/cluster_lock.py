@@ -316,7 +316,6 @@ def _take_script(owner: LockOwner, instead: str, *, renew: bool) -> str:
     """Return a script that prints "@taken", or "@held AGE" and the lease of another command.
 
     Args:
-        owner: takes the lease.
         instead: identity of a holder that has ended.
         renew: we held the lease, so another command's lease is valid however old it is.
     """

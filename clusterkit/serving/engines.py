@@ -175,8 +175,6 @@ async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str
     """Have the cluster's Ray run a module of the node side to its end; returns the last line that it printed.
 
     Args:
-        head: the head node.
-        run: that it is for.
         words: module and arguments.
 
     Raises:

@@ -27,14 +27,10 @@ class JudgeRequest:
     """Judge servers to be started.
 
     Attributes:
-        experiment: of the run that they are for.
-        trial: of that run.
         model: as typed; later its folder.
         gpus: of all servers; 0 for one server on a CPU.
         per_server: GPUs of one.
-        engine: sglang or vllm.
         context_length: longest request; 0 for the model's own.
-        flags: more options of the server's own.
     """
 
     experiment: str

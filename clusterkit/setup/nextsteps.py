@@ -40,10 +40,8 @@ def next_steps(
     """Return the commands that may come after a set-up.
 
     Args:
-        cluster: that was set up.
         state: of its Ray; where it is not ready, no command needs it.
         gpu_memory: bytes of the smallest GPU; 0 where it is unknown.
-        options: of the set-up.
         submitted: the run that the set-up started.
     """
     named = option(cluster.name)

@@ -36,16 +36,7 @@ Watch = Callable[[HostReport], None]
 
 
 class HostRunner:
-    """Takes one host through the steps, and writes its report and log.
-
-    Args:
-        host: to set up.
-        report: its row.
-        log: its file.
-        look: reads its facts.
-        watch: gets the row whenever it changes.
-        dry: only plan.
-    """
+    """Takes one host through the steps, and writes its report and log."""
 
     def __init__(self, host: Host, report: HostReport, log: HostLog, look: Look, watch: Watch, *, dry: bool) -> None:
         self.host, self.report, self.log, self.look, self.watch, self.dry = host, report, log, look, watch, dry

@@ -25,8 +25,7 @@ from clusterkit.provision.steps.all import PROBED_COMMANDS, PROBED_FILES, PROBED
 from clusterkit.provision.steps.step import DesiredState
 from clusterkit.provision.steps.storage import probed_paths
 from clusterkit.setup.hostlog import HostLog
-from clusterkit.setup.milestones import Milestones
-from clusterkit.setup.model import HostReport, Report, State, StepFailedError
+from clusterkit.setup.model import HostReport, Milestones, Report, State, StepFailedError
 from clusterkit.setup.runner import LOGIN, HostRunner, Watch
 from clusterkit.ssh.api import ErrorKind, Session
 from clusterkit.ssh.uploads import UPLOADS, Uploads
@@ -88,9 +87,6 @@ class Setup:
     """One set-up.
 
     Args:
-        request: what to do.
-        connect: opens connections.
-        watch: gets every row that changes.
         owner: of the cluster's lock, for the leases on its hosts; None: take no leases.
     """
 

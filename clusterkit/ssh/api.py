@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from clusterkit.hosts.model import Host
 from clusterkit.ssh.output import Output
+
+T = TypeVar("T")
 
 
 class ErrorKind(StrEnum):
@@ -99,8 +101,6 @@ class Session(Protocol):
 
         Args:
             script: to run; as root it runs under `set -eu`.
-            root: run as root, directly or through sudo.
-            stdin: of the script.
             timeout: seconds after which the remote command is killed.
             on_output: gets stdout and stderr line by line.
 
@@ -122,8 +122,6 @@ class Session(Protocol):
         Args:
             source: content, or a file of this machine.
             target: path on the host.
-            mode: of the file.
-            root: write as root.
             on_bytes: gets the bytes sent so far.
 
         Raises:
@@ -146,7 +144,6 @@ class Session(Protocol):
 
         Args:
             remote_host: name or address, as the host knows it.
-            remote_port: where it listens.
             local_port: port of this machine; 0 for a free one, the same one every time.
 
         Returns the local port.
@@ -159,9 +156,9 @@ class Session(Protocol):
         """Close the connection."""
 
 
-async def run_or_error(session: Session, script: str, **options: Any) -> Result | HostError:
-    """Run a script as `Session.run` does, and return its HostError instead of raising it."""
+async def or_error(answer: Awaitable[T]) -> T | HostError:
+    """Return what is awaited, or the HostError that it raises."""
     try:
-        return await session.run(script, **options)
+        return await answer
     except HostError as error:
         return error

@@ -18,11 +18,6 @@ class Client(asyncssh.SSHClient):
     """One attempt to log in. Its attributes explain a failure.
 
     Args:
-        endpoint: to log in to.
-        options: of the command.
-        known: host keys of the endpoint.
-        offers: keys to log in with.
-        password: to log in with, if any.
         paused: entered while the user answers a question, so that the attempt's time limit does not run.
     """
 

@@ -101,10 +101,6 @@ class Command(asyncssh.SSHClientSession[bytes]):
         if self.chan is not None and not self.chan.is_closing():
             self.chan.write_eof()
 
-    async def drained(self) -> None:
-        """Wait until what was written has left this process."""
-        await self._writable.wait()
-
     def abandon(self) -> None:
         """Close the channel without waiting."""
         if self.chan is not None and not self.over:

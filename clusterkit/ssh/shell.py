@@ -18,7 +18,6 @@ def for_each(listing: str, body: str) -> str:
 
     Args:
         listing: a command that prints words without blanks, such as `docker ps --quiet`.
-        body: lines of sh.
     """
     indented = "".join(f"  {line}\n" for line in body.splitlines())
     return f"ids=$({listing})\nfor id in $ids; do\n{indented}done\n"

@@ -11,9 +11,8 @@ from pathlib import Path
 from evaluation.config import Split
 from evaluation.suites.base import Suite
 from evaluation.suites.hqa import DEFAULT_DOCUMENTS, hqa_suite, official_places, official_suite, text_qa_suite
-from evaluation.suites.memory import facts_suite, memory_suites
+from evaluation.suites.memory import facts_suite, memory_suites, needles_suite, recall_suite
 from evaluation.suites.problems import find_problems, heldout_suite, problem_suite
-from evaluation.suites.recall import needles_suite, recall_suite
 from evaluation.suites.ruler import TASKS as RULER
 from evaluation.suites.ruler import ruler_suite
 from trainer.assets import SHARED_DATASETS, cache_root, data_places
@@ -36,7 +35,6 @@ class Finder:
 
     Args:
         data: folder to look in before $CLUSTERKIT_DATA, /storage/datasets and the cache.
-        cache_dir: asset cache.
         limit: only the first so many questions of each suite; 0: all.
         task: the run's task, for suites of its generated documents or held-out problems.
         split: see `EvalConfig.split`.

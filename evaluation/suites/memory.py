@@ -1,4 +1,7 @@
-"""Suites of texts with several questions each, asked of what was kept: YuWangX/Memalpha's schema, or generated facts.
+"""Suites for agents with a memory: texts with several questions each, and what is generated for training.
+
+Texts are in YuWangX/Memalpha's schema, or generated facts; each question is asked of what was kept. Recall (for the
+tiny model) and needles (for those that know English) are generated at any length, as the held-out tasks of training.
 
 One suite, so one row, for every data source, because every source has its own rule of scoring. A task is one question;
 those of one text share `meta["instance"]`, so that a structured memory is built once for all of them.
@@ -10,15 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.suites.base import CountTokens, Suite
+from evaluation.suites.base import CountTokens, Grading, Suite
 from trainer.assets import data_places
 from trainer.config_choice import as_class
-from trainer.config_tasks import FactsConfig, TaskConfig
+from trainer.config_tasks import FactsConfig, NeedlesConfig, RecallConfig, SectionsConfig, TaskConfig
 from trainer.errors import UserError
 from trainer.files import sha256
+from trainer.tasks.base import TaskSource
 from trainer.tasks.facts import SOURCE, Facts
 from trainer.tasks.jsonl import ENDINGS, find_table
 from trainer.tasks.memalpha import Item, missing, read_items
+from trainer.tasks.needles import Needles
+from trainer.tasks.recall import Recall
 from trainer.types import Question, Task
 
 FACTS_ITEMS = 64
@@ -103,3 +109,38 @@ def _tasks(instance: str, source: str, chunks: tuple[str, ...], questions: Seque
         Task(f"{instance}-q{number}", one.question, one.answers, chunks=chunks, meta=meta)
         for number, one in enumerate(questions)
     ]
+
+
+ITEMS = 128
+SECTION_FIELDS = ("facts_per_chunk", "filler_per_chunk", "num_keys", "min_chunks", "max_chunks")
+
+
+def recall_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
+    """Held-out documents of so many chunks; 0: as in training. config: of the run, as far as it applies."""
+    own = as_class(RecallConfig, config)
+    return _generated("recall", Recall(own, 0), "exact", (*SECTION_FIELDS, "num_values"), chunks, own, limit)
+
+
+def needles_suite(chunks: int, config: TaskConfig, limit: int = 0) -> Suite:
+    """As `recall_suite`; right where the number stands anywhere in the answer."""
+    own = as_class(NeedlesConfig, config)
+    return _generated("needles", Needles(own, 0), "any_string", SECTION_FIELDS, chunks, own, limit)
+
+
+def _generated(
+    kind: str,
+    source: TaskSource,
+    grading: Grading,
+    fields: Sequence[str],
+    chunks: int,
+    config: SectionsConfig,
+    limit: int,
+) -> Suite:
+    count = limit or ITEMS
+    identity = {"kind": kind, "chunks": chunks, "items": count, **{f: getattr(config, f) for f in fields}}
+
+    def load(_: object) -> list[Task]:
+        return [source.heldout("test", index, chunks) for index in range(count)]
+
+    name = f"{kind}@{chunks}" if chunks else kind
+    return Suite(name, grading, identity, load, True, 0, "generated")

@@ -17,6 +17,7 @@ from builders import small_config, small_parts
 from coin import FOLDER
 from publishing import Servers, digest_of, folder_tensors, save_model, servers
 
+from trainer.base_run import Attempt
 from trainer.checkpoint.start import Start
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor
@@ -46,7 +47,8 @@ def test_server_and_trainer_take_turns_and_agree_at_the_end(rig: Servers, tmp_pa
     registry.write(registry.folder_of(paths.logs), node)
     start = digest_of(folder_tensors(rig.folder))
 
-    TrainingRun(config, rig.folder, single_world(), Monitor(paths.logs, 1), lambda: False, Start(None)).run()
+    world, monitor = single_world(), Monitor(paths.logs, 1)
+    TrainingRun(Attempt(config, rig.folder, world, monitor, lambda: False, Start(None))).run()
 
     state = rig.state(server)
     (checkpoint,) = paths.checkpoints.iterdir()

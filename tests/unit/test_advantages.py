@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainer.algorithms.advantages import group_advantages, turn_advantages, zero_variance_groups
-from trainer.algorithms.aggregation import token_weights
+from trainer.algorithms.losses import token_weights
 
 REWARDS = st.floats(-100, 100, allow_nan=False, width=32)
 BATCHES = st.lists(st.tuples(REWARDS, st.integers(0, 4)), min_size=1, max_size=30)

@@ -13,7 +13,7 @@ import pytest
 
 from clusterkit.evaluate.curve import points_of
 from evaluation import metrics, table
-from evaluation.comparison import compare
+from evaluation.intervals import compare
 from evaluation.record import RowRecord, text_sha
 from evaluation.results import row_results
 

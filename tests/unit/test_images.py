@@ -23,7 +23,7 @@ from clusterkit.provision.images.lock import Lock
 from clusterkit.provision.images.lock import parse as parse_lock
 from clusterkit.provision.images.meter import counter, readable
 from clusterkit.provision.images.pull import _manifest_digest, _Meter, _reason
-from clusterkit.provision.images.seeders import NoSeederError, Seeders
+from clusterkit.provision.images.relay import NoSeederError, Seeders
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from trainer.errors import UserError
 

@@ -23,10 +23,10 @@ from builders import (
 from safetensors.torch import load_file
 
 from trainer.checkpoint.export import export
+from trainer.rollout.sampler import refresh
 from trainer.train.distributed import single_world
 from trainer.train.logprobs import _WideScores
 from trainer.train.model import copy_in
-from trainer.weights.inprocess import refresh, sampling_copy
 
 HALF = torch.bfloat16
 
@@ -93,7 +93,7 @@ def test_the_replica_that_samples_has_the_new_weights_in_bfloat16() -> None:
     lm = grouped_query_lm()
     world = single_world(dtype=HALF)
     frequencies = lm.model.rotary_emb.inv_freq.clone()
-    replica = sampling_copy(lm, world)
+    replica = copy_in(lm, HALF)
     rows = sampled_rows(lm, 5, lm.config.vocab_size)
     one = learner(lm, small_config("train.learning_rate=0.01"), world)
     one.step(rows)

@@ -226,7 +226,7 @@ def test_the_meter_counts_scoring_that_nothing_hides(monkeypatch: pytest.MonkeyP
     now = 0.0
     monkeypatch.setattr("trainer.rollout.controller.time.monotonic", lambda: now)
     meter = ScoreMeter()
-    first, second = meter.generating(), meter.scoring()
+    first, second = meter.during("generating"), meter.during("scoring")
 
     first.__enter__()
     now = 1.0

@@ -89,7 +89,6 @@ def test_a_packed_row_by_hand() -> None:
     assert batch.advantages.tolist() == [2, 2, -1, -1, -1]
     assert batch.weights.tolist() == [0.5, 0.5, 0.25, 0.25, 0.25]
     assert batch.sequence.tolist() == [0, 0, 1, 1, 1]
-    assert batch.num_rows == 2
 
 
 def test_no_rows_still_make_a_pass_that_weighs_nothing() -> None:

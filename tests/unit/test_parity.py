@@ -11,7 +11,7 @@ import torch
 from builders import learner, parameters, sampled_rows, small_config
 from families import KINDS, make
 
-from trainer.base_run import SteppedRun
+from trainer.base_run import Attempt, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.config_parts import ModelConfig
 from trainer.errors import UserError
@@ -132,7 +132,7 @@ class Run(SteppedRun):
     def __init__(self, folder: Path, lm: Any, *settings: str) -> None:
         folder.mkdir()
         config = small_config(f"fileroot={folder}", *settings)
-        super().__init__(config, single_world(), Monitor(folder, 1), lambda: False, Start(None))
+        super().__init__(Attempt(config, folder, single_world(), Monitor(folder, 1), lambda: False, Start(None)))
         self.learner = Learner(lm, config, self.world, 10)
         self.tokenizer = range(lm.config.vocab_size)
         self.longest_row = 60

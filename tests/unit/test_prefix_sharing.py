@@ -23,7 +23,7 @@ from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.rollout.batch import distinct_tokens
-from trainer.types import Completion, SamplingParams
+from trainer.types import Completion, SamplingParams, packed_ids
 
 FAST = Limits(connect=1.0, request=20.0, control=2.0, health=0.5, attempts=2, backoff=0.01)
 
@@ -156,7 +156,7 @@ def test_prompts_that_come_together_read_what_they_share_once(scenario: Scenario
         await asyncio.gather(*jobs)
         assert radix.prefixes == [prompts[0][:400]]
         assert sorted(radix.prompts) == sorted(prompts)
-        assert radix.computed == 400 + 8 * 50 == distinct_tokens(prompts)
+        assert radix.computed == 400 + 8 * 50 == distinct_tokens([packed_ids(prompt, ()) for prompt in prompts])
         stats = rig.engine.stats
         assert (stats.ahead_requests, stats.ahead_tokens, stats.requests) == (1, 400, 8)
         assert stats.prompt_tokens - stats.served_tokens == radix.computed
@@ -438,12 +438,13 @@ def test_an_engine_is_used_from_another_event_loop_after_one_that_broke_off(tmp_
 
 def test_distinct_tokens_are_those_of_the_tree() -> None:
     assert distinct_tokens([]) == 0
-    assert distinct_tokens([[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4, 5], [7]]) == 6
+    few = [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4, 5], [7]]
+    assert distinct_tokens([packed_ids(prompt, ()) for prompt in few]) == 6
     draw = np.random.default_rng(0)
     for _ in range(50):
         prompts = [draw.integers(0, 3, draw.integers(0, 9)).tolist() for _ in range(12)]
         tree = {tuple(prompt[:n]) for prompt in prompts for n in range(1, len(prompt) + 1)}
-        assert distinct_tokens(prompts) == len(tree)
+        assert distinct_tokens([packed_ids(prompt, ()) for prompt in prompts]) == len(tree)
 
 
 def test_beginnings_are_those_of_groups_and_leave_a_token() -> None:

@@ -15,8 +15,7 @@ from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.steps.step import Action, DesiredState, Refused, Step
 from clusterkit.setup import runner as runner_module
 from clusterkit.setup.hostlog import HostLog
-from clusterkit.setup.milestones import Milestones
-from clusterkit.setup.model import HostReport, Report, State, StepFailedError
+from clusterkit.setup.model import HostReport, Milestones, Report, State, StepFailedError
 from clusterkit.setup.runner import HostRunner
 from clusterkit.setup.view import summary
 from clusterkit.ssh.api import Session

@@ -15,10 +15,9 @@ from conftest import mini_hotpotqa_rows, write_jsonl
 
 from evaluation import table
 from evaluation.agent_reader import AgentReader
-from evaluation.comparison import compare
 from evaluation.config import EvalConfig
 from evaluation.grade import qa_verdict
-from evaluation.intervals import ROUNDS, bootstrap, f1_by_form, f1_differences
+from evaluation.intervals import ROUNDS, bootstrap, compare, f1_by_form, f1_differences
 from evaluation.methods import best_paragraphs, document_of, make_reader
 from evaluation.plan import make_rows, row_inputs
 from evaluation.record import GREEDY, RowRecord, text_sha

@@ -10,7 +10,7 @@ import pytest
 import torch
 from builders import learner, small_config, small_parts
 
-from trainer.base_run import SteppedRun
+from trainer.base_run import Attempt, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.loop import TrainingRun
 from trainer.metrics import Monitor
@@ -28,7 +28,8 @@ class Run(TrainingRun):
     def __init__(self, folder: Path, *settings: str) -> None:
         folder.mkdir(exist_ok=True)
         config = small_config(f"fileroot={folder}", *MASK, *settings)
-        SteppedRun.__init__(self, config, single_world(), Monitor(folder, 1), lambda: False, Start(None))
+        attempt = Attempt(config, folder, single_world(), Monitor(folder, 1), lambda: False, Start(None))
+        SteppedRun.__init__(self, attempt)
         self.learner = learner(copy.deepcopy(PARTS.lm), config)
         self.reference = copy.deepcopy(self.learner.policy) if config.algorithm.kl_coef else None
         self.seen: list[list[Row]] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import grouped_query_lm, learner, sampled_rows, small_config
 
-from trainer.base_run import SteppedRun
+from trainer.base_run import Attempt, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.errors import RunError
 from trainer.metrics import Monitor
@@ -23,7 +23,7 @@ class Run(SteppedRun):
 
     def __init__(self, folder: Path, *settings: str) -> None:
         config = small_config(f"fileroot={folder}", *settings)
-        super().__init__(config, single_world(), Monitor(folder, 1), lambda: False, Start(None))
+        super().__init__(Attempt(config, folder, single_world(), Monitor(folder, 1), lambda: False, Start(None)))
         self.learner = learner(grouped_query_lm(), config)
 
     def run(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterkit.provision.steps import apt, aptsources
+from clusterkit.provision.steps import apt, repositories
 from clusterkit.provision.steps.daemon import merge, read_settings, write_script
 from clusterkit.provision.steps.shell import fetch_key, sha, write_file
 from clusterkit.provision.steps.step import Refused
@@ -277,7 +277,7 @@ class TestOthersSources:
         listed = apt_reads(tmp_path)
         assert listed.returncode == 0, listed.stderr
         asked = {line.split("'")[1] for line in listed.stdout.decode().splitlines() if "InRelease" in line}
-        ours = aptsources.repositories(name, text)
+        ours = repositories.repositories(name, text)
         wanted = {
             f"{uri}/{suite.lstrip('/')}" if suite.endswith("/") else f"{uri}/dists/{suite}/" for uri, suite in ours
         }
@@ -295,9 +295,9 @@ class TestOthersSources:
         )
         assert b"Conflicting values set for option Signed-By" in apt_reads(parts).stderr
         sources = as_probed(*sorted(parts.iterdir()))
-        found = aptsources.conflicting_files("Docker", DOCKER, "noble", sources)
+        found = repositories.conflicting_files("Docker", DOCKER, "noble", sources)
         assert list(found) == [str(parts / "mine.list")]
-        done = sh(aptsources.disable_script(found))
+        done = sh(repositories.disable_script(found))
         assert done.returncode == 0, done.stderr
         assert f"renamed {parts}/mine.list to {parts}/mine.list.disabled".encode() in done.stdout
         assert sorted(file.name for file in parts.iterdir()) == [
@@ -310,17 +310,17 @@ class TestOthersSources:
     @pytest.mark.parametrize(("name", "text"), [("corp.list", CORP), ("corp.sources", PARAGRAPHS)])
     def test_a_file_that_holds_others_too_is_refused(self, name: str, text: str) -> None:
         with pytest.raises(Refused, match=f"{name} names Docker's repository") as refused:
-            aptsources.conflicting_files("Docker", DOCKER, "noble", {f"/etc/apt/sources.list.d/{name}": text})
+            repositories.conflicting_files("Docker", DOCKER, "noble", {f"/etc/apt/sources.list.d/{name}": text})
         assert "a file of its own" in refused.value.fix
 
     @pytest.mark.parametrize("uri", ["https://mirror.corp", f"{DOCKER}/sub", "https://download.docker.com"])
     def test_another_address_on_the_same_server_is_others(self, uri: str) -> None:
-        assert aptsources.conflicting_files("Docker", uri, "noble", {"/etc/apt/sources.list.d/corp.list": CORP}) == {}
+        assert repositories.conflicting_files("Docker", uri, "noble", {"/etc/apt/sources.list.d/corp.list": CORP}) == {}
 
     def test_a_list_that_changed_since_the_plan_is_left_alone(self, tmp_path: Path) -> None:
         file = tmp_path / "docker.list"
         file.write_text(f"deb {DOCKER} noble stable\n")
-        script = aptsources.disable_script(as_probed(file, tmp_path / "none"))
+        script = repositories.disable_script(as_probed(file, tmp_path / "none"))
         file.write_text(f"deb {DOCKER} noble stable\ndeb http://packages.corp/internal noble main\n")
         done = sh(script)
         assert done.returncode == 1
@@ -330,7 +330,7 @@ class TestOthersSources:
     def test_an_earlier_renamed_list_is_not_overwritten(self, tmp_path: Path) -> None:
         (tmp_path / "docker.list.disabled").write_text("first")
         (tmp_path / "docker.list").write_text(f"deb {DOCKER} noble stable\n")
-        assert sh(aptsources.disable_script(as_probed(tmp_path / "docker.list", tmp_path / "none"))).returncode == 0
+        assert sh(repositories.disable_script(as_probed(tmp_path / "docker.list", tmp_path / "none"))).returncode == 0
         assert (tmp_path / "docker.list.disabled").read_text() == "first"
         assert len(list(tmp_path.glob("docker.list.*.disabled"))) == 1
 

@@ -45,13 +45,10 @@ class TurnSampler:
     """Samples the turns of one trajectory and keeps them.
 
     Args:
-        engine: samples the responses.
-        options: how they are sampled.
         config: the agent's section, which limits them.
         task: names the requests to the engine.
 
     Attributes:
-        turns: the turns so far.
         counters: responses that hit their limit, as truncated_memory and truncated_final.
     """
 
@@ -106,7 +103,6 @@ def check_window(agent: AnyAgent, window: int, max_tokens_per_mb: int = 0) -> No
     """Refuse an agent whose limits allow conversations that are too long; agents that cannot tell pass.
 
     Args:
-        agent: the agent.
         window: the model's context window, in tokens.
         max_tokens_per_mb: size of a training micro-batch, in tokens; 0: nothing is trained.
 

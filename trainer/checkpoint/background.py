@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -12,7 +11,7 @@ from torch.distributed._state_dict_utils import _copy_state_dict
 from torch.utils._pytree import tree_map_only
 
 from trainer.train.distributed import local_part, with_local_part
-from trainer.train.hostmemory import host_room
+from trainer.train.offload import host_room
 
 
 class HostCopy:
@@ -60,39 +59,28 @@ class BackgroundWriter:
     """Runs one piece of work at a time in a thread; the next `wait` raises its error."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._result: dict[str, Any] | None = None
-        self._error: BaseException | None = None
+        self._work: Future[dict[str, Any]] | None = None
 
     def start(self, work: Callable[[], dict[str, Any]]) -> None:
         """Start `work`; no other may be running."""
-
-        def run() -> None:
-            try:
-                self._result = work()
-            except BaseException as error:  # handed to the training's thread
-                self._error = error
-
-        assert self._thread is None
-        self._thread = threading.Thread(target=run, name="recover-checkpoint")
-        self._thread.start()
+        assert self._work is None
+        pool = ThreadPoolExecutor(1, thread_name_prefix="recover-checkpoint")
+        self._work = pool.submit(work)
+        pool.shutdown(wait=False)
 
     def poll(self) -> dict[str, Any] | None:
         """Result of work that ended since the last call, else None; does not wait, and raises nothing."""
-        if self._thread is None or self._thread.is_alive() or self._error is not None:
+        if self._work is None or not self._work.done() or self._work.exception() is not None:
             return None
         return self.wait()
 
     def wait(self) -> dict[str, Any] | None:
         """Wait for the work and return its result, None where there is none; raises its error."""
         self.finish()
-        result, error = self._result, self._error
-        self._thread = self._result = self._error = None
-        if error is not None:
-            raise error
-        return result
+        work, self._work = self._work, None
+        return None if work is None else work.result()
 
     def finish(self) -> None:
         """Wait for the end of the work; raises nothing."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._work is not None:
+            self._work.exception()

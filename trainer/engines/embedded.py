@@ -56,7 +56,6 @@ class EmbeddedEngine:
 
     Args:
         model: transformers model whose attention implementation is `trainer.train.attention.IMPLEMENTATION`.
-        stop_ids: token ids that end a response.
         max_batch_tokens: most (padded) prompt tokens of one forward pass.
         cancelled: asked before every token; True gives the batch up with `GenerationCancelledError`.
         share_prefixes: compute once what prompts of a block begin with.

@@ -56,7 +56,6 @@ class _Prefix:
         place: server and weights that have read it; None until then.
         announced: the agent announced it, so no other prompt shares what follows it.
         used: another prompt began with at least half of it.
-        job: the task that reads it.
     """
 
     ids: Ids
@@ -75,7 +74,6 @@ class _Group:
     """The requests of one key.
 
     Attributes:
-        live: number of requests under way.
         prefixes: what is known to be read or under way, the oldest first.
         arriving: prompts about which nothing is decided yet.
         shares: whether a later prompt of the last turn shared what its first prompt had.

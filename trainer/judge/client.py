@@ -282,7 +282,6 @@ def verify_model(url: str, expected: str, timeout: float = 10.0) -> str:
     """Name under which a server serves the wanted model.
 
     Args:
-        url: address of the server.
         expected: the model's name, or its last part (org/name, /models/name); empty: the only one that it serves.
         timeout: seconds.
 

@@ -58,7 +58,6 @@ class PriorityLimiter:
 
         Args:
             began: when the request was sent, as time.monotonic(). Requests from before the last halving do not count.
-            now: the present time.
 
         Returns:
             Whether the slots were halved.

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-WORDS = re.compile(r"\w+")
+_WORD = re.compile(r"\w+")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-cased words of a text."""
+    return _WORD.findall(text.lower())
 
 
 class Unanswered(Exception):  # noqa: N818 (an outcome, not a mistake of ours)
@@ -56,7 +61,7 @@ class RuleReader:
 
     async def agrees(self, question: str, gold: str, answer: str) -> bool:  # noqa: ARG002 (as Reader)
         """The same words in the same order."""
-        return WORDS.findall(gold.lower()) == WORDS.findall(answer.lower())
+        return words_of(gold) == words_of(answer)
 
     async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:  # noqa: ARG002 (as Reader)
         """Whether the entry is a passage of the chunk."""

@@ -15,7 +15,7 @@ import sys
 
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
-from trainer.judge.servers import RESTARTS, gpu_groups, judges_folder, parser, require_model
+from trainer.judge.servers import RESTARTS, folder_of, gpu_groups, parser, require_model
 from trainer.serving import registry
 from trainer.serving.host import ServerHost, keep
 from trainer.serving.keeper import clear_dead
@@ -28,7 +28,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
     Raises:
         UserError: the GPUs do not divide, or another model is served already.
     """
-    folder = judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
+    folder = folder_of(arguments)
     model = arguments.model.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     clear_dead(folder)

@@ -16,7 +16,7 @@ from trainer.config_parts import JudgeConfig
 from trainer.errors import UserError
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Timeouts, UnreachableError, verify_chat, verify_model
-from trainer.judge.reader import TooLate, Unanswered
+from trainer.judge.reader import TooLate, Unanswered, words_of
 from trainer.judge.servers import judge_urls, judges_folder
 from trainer.paths import cache_folder, user_name
 
@@ -220,10 +220,7 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     """Make a reader over servers.
 
     Args:
-        judge: settings.
-        urls: addresses of the servers.
         again: addresses for later requests: servers may come back elsewhere.
-        cache: folder of the asset cache.
 
     Raises:
         UserError: no server answers a chat, or one serves another model than is wanted or than the others.
@@ -246,14 +243,6 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
     return ServedReader(client, judge.top_k, judge.answer_tokens, judge.answer_temperature, judge.verdict_tokens)
 
 
-WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """Lower-cased words of a text."""
-    return WORD.findall(text.lower())
-
-
 class Ranking:
     """The entries of one store, indexed once for many questions.
 
@@ -263,7 +252,7 @@ class Ranking:
 
     def __init__(self, entries: dict[str, str], top_k: int) -> None:
         self.entries, self.top_k = entries, top_k
-        tokens = [words(text) for text in entries.values()]
+        tokens = [words_of(text) for text in entries.values()]
         self._index = None
         if len(entries) > top_k and any(tokens):
             import bm25s  # noqa: PLC0415 (numpy and more, which a store of few entries has no use for)
@@ -278,7 +267,7 @@ class Ranking:
             return dict(self.entries)
         if self._index is None:  # no entry holds a word
             return {name: self.entries[name] for name in names[: self.top_k]}
-        known = [word for word in words(question) if word in self._index.vocab_dict]
+        known = [word for word in words_of(question) if word in self._index.vocab_dict]
         if not known:  # nothing to go by: the newest ones
             return {name: self.entries[name] for name in names[-self.top_k :]}
         found, _ = self._index.retrieve([known], k=self.top_k, show_progress=False)

@@ -29,6 +29,11 @@ def judges_folder(fileroot: str | Path, user: str, experiment: str, trial: str) 
     return Path(fileroot).expanduser().absolute() / "judges" / user / experiment / trial
 
 
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """`judges_folder` of the options that `parser` reads."""
+    return judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
+
+
 def judge_urls(folder: Path) -> list[str]:
     """Addresses of the ready servers that a folder registers."""
     return urls_of(registry.read(folder))
@@ -73,7 +78,6 @@ def gpu_groups(typed: str, per_server: int) -> list[tuple[int, ...]]:
 
     Args:
         typed: a number of GPUs, or their device numbers with commas; empty: none.
-        per_server: GPUs of one server.
 
     Returns:
         Device numbers by server; one server without GPUs where there are none.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 
 from trainer.assets import resolve_model
+from trainer.base_run import Attempt
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.disk import disk_of
@@ -125,7 +126,7 @@ def _ranks(
         return RankedRun(config, folder, number, stop, start)
     prepare_nccl(config)
     world = single_world(first_training_gpu(config), compute_dtype(config.model))
-    return make_run(config, folder, world, monitor, stop, start)
+    return make_run(Attempt(config, folder, world, monitor, stop, start))
 
 
 def require_gpus(config: RunConfig) -> None:

@@ -21,6 +21,7 @@ from typing import IO
 
 import torch
 
+from trainer.base_run import Attempt
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import CrashError, InterruptedRunError, UserError
@@ -70,8 +71,6 @@ def start_rank(rank: int, job: RankJob, output: IO[bytes] | None = None) -> subp
     """Start the process of a rank on this machine; it ends with this one.
 
     Args:
-        rank: number of the rank.
-        job: what it is to do.
         output: gets what it prints; None: what it prints goes where our own output goes.
     """
     # Signals are blocked in the rank until it can take them, so that one that comes during its imports is not lost.
@@ -110,7 +109,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         prepare_nccl(config)
         dtype, tensor = compute_dtype(config.model), tensor_degree(config)
         world = join_world(rank, config.ranks, job.rendezvous, gpu, dtype, tensor)
-        run = make_run(config, job.model_folder, world, monitor, stop, job.start)
+        run = make_run(Attempt(config, job.model_folder, world, monitor, stop, job.start))
         run.run()
     except UserError as error:
         code, message, crashed = error.exit_code, str(error), isinstance(error, CrashError)

@@ -88,7 +88,6 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
     Args:
         meeting: folder with the ranks' files.
         codes: exit codes by rank; none: nothing failed.
-        size: number of ranks.
 
     Raises:
         UserError: as rank 0 raised it.

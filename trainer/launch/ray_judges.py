@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 
 from trainer.errors import UserError
-from trainer.judge.servers import HOST_MODULE, RESTARTS, gpu_groups, judges_folder, parser, require_model
+from trainer.judge.servers import HOST_MODULE, RESTARTS, folder_of, gpu_groups, parser, require_model
 from trainer.launch.ray_servers import await_place, end_actor, find_actor, forget_dead, make_actor, namespace
 from trainer.serving import registry
 
@@ -63,11 +63,6 @@ def _end(folder: Path, names: set[str]) -> None:
         if (actor := find_actor(name)) is not None:
             end_actor(actor)
         registry.remove(folder, name)
-
-
-def folder_of(arguments: argparse.Namespace) -> Path:
-    """Folder of the servers' registrations."""
-    return judges_folder(arguments.fileroot, arguments.user, arguments.experiment, arguments.trial)
 
 
 def main() -> int:

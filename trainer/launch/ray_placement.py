@@ -42,8 +42,6 @@ class FreeNode:
 
     Attributes:
         address: its IP address; Ray has a resource `node:ADDRESS` for it.
-        gpus: free GPUs.
-        cpus: free CPUs.
         spared: it has other work, as head node or host of the storage, and is taken only where the others do not do.
     """
 
@@ -65,8 +63,6 @@ def choose_nodes(nodes: Sequence[FreeNode], bundles: int, size: int) -> list[str
     """Choose a node for every bundle: as few nodes as will do, and none that is spared as long as others have room.
 
     Args:
-        nodes: of the cluster.
-        bundles: how many there are.
         size: GPUs, and CPUs, of one bundle.
 
     Returns:
@@ -83,7 +79,6 @@ def rank_order(places: Sequence[GpusOfNode], first_node: str = "") -> list[int]:
     """Order actors by node and GPU, so that neighbouring ranks, such as those of a tensor parallel group, share a host.
 
     Args:
-        places: node and GPUs of each actor.
         first_node: id of the node that rank 0 has to be on; empty: any.
 
     Returns:
@@ -104,10 +99,6 @@ def reserve(config: RunConfig, stop: Callable[[], bool]) -> tuple[Any, list[int]
 
     With GPUs, the ranks that must share a host share a bundle. Without, rank 0 stays on this node, which writes the
     same log, and the others are spread.
-
-    Args:
-        config: of the run.
-        stop: whether the run is to stop.
 
     Returns:
         The placement group, and the number of the bundle of each rank.
@@ -159,9 +150,6 @@ def await_nodes(
 
     Args:
         look: returns the nodes as they are now.
-        bundles, size: see `choose_nodes`.
-        stop: whether the run is to stop.
-        seconds: how long.
     """
     give_up = time.monotonic() + seconds
     while not (chosen := choose_nodes(look(), bundles, size)) and time.monotonic() < give_up and not stop():

@@ -59,7 +59,6 @@ def shared_gpus(ranks: Sequence[GpusOfNode], each: int, servers: int) -> list[Gp
     Args:
         ranks: GPUs of every rank.
         each: GPUs of one server, all on one node.
-        servers: number of servers.
 
     Raises:
         RunError: the ranks have too few GPUs on one node each.
@@ -85,7 +84,6 @@ class HostActor:
     """Actor on the node of one server: keeps its host, which ends when the actor does.
 
     Args:
-        name: name of the server.
         command: command of the host, without its GPUs and address.
         folder: folder of the registrations; what the host prints goes there.
         restarts: how often a host that was killed is started again.
@@ -122,9 +120,7 @@ class RayServers:
     """The servers that a run starts; a context manager, within `ray.init` with the run's namespace.
 
     Args:
-        config: the run's configuration.
         model: folder of the weights to start with.
-        stop: whether the run is to stop.
         shared: GPUs of the ranks, where the servers run on the same ones.
     """
 
@@ -199,9 +195,6 @@ def make_actor(
     """The actor of a server: an existing one of that name, else a new one.
 
     Args:
-        name: name of the server.
-        command, folder: see HostActor.
-        gpus: GPUs that the server needs.
         restarts: of the actor when its node is lost, and of the host.
         detached: whether it outlives the process that made it.
         shared: the ranks' GPUs, in place of its own.

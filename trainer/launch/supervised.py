@@ -32,9 +32,7 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
     """The checkpoint that reinforcement starts from: that of the supervised start, made now where it is not there.
 
     Args:
-        config: the run's.
         model: checkpoint that the supervised start begins with; returned where the run has none.
-        start: what the run goes on from.
         learn: runs the supervised start on the run's ranks.
 
     Raises:

@@ -23,7 +23,6 @@ class ReadingReward:
 
     Args:
         config: how large the bonus is, and when it ends.
-        tokenizer: of the model, which reads the memories.
     """
 
     def __init__(self, config: ReadingRewardConfig, tokenizer: Any) -> None:

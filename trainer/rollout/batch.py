@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from trainer.algorithms.advantages import group_advantages, zero_variance_groups
-from trainer.algorithms.aggregation import token_weights
+from trainer.algorithms.losses import token_weights
 from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
@@ -25,7 +24,7 @@ from trainer.rollout.turn_advantages import (
     trajectory_means,
     turn_index,
 )
-from trainer.types import Group, Row, Trajectory, packed_ids
+from trainer.types import Group, Row, Trajectory
 
 COUNTERS = ("empty_memory", "truncated_memory", "truncated_final", "truncated_context")
 
@@ -177,16 +176,11 @@ def rollout_stats(
 def distinct_prompt_tokens(group: Group) -> int:
     """Of all turns of all trajectories of a group; see `distinct_tokens`."""
     turns = [turn for trajectory in group.trajectories for turn in trajectory.turns]
-    return _nodes([turn.ids[: 4 * len(turn.prompt_ids)] for turn in turns])
+    return distinct_tokens([turn.ids[: 4 * len(turn.prompt_ids)] for turn in turns])
 
 
-def distinct_tokens(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens of the tree that prompts make: each counts only from where it leaves all others."""
-    return _nodes([packed_ids(prompt, ()) for prompt in prompts])
-
-
-def _nodes(prompts: list[bytes]) -> int:
-    """As `distinct_tokens`, of `packed_ids`.
+def distinct_tokens(prompts: list[bytes]) -> int:
+    """Tokens of the tree that prompts (`packed_ids`) make: each counts only from where it leaves all others.
 
     Sorted, each prompt's longest common prefix with any before it is that with its neighbour; for that any order of
     token ids will do, and bytes are compared as fast as memory is read.

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from trainer.agents.base import AnyAgent, RolloutOptions, is_builtin
 from trainer.engines.base import Engine, EngineError, EngineGoneError
@@ -163,7 +163,7 @@ class RolloutController:
         generated: Callable[[], None],
     ) -> Trajectory:
         try:
-            with self.meter.generating():
+            with self.meter.during("generating"):
                 trajectory = await self.agent.rollout(prepared, self.engine, options)
         except (RolloutInterruptedError, EngineGoneError, asyncio.CancelledError):
             raise
@@ -181,7 +181,7 @@ class RolloutController:
         generated()  # not where it was given up: nothing new may begin while a run ends
         self._check_window(trajectory)
         trajectory.begun = begun
-        with self.meter.scoring():
+        with self.meter.during("scoring"):
             trajectory.reward = await self._score(task, trajectory)
         trajectory.begun = None
         return trajectory
@@ -250,30 +250,19 @@ class ScoreMeter:
     """
 
     def __init__(self) -> None:
-        self._generating = self._scoring = 0
+        self._running = {"generating": 0, "scoring": 0}
         self._since, self._total, self._taken = time.monotonic(), 0.0, 0.0
 
     @contextmanager
-    def generating(self) -> Iterator[None]:
-        """A trajectory is generated during the block."""
+    def during(self, what: Literal["generating", "scoring"]) -> Iterator[None]:
+        """A trajectory is generated, or scored, during the block."""
         self._turn()
-        self._generating += 1
+        self._running[what] += 1
         try:
             yield
         finally:
             self._turn()
-            self._generating -= 1
-
-    @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """A trajectory is scored during the block."""
-        self._turn()
-        self._scoring += 1
-        try:
-            yield
-        finally:
-            self._turn()
-            self._scoring -= 1
+            self._running[what] -= 1
 
     def take(self) -> float:
         """Seconds since the last call, of blocks that have begun or ended since."""
@@ -282,6 +271,6 @@ class ScoreMeter:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if self._scoring and not self._generating:
+        if self._running["scoring"] and not self._running["generating"]:
             self._total += now - self._since
         self._since = now

@@ -23,7 +23,7 @@ from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
 from trainer.types import Group, Task
-from trainer.weights.inprocess import refresh
+from trainer.weights.source import refresh
 
 
 class Sampler(ABC):

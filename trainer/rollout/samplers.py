@@ -1,21 +1,86 @@
-"""What samplers are made of, and the one in the trainer's own process; on servers: trainer.rollout.server_sampling."""
+"""What samplers are made of, and how they are built: in the trainer's own process, or over a run's servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.agents.base import AnyAgent
 from trainer.config import RunConfig
+from trainer.connections import collect_seldom
+from trainer.engines.dialects import make_dialect
 from trainer.engines.embedded import EmbeddedEngine
+from trainer.engines.http import ServerPool
+from trainer.engines.served import ServedEngine
+from trainer.errors import UserError
+from trainer.paths import RunPaths
+from trainer.placement import gives_memory_away
 from trainer.rewards import Reward
+from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.controller import RolloutController
 from trainer.rollout.sampler import EmbeddedSampler
+from trainer.rollout.server_sampler import Served, ServedSampler
+from trainer.rollout.workers import Workers
 from trainer.schedule import Schedule
+from trainer.serving import registry
+from trainer.serving.fleet import Fleet
 from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
+from trainer.train.learner import Learner
 from trainer.train.logprobs import PolicyModel
+from trainer.weights.choose import make_publisher
+from trainer.weights.publisher import Outlet, Publisher
+
+
+def served_sampler(
+    parts: SamplerParts, model: Path, learner: Learner | None, tokenizer: Any, stop: Callable[[], bool]
+) -> ServedSampler:
+    """Make the sampler.
+
+    Args:
+        model: folder that the servers start with.
+        learner: its weights are published; None where nothing is trained.
+    """
+    config, world = parts.config, parts.world
+    served = serve(parts, model) if world.is_main else None
+
+    def publisher() -> Publisher | None:
+        if learner is None:
+            return None
+        outlet = Outlet(served.engine, served.loop.submit, stop) if served is not None else None
+        shared = config.allocation is not None and config.allocation.colocated
+        run, trades = RunPaths.of(config).logs, gives_memory_away(config)
+        return make_publisher(learner, outlet, tokenizer, config.weights, run, shares_gpus=shared, trades_memory=trades)
+
+    return ServedSampler(config, parts.source, parts.course, world, stop, served, publisher)
+
+
+def serve(parts: SamplerParts, model: Path) -> Served:
+    """Rank 0's engine, its servers, and the thread in which it talks to them."""
+    config = parts.config
+    collect_seldom()
+    dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
+    loop = BackgroundLoop()
+    pool = ServerPool(dialect.health_path)
+    # A server that died is started again by its host: until then nothing is lost and nothing fails.
+    c = config.serving
+    pool.least, pool.patience = max(c.min_required, 1), c.patience_seconds or c.start_seconds
+    engine = ServedEngine(pool, dialect, model, parts.stop_ids)
+    engine.sharing.enabled = config.rollout.share_prefixes
+    engine.sharing.ahead = config.rollout.prefetch_sections
+    fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config)
+    controller = parts.controller(engine)
+    workers = None
+    if config.rollout.controllers:
+        if controller.asks_others:
+            raise UserError(
+                "rollout.controllers: a reward that asks a judge is scored in one process: set rollout.controllers=0"
+            )
+        workers = Workers(config, model, parts.stop_ids, parts.window, engine, parts.source.train)
+        engine.others = workers
+    return Served(engine, fleet, controller, loop, workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,6 @@ class ServerHost:
     """One server and its registration.
 
     Args:
-        kind: sglang or vllm.
-        options: what the server is started with.
-        folder: folder of the registrations.
-        restarts: how often it is started again.
         kept: whether it outlives the trainer.
     """
 

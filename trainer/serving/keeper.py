@@ -72,9 +72,7 @@ class HostKeeper:
     A host restarts its server itself, and registers when it gives up. Only a host that was killed cannot.
 
     Args:
-        folder: folder of the registrations.
         restarts: how often each host is started again.
-        start: starts the host of a name.
     """
 
     def __init__(self, folder: Path, restarts: int, start: Callable[[str], subprocess.Popen[bytes]]) -> None:

@@ -145,7 +145,6 @@ def oracle_memories(text: str, ends: Sequence[int], evidence: Sequence[tuple[str
     its title; `NOTHING` where there is none yet. So all that it says was in the section or the memory before.
 
     Args:
-        text: the document.
         ends: where each section ends in it, in characters.
         evidence: (title, sentence) in any order; those that are not in the text are never known.
     """

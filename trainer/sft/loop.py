@@ -9,23 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import nlargest
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.base_run import Clock, SteppedRun
-from trainer.checkpoint.start import Start
-from trainer.config import RunConfig
+from trainer.base_run import Attempt, Clock, SteppedRun
 from trainer.errors import UserError
 from trainer.files import write_atomic
-from trainer.metrics import Monitor
 from trainer.rollout.batch import set_weights
 from trainer.schedule import Schedule
 from trainer.sft.encoding import Encoder
 from trainer.tasks.examples import Example, load_examples
-from trainer.train.distributed import World
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
 from trainer.train.logprobs import PolicyModel, token_logprobs
@@ -78,20 +73,13 @@ LONG_TEXTS = 64
 
 
 class SftRun(SteppedRun):
-    """One attempt at supervised fine-tuning; arguments as `trainer.loop.TrainingRun`."""
+    """One attempt at supervised fine-tuning."""
 
     learner: SftLearner
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model_folder: Path,
-        world: World,
-        monitor: Monitor,
-        stop: Callable[[], bool],
-        start: Start,
-    ) -> None:
-        super().__init__(config, world, monitor, stop, start)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        config, model_folder, world = attempt.config, attempt.model_folder, attempt.world
         self.examples = load_examples(config.examples)
         self.tokenizer = load_tokenizer(model_folder)
         self.encoder = Encoder(config, self.tokenizer)

@@ -130,7 +130,6 @@ def find_supervised(config: RunConfig, goes_on: bool) -> SupervisedStart:
     """How far the supervised start of a run has come. Changes nothing on disk.
 
     Args:
-        config: the run's.
         goes_on: the run is beyond it and goes on from a recover checkpoint, whose settings were compared.
 
     Raises:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.base_run import Attempt
 from trainer.checkpoint.recover import RecoverStore
-from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError
 from trainer.metrics import Monitor, log_file, make_sinks
 from trainer.paths import RunPaths
 from trainer.sft.loop import SftRun
 from trainer.sft.start import mark_done
-from trainer.train.distributed import World
 
 PHASE = "supervised"
 RECORD_EVERY_S = 1.0
@@ -24,22 +23,14 @@ LINE_EVERY_S = 10.0
 
 
 class StartRun(SftRun):
-    """One attempt at a supervised start; arguments as SftRun, config from `start_config`, monitor that of the run."""
+    """One attempt at a supervised start: its config is from `start_config`, its monitor that of the run."""
 
     monitor: StartMonitor
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model_folder: Path,
-        world: World,
-        monitor: Monitor,
-        stop: Callable[[], bool],
-        start: Start,
-    ) -> None:
-        paths = RunPaths.of(config).supervised
-        own = StartMonitor(monitor, config, paths.logs if world.is_main else None)
-        super().__init__(config, model_folder, world, own, stop, start)
+    def __init__(self, attempt: Attempt) -> None:
+        paths = RunPaths.of(attempt.config).supervised
+        own = StartMonitor(attempt.monitor, attempt.config, paths.logs if attempt.world.is_main else None)
+        super().__init__(replace(attempt, monitor=own))
         self.paths, self.store = paths, RecoverStore(paths.recover)
 
     def run(self) -> None:
@@ -72,8 +63,6 @@ class StartMonitor(Monitor):
     Its steps are none of the run's, so the run's files have them as `warmup` records and in lines of another shape.
 
     Args:
-        run: the run's monitor.
-        config: of the start.
         folder: of the start's log and numbers; None on all ranks but 0.
     """
 

@@ -62,8 +62,6 @@ class RowSource(ABC, Generic[R]):
         name: of the task; part of the seed of an epoch's order.
         seed: seed of the run; held-out tasks do not depend on it.
         place: file or folder of the rows, for messages.
-        train: training rows.
-        heldout: held-out rows by split.
     """
 
     rows_are: ClassVar[str] = "rows"

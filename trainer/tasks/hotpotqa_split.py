@@ -41,15 +41,12 @@ class Sides:
     """The outcome. dev and test have the same pool, except where a folder was prepared with one of each.
 
     dropped: training questions left out because a held-out question owns one of their gold documents or asks the same.
-    trimmed: training questions that lost other documents for the first reason; trimmed_documents: how many in all.
     """
 
     train: Side
     dev: Side
     test: Side
     dropped: int
-    trimmed: int
-    trimmed_documents: int
 
 
 def load_sides(folder: Path, eval_fraction: float) -> Sides:
@@ -61,7 +58,7 @@ def load_sides(folder: Path, eval_fraction: float) -> Sides:
     if not is_prepared(folder):
         return split_corpus(load_corpus(folder), eval_fraction)
     train, dev, test = (_prepared_side(folder / name) for name in ("train", "dev", "test"))
-    return Sides(train, dev, test, 0, 0, 0)
+    return Sides(train, dev, test, 0)
 
 
 def _prepared_side(folder: Path) -> Side:
@@ -148,16 +145,12 @@ def split_corpus(corpus: Corpus, eval_fraction: float) -> Sides:
             document.key not in owned_by_train and unit_interval("hotpotqa-pool", document.key) < UNOWNED_HELD_OUT
         )
         pools[is_held].append(document)
-    own_before = {q.id: len(q.own) for q in by_split["train"]}
-    lost = [own_before[q.id] - len(q.own) for q in train]
     train_pool, held_pool = map(tuple, pools)
     return Sides(
         train=Side(tuple(train), train_pool),
         dev=Side(tuple(by_split["dev"]), held_pool),
         test=Side(tuple(by_split["test"]), held_pool),
         dropped=len(by_split["train"]) - len(train),
-        trimmed=sum(count > 0 for count in lost),
-        trimmed_documents=sum(lost),
     )
 
 

@@ -49,7 +49,6 @@ class MemAlphaTexts(RowSource[Item]):
     Args:
         config: path, train_size, eval_fraction and max_per_source are read.
         seed: seed of the run; held-out tasks do not depend on it.
-        cache_dir: as in RunConfig.
 
     Raises:
         UserError: there are no such data, or a row is unusable.
@@ -83,7 +82,6 @@ def find_files(path: str | None, cache_dir: str = "") -> tuple[Path, Path | None
 
     Args:
         path: file or folder; None: the first of the usual places (`assets.data_places`) that has a training file.
-        cache_dir: as in RunConfig.
 
     Raises:
         UserError: says where it looked.

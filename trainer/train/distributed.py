@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -62,10 +64,11 @@ class World:
         """Parts that the rows of a step are shared out to."""
         return self.size // self.tensor_size
 
-    @property
-    def data_rank(self) -> int:
-        """Which of these parts is this rank's."""
-        return self.rank // self.tensor_size
+    def facts(self) -> dict[str, Any]:
+        """What an attempt runs on, for its first record."""
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        versions["python"] = platform.python_version()
+        return {"pid": os.getpid(), "ranks": self.size, "threads": torch.get_num_threads(), "versions": versions}
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks, the same on each; in place."""

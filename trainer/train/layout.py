@@ -62,9 +62,7 @@ class PackedLayout:
     """Where the segments of a packed row lie. Segments follow each other without gaps.
 
     Attributes:
-        lengths: tokens of each segment.
         prefixes: number of the segment that each one continues and attends to, -1 for none; a prefix continues none.
-        device: device of the tensors.
         ends: [segments + 1] int32, end of each segment in the packed row, 0 first.
         keyed: a flash kernel always gets the keys of every segment, also where no segment has a prefix. One
             compilation then serves all micro-batches of a run.
@@ -81,8 +79,6 @@ class PackedLayout:
         """Make the layout of a packed row.
 
         Args:
-            lengths: tokens of each segment.
-            device: device of the tensors.
             prefixes: see `PackedLayout.prefixes`; None where prefixes are not shared.
         """
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -184,7 +180,6 @@ class PackedLayout:
         All layers of a pass share one tensor.
 
         Args:
-            length: tokens of the segment.
             window: keys that a query attends to, its own included; None for all before it.
         """
         if (length, window) not in self._masks:
@@ -218,13 +213,7 @@ class PackedLayout:
         return self._masks[-1 - number, window]
 
     def arguments(self, dtype: torch.dtype, head_size: int, model: Any) -> dict[str, Any]:
-        """Keyword arguments of a model's forward pass over this packed row.
-
-        Args:
-            dtype: dtype of queries, keys and values.
-            head_size: size of an attention head.
-            model: configuration of the model.
-        """
+        """Keyword arguments of a model's forward pass over this packed row."""
         capped, windowed = families.has_capped_attention(model), any(families.windows(model))
         if not capped and varlen.usable(self.device, dtype, head_size, windowed, self.keyed):
             found: dict[str, Any] = {"row_ends": self.ends, "longest_row": self.longest}
@@ -274,10 +263,7 @@ def causal_band(queries: int, keys: int, window: int | None, device: torch.devic
     """Causal mask of queries at the last positions of the keys: [queries, keys] bool, True where a query may attend.
 
     Args:
-        queries: number of queries.
-        keys: number of keys.
         window: keys that a query attends to, its own included; None for all before it.
-        device: device of the mask.
     """
     key = torch.arange(keys, device=device)
     query = torch.arange(keys - queries, keys, device=device)[:, None]

@@ -52,7 +52,6 @@ class PackedBatch:
         advantages: [M] float32.
         weights: [M] float32, see `Row.weight`.
         sequence: [M] int64, number of the row within this micro-batch.
-        num_rows: number of rows.
     """
 
     input_ids: Tensor
@@ -68,7 +67,6 @@ class PackedBatch:
     advantages: Tensor
     weights: Tensor
     sequence: Tensor
-    num_rows: int
 
 
 def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
@@ -108,7 +106,6 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     Args:
         groups: groups of rows, from `prefix_groups`.
         lengths: tokens of every row, by the row's number.
-        ranks: number of ranks.
         budget: most distinct tokens of a micro-batch.
 
     Returns:
@@ -193,8 +190,6 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
     Without rows the batch is one token of weight 0, so that its forward and backward pass still take place.
 
     Args:
-        rows: rows of one micro-batch.
-        device: device of the tensors.
         share: whether common prefixes are packed once.
     """
     if not rows:
@@ -237,7 +232,6 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
         advantages=per_token([row.advantage for row in rows], np.float32),
         weights=per_token([row.weight for row in rows], np.float32),
         sequence=per_token(range(len(rows)), np.int64),
-        num_rows=len(rows),
     )
 
 
@@ -257,7 +251,6 @@ class _Segments:
         """Append a segment.
 
         Args:
-            ids: its tokens.
             prefix: number of the segment that it continues; -1 for none.
             trained: how many of its last tokens are a response; each is predicted by the token before it.
 

@@ -60,7 +60,6 @@ def require_parity(learner: Learner, longest: int, vocabulary: int) -> Parity:
     """Compare both on one row; collective. Changes neither weights nor any random state.
 
     Args:
-        learner: holds the policy.
         longest: tokens of the longest row that is planned.
         vocabulary: token ids below it are drawn.
 

@@ -126,8 +126,6 @@ def _greedy_groups(shared: list[int], lengths: list[int], least_share: float) ->
 
     Args:
         shared: tokens that each row shares with the next one.
-        lengths: tokens of the rows.
-        least_share: see `prefix_groups`.
     """
     open_runs: list[tuple[int, list[Sharers]]] = [(0, [])]  # the tokens that all of a run share, rising, and its groups
     for row, depth in enumerate([*shared, 0]):

@@ -70,10 +70,6 @@ def usable(
     """Whether there is a flash kernel for packed rows.
 
     Args:
-        device: device of the rows.
-        dtype: dtype of queries, keys and values.
-        head_size: size of an attention head.
-        windowed: the model has sliding windows.
         prefixed: rows attend to a shared prefix.
     """
     if device.type != "cuda" or dtype not in HALF or head_size > LARGEST_HEAD or head_size % 8:

@@ -10,6 +10,7 @@ to find out.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from typing import Any
 
 from trainer.agents.memagent import MemAgent
@@ -25,19 +26,34 @@ FIND, MISS, CARRY, ANSWER = 0.40, 0.15, 0.20, 0.20  # the rest: answering from a
 RECALL_FACTS, RECALL_QUERIES = 4, 6
 
 
-class Demonstrator:
-    """Makes training rows from the task's training facts; every batch is a function of its seed parts."""
+class Demonstrations(ABC):
+    """Training rows of the two phases, from the task's training facts; every batch is a function of its seed parts."""
 
-    def __init__(self, config: RunConfig, recall: Recall[Any], agent: MemAgent, tokenizer: Any) -> None:
-        self.recall = recall
-        self.agent = agent
+    def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.carry_share = config.warmup.carry_share
 
     def conversations(self, count: int, *seed_parts: str | int) -> list[Row]:
         """`count` demonstrated conversations; weight 1 on every response token."""
         rng = random.Random(derive_seed(*seed_parts))
         return [self._conversation(rng) for _ in range(count)]
+
+    @abstractmethod
+    def recall_rows(self, count: int, *seed_parts: str | int) -> tuple[list[Row], list[float]]:
+        """Dense practice: rows, and a weight for every response token."""
+
+    @abstractmethod
+    def _conversation(self, rng: random.Random) -> Row: ...
+
+    def _ids(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text)
+
+
+class Demonstrator(Demonstrations):
+    """Demonstrations for the agent that overwrites its memory."""
+
+    def __init__(self, config: RunConfig, recall: Recall[Any], agent: MemAgent, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self.recall, self.agent, self.carry_share = recall, agent, config.warmup.carry_share
 
     def recall_rows(self, count: int, *seed_parts: str | int) -> tuple[list[Row], list[float]]:
         """Dense lookup practice: four facts in the prompt, six of them in the response.
@@ -88,9 +104,6 @@ class Demonstrator:
         values = {"problem": self._ids(key), "memory": self._ids(memory)}
         response = [*self._ids(f"\\boxed{{ {answer} }}"), self.tokenizer.eos_token_id]
         return _row(self.agent.prompts.final.fill(values), response)
-
-    def _ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer, text)
 
 
 def _row(prompt: list[int], response: list[int]) -> Row:

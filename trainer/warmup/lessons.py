@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.agents.base import AnyAgent
 from trainer.agents.memagent import MemAgent
@@ -20,24 +20,11 @@ from trainer.rewards import Boxed, Reward
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.tasks.facts import Facts
 from trainer.tasks.recall import Recall
-from trainer.types import Row
-from trainer.warmup.demos import Demonstrator
+from trainer.warmup.demos import Demonstrations, Demonstrator
 from trainer.warmup.memory_demos import CALL_WORDS, MemoryDemonstrator
 
 FACT_TOKENS = 3
 """Tokens of a memory that holds one fact, the end token included."""
-
-
-class Demonstrations(Protocol):
-    """Training rows of the two phases."""
-
-    def conversations(self, count: int, *seed_parts: str | int) -> list[Row]:
-        """`count` demonstrated conversations."""
-        ...
-
-    def recall_rows(self, count: int, *seed_parts: str | int) -> tuple[list[Row], list[float]]:
-        """Dense practice: rows, and a weight for every response token."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 
 from trainer.agents.memalpha import MemAlpha
 from trainer.agents.memalpha_prompt import NO_MEMORY
-from trainer.agents.template import encode
 from trainer.config import RunConfig
 from trainer.seeding import derive_seed
 from trainer.tasks.facts import Facts
 from trainer.tasks.recall import Fact
 from trainer.types import Row
+from trainer.warmup.demos import Demonstrations
 
 # Words without a blank, so that each is one token; with the words of a fact between them they make a call.
 CALL_BEGINS = '{"name":"new_memory_insert","arguments":{"memory_type":"semantic","content":"'
@@ -31,19 +31,15 @@ def call_text(fact: Fact) -> str:
     return f"<tool_call> {CALL_BEGINS} {fact[0]} {fact[1]} {CALL_ENDS} </tool_call>"
 
 
-class MemoryDemonstrator:
-    """Makes training rows from the task's training facts; every batch is a function of its seed parts."""
+class MemoryDemonstrator(Demonstrations):
+    """Demonstrations for the agent that keeps a structured memory."""
 
     def __init__(self, config: RunConfig, facts: Facts, agent: MemAlpha, tokenizer: Any) -> None:
-        self.facts, self.agent, self.tokenizer = facts, agent, tokenizer
+        super().__init__(tokenizer)
+        self.facts, self.agent = facts, agent
         self.more_share = config.warmup.carry_share
         self.size = facts.config.facts_per_chunk
         self.shown = agent.config.shown_items
-
-    def conversations(self, count: int, *seed_parts: str | int) -> list[Row]:
-        """`count` demonstrated turns; weight 1 on every response token."""
-        rng = random.Random(derive_seed(*seed_parts))
-        return [self._conversation(rng) for _ in range(count)]
 
     def recall_rows(self, count: int, *seed_parts: str | int) -> tuple[list[Row], list[float]]:
         """Dense copying practice: all facts of the section in order; words that every call has weigh 0.2."""
@@ -69,6 +65,3 @@ class MemoryDemonstrator:
         ids = [*self._ids(response), self.tokenizer.eos_token_id]
         prompt = self.agent.prompts.template.fill(values)
         return Row(prompt, ids, [0.0] * len(ids), advantage=1.0, weight=1.0, trajectory=0)
-
-    def _ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer, text)

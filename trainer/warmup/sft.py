@@ -184,7 +184,6 @@ class _Loop:
 
         Args:
             phase: name of the phase, for reports and the saved state.
-            steps: most steps.
             make_batch: step -> its batch.
             decay: decay the learning rate linearly to a tenth.
             target: accuracy over RECALL_WINDOW steps that ends the phase.

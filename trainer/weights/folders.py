@@ -35,13 +35,11 @@ class FolderPublisher:
     """Publisher over folders `root/v{version}`.
 
     Args:
-        learner: its policy is published.
         outlet: rank 0's way to the servers; None on other ranks.
         tokenizer: saved beside the weights.
         root: where folders go; this publisher's alone.
         keep: newest versions that stay; the one that servers hold stays in any case.
         bucket_bytes: bytes of weights that are in memory a second time while they are written.
-        dtype: dtype of the servers' weights.
 
     Raises:
         UserError: the trained tensors are not those that the servers were started with.

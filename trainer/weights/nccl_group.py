@@ -141,11 +141,8 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
     """Form a group with all ranks of the servers; rank 0 is this process.
 
     Args:
-        pool: of the servers.
-        servers: to meet.
         name: name of the group, never used before.
         device: where the weights are; on a CPU the group is gloo's.
-        seconds: deadline.
 
     Raises:
         MissingPeerError: some servers did not come in time, or refused; says which.

@@ -1,4 +1,4 @@
-"""The trained weights as servers take them: by Hugging Face name, whole, in the servers' dtype, bucket by bucket."""
+"""The trained weights as engines take them: whole, in the dtype that they compute in; for servers bucket by bucket."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
+from trainer.train.logprobs import PolicyModel
 from trainer.weights.buckets import Bucket, Piece, plan_buckets
 
 PREFIX = "lm."
@@ -72,7 +73,6 @@ class WeightSource:
         On a GPU this only queues work on the current stream.
 
         Args:
-            bucket: which weights.
             flat: this rank's buffer, at least bucket.nbytes of uint8; None on ranks that get nothing.
         """
         names = [piece.name for piece in bucket.pieces]
@@ -132,6 +132,21 @@ def tied_names(lm: Any) -> set[str]:
     if not getattr(lm.config, "tie_word_embeddings", False):
         return set()
     return set(getattr(lm, "all_tied_weights_keys", None) or {})
+
+
+@torch.no_grad()
+def refresh(replica: Any, policy: PolicyModel, world: World) -> None:
+    """Publish to the embedded engine: gather the sharded weights into the replica, parameter by parameter. Collective.
+
+    One rank in float32: engine and trainer share the parameters, nothing is copied. Several ranks, or a bfloat16 policy
+    whose weights in the trainer are float32: every rank keeps an unsharded replica for sampling, in the dtype of the
+    forward passes.
+    """
+    if world.mesh is None:
+        return
+    targets = dict(replica.named_parameters())
+    for name, parameter in policy.lm.named_parameters():
+        targets[name].copy_(parameter.full_tensor())
 
 
 def _split_by_rows(tensor: Tensor, world: World) -> bool:

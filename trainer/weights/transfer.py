@@ -32,10 +32,7 @@ class Transfer:
 
     Args:
         outlet: rank 0's way to the servers.
-        links: links with all servers.
-        buckets: in the order in which they are sent.
         buffers: two (one for a single bucket).
-        version: number of the version.
         seconds: how long each bucket may take.
         folder: holds the version too, for servers that join.
         repairs: whether servers whose link fails wait for `repair`.

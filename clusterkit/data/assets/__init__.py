@@ -81,11 +81,8 @@ def get_asset(
     """Fetch an asset into the cache unless a good copy is there.
 
     Args:
-        name: of the catalogue.
         source: a file, folder or URL; empty: the default one.
         cache_dir: the cache; empty: the usual one.
-        force: replace the copy in the cache.
-        say: called with every message about progress.
 
     Returns:
         A record for --json.

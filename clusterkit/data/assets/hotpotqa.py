@@ -32,8 +32,6 @@ def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
 
     Args:
         source: a URL or file in the official format, or a folder in our schema; empty: the official development set.
-        folder: the folder to fill.
-        say: called with every message about progress.
 
     Returns:
         `source`, `questions`, `documents` and `left_out`, for the manifest.

@@ -33,9 +33,7 @@ class Published:
 
     Args:
         description: for `clusterkit assets list`.
-        licence: as its publisher states it.
         path: "ORG/NAME@REVISION" on the hub, else a URL.
-        sha256: of the file.
     """
 
     description: str
@@ -91,10 +89,7 @@ def fetch(name: str, source: str, folder: Path, say: Say) -> dict[str, Any]:
     """Save a set as test.jsonl and check that every problem can be read.
 
     Args:
-        name: of PUBLISHED.
         source: a URL, a JSON-lines file (plain or .gz), or a folder with test.jsonl; empty: the published file.
-        folder: where to save it.
-        say: called with every message about progress.
 
     Returns:
         `source` and `questions`, for the manifest.

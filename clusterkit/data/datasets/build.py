@@ -34,8 +34,6 @@ class Output:
     """One file to write.
 
     Args:
-        name: of the file.
-        count: number of rows.
         make: returns a row by its number, and depends on nothing else.
         key: the column that the card counts rows by.
         part: rows of a part; 0: PART_ROWS.

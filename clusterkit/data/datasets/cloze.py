@@ -52,8 +52,6 @@ class Made:
     """A question with what proves its answer.
 
     Args:
-        kind: CLOZE or CHAIN.
-        question: its text.
         answer: word for word from the last document.
         documents: those that are needed, in the order of reasoning.
         evidence: one sentence of each.
@@ -86,12 +84,7 @@ def is_name(name: str) -> bool:
 
 
 class Maker:
-    """Makes the questions of one set of documents; those of other sets are never seen.
-
-    Args:
-        documents: the set.
-        seed: for choices.
-    """
+    """Makes the questions of one set of documents; those of other sets are never seen."""
 
     def __init__(self, documents: Sequence[Document], seed: int) -> None:
         self.documents, self.seed = documents, seed

@@ -67,11 +67,6 @@ def read_text(file: Path) -> str:
 def text_blocks(stream: BinaryIO, name: str, size: int = 1 << 20) -> Iterator[str]:
     """Yield the text of a stream of UTF-8, without a byte order mark.
 
-    Args:
-        stream: its bytes.
-        name: of the stream, for the message.
-        size: bytes that are read at a time.
-
     Raises:
         UserError: it is not text in UTF-8.
     """
@@ -106,7 +101,6 @@ def titled_passages(lines: Iterable[str], name: str, titles: Counter[str]) -> It
     """Yield (title, passage) of a text file's lines.
 
     Args:
-        lines: of the file.
         name: of the file without its ending; the title of a passage that has no heading above it.
         titles: how often each title was given until now; counted on, so that no two passages have the same one.
     """

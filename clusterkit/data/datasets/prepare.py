@@ -46,12 +46,8 @@ def make_plan(
     """Read the inputs and plan the files.
 
     Args:
-        kind: of KINDS.
-        files: the inputs.
-        shape: of the texts.
         test_share: share of the questions, books or problems for the test file.
         most: rows of each source in the training file; 0: all.
-        seed: for orders and choices.
         reading: how much is made for reading; the defaults where left out.
 
     Raises:

@@ -87,9 +87,7 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
 
     Args:
         inputs: folders of HotpotQA files, files in that style, or text files.
-        shape: how much is made.
         share: of documents and questions for test; dev gets as many.
-        seed: for choices.
 
     Raises:
         UserError: there are too few documents, or no question can be made of them.

@@ -51,7 +51,6 @@ def required_assets(
     """Return the models and data sets of a run. The last one may be the model of its judge.
 
     Args:
-        config: of the run, resolved.
         cluster: whose storage holds them.
         model_path: in place of the preset's: a folder of this machine, or an absolute path on the hosts.
         data_path: in place of the preset's, likewise.

@@ -34,14 +34,8 @@ async def provide(
     """Make sure that the asset is complete on the head node.
 
     Args:
-        session: of the head node.
-        asset: to provide.
-        cluster: it is for.
-        hub: where assets are downloaded from.
-        apply: runs actions on the head node.
         say: gets a line about a download onto this machine.
         on_bytes: gets the bytes sent and their total during an upload.
-        slot: limits how many uploads run at once.
 
     Returns:
         False where it was complete and nothing was changed.

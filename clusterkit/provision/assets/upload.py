@@ -14,12 +14,11 @@ from clusterkit.provision.assets.view import View, asset_problem
 from clusterkit.provision.steps.step import Refused
 from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
-from trainer.files import sha256
+from trainer.files import LFS_MARK, sha256
 
 BLOCK = 32 << 20
 BLOCK_SECONDS = 300.0
 HASH_SECONDS = 3600.0
-LFS_MARK = b"version https://git-lfs.github.com/spec/"
 
 Files = Mapping[str, Mapping[str, Any]]
 """Bytes and SHA-256 by name."""
@@ -63,12 +62,7 @@ async def upload(
     What arrived before an interruption stays beside the folder and is used again; the folder itself changes last.
 
     Args:
-        session: of the host.
-        asset: whose folder it is.
-        folder: on this machine.
-        view: what the host has.
         on_bytes: gets the bytes that the host has by now, and the total.
-        slot: limits how many uploads run at once.
 
     Returns:
         False where the host's folder was a copy already.

@@ -130,12 +130,9 @@ async def send(
     """Send the packages for a host's release that the host does not have yet.
 
     Args:
-        session: of the host.
-        bundle: to send from.
         system: release of the host, such as debian-12.
         folder: on the host; the value of `DesiredState.bundle`.
         on_bytes: gets the bytes sent so far.
-        slot: limits how many uploads run at once.
 
     Returns:
         Bytes sent.

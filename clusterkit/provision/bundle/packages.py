@@ -76,12 +76,8 @@ def fetch(
     """Fill `target` with the packages of all sets, their dependencies, and an index.
 
     Args:
-        system: release that the packages are for.
-        target: folder of the bundle.
         work: folder for package lists and unfinished downloads.
-        sources: mirrors and choices.
         sets: names of packages by set; None: those of `package_sets`.
-        say: gets a line on what happens.
 
     Returns:
         The files in `target`.

@@ -16,7 +16,7 @@ from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.checks import nccl_kept
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.ray.model import running_containers
-from clusterkit.ssh.api import HostError, Result, Session, run_or_error
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 from trainer.launch.nccl_settings import told
 
 PORT = 29461
@@ -97,9 +97,6 @@ async def all_reduce(
     """Sum 256 MiB over all GPUs with NCCL, or over the hosts of a cluster without GPUs with gloo.
 
     Args:
-        sessions: of the hosts.
-        facts: by host.
-        cluster: whose containers run the ranks.
         head_address: where the ranks meet.
         root: run docker as root.
         say: gets a line where it is tried again.
@@ -128,7 +125,7 @@ async def all_reduce(
                 script = rank_script(first, ranks[name], sum(ranks.values()), head_address, settings)
                 command = shlex.join(["docker", "exec", containers[name], "bash", "-c", script])
                 script = f"timeout -k 5 {SECONDS} {command} </dev/null"
-                tasks.append((name, run_or_error(session, script, root=root, timeout=SECONDS + 30.0)))
+                tasks.append((name, or_error(session.run(script, root=root, timeout=SECONDS + 30.0))))
             first += ranks[name]
         results = await asyncio.gather(*(task for _, task in tasks))
         return {name: result for (name, _), result in zip(tasks, results, strict=True)}

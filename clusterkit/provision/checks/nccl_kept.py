@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from clusterkit.common.finding import Finding, Level
-from clusterkit.ssh.api import HostError, Result, Session, run_or_error
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 from trainer.launch.nccl_settings import FILE, KeptSettings, parse, told
 
 SECONDS = 45.0
@@ -117,7 +117,7 @@ async def _in_containers(
     async def run(session: Session) -> Result | str:
         name = session.host.name
         command = shlex.join(["docker", "exec", containers[name], "sh", "-c", script(name)])
-        found = await run_or_error(session, f"timeout -k 5 {SECONDS:.0f} {command} </dev/null", root=root)
+        found = await or_error(session.run(f"timeout -k 5 {SECONDS:.0f} {command} </dev/null", root=root))
         if isinstance(found, HostError):
             return found.message
         return found if found.ok else " ".join(found.stderr.split())[-300:] or f"exit code {found.exit_code}"

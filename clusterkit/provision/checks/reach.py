@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from clusterkit.common.finding import Finding, Level
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.ssh.api import HostError, Result, Session, run_or_error
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 
 LISTEN_SECONDS = 60
 CONNECT_SECONDS = 3
@@ -76,25 +76,19 @@ class _Peer:
         return self.session.host.name
 
 
-async def reachable(
-    sessions: Sequence[Session], addresses: Mapping[str, str], head: str, ports: Ports | None = None
-) -> list[Finding]:
+async def reachable(sessions: Sequence[Session], addresses: Mapping[str, str], head: str) -> list[Finding]:
     """Try every host's ports of Ray from every other host, at once. It takes a few seconds and leaves nothing behind.
 
     A port that something listens on already is left out. Of the range of worker processes both ends are tried.
 
     Args:
-        sessions: of the hosts.
         addresses: where the others reach a host, by name.
-        head: name of the head node.
-        ports: of Ray.
 
     Returns:
         Which hosts reach which; also the hosts that could not be checked, since they can neither listen nor connect.
     """
-    ports = ports or Ports()
     peers = [
-        _Peer(session, addresses[session.host.name], _ports_to_try(session.host.name == head, ports))
+        _Peer(session, addresses[session.host.name], _ports_to_try(session.host.name == head))
         for session in sessions
         if session.host.name in addresses
     ]
@@ -114,10 +108,14 @@ async def reachable(
     ]
 
 
-def _ports_to_try(is_head: bool, ports: Ports) -> list[int]:
-    # The dashboard listens on loopback only.
-    chosen = [ports.gcs] if is_head else []
-    return [*chosen, *ports.on_every_node().values(), ports.first_worker, ports.last_worker]
+def _ports_to_try(is_head: bool) -> list[int]:
+    ports = Ports()
+    return [
+        *([ports.gcs] if is_head else []),  # the dashboard listens on loopback only
+        *ports.on_every_node().values(),
+        ports.first_worker,
+        ports.last_worker,
+    ]
 
 
 async def _listen(peer: _Peer) -> None:
@@ -161,7 +159,7 @@ async def _until_ready(peer: _Peer, task: asyncio.Task[None]) -> None:
 
 async def _end(peer: _Peer) -> None:
     if peer.pid:  # where that fails, it ends by itself
-        await run_or_error(peer.session, f"kill {peer.pid} 2>/dev/null; true", timeout=15.0)
+        await or_error(peer.session.run(f"kill {peer.pid} 2>/dev/null; true", timeout=15.0))
 
 
 async def _connect(peer: _Peer, peers: Sequence[_Peer]) -> Result | HostError:
@@ -180,7 +178,7 @@ try() {{
 wait
 echo done
 """
-    return await run_or_error(peer.session, script, timeout=CONNECT_SECONDS + 60.0)
+    return await or_error(peer.session.run(script, timeout=CONNECT_SECONDS + 60.0))
 
 
 def _cannot_listen(peer: _Peer) -> list[Finding]:

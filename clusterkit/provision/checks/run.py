@@ -107,8 +107,6 @@ def judge(answers: Mapping[str, Facts | HostError], cluster: Cluster, needs: Nee
 
     Args:
         answers: facts by host, or the error of a host that could not be worked with.
-        cluster: of the hosts.
-        needs: of the run.
     """
     needs = needs or Needs()
     findings = []

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from clusterkit.common.finding import Finding, Level
-from clusterkit.ssh.api import HostError, Result, Session, run_or_error
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 
 WRITE_MEBIBYTES = 512
 SEND_SECONDS = 3
@@ -53,7 +53,7 @@ async def write_rates(sessions: Sequence[Session], folder: str, *, root: bool = 
 trap 'rm -f {target}' EXIT
 timeout -s KILL {_LIMIT} dd if=/dev/zero of={target} bs=1M count={WRITE_MEBIBYTES} conv=fsync 2>&1
 """
-        result = await run_or_error(session, script, root=root, timeout=_LIMIT + 20.0)
+        result = await or_error(session.run(script, root=root, timeout=_LIMIT + 20.0))
         findings.append(_judge_write(session.host.name, folder, result))
     return findings
 
@@ -78,13 +78,13 @@ async def _send(sender: Session, receiver: Session, address: str) -> Finding:
 
     # It limits itself: `timeout` would put it into a process group that does not end with the session's command.
     script = f"exec python3 -c {shlex.quote(_SEND)} {shlex.quote(address)} {SEND_SECONDS} </dev/null"
-    sending = asyncio.create_task(run_or_error(sender, script, timeout=_LIMIT + 20.0, on_output=note))
+    sending = asyncio.create_task(or_error(sender.run(script, timeout=_LIMIT + 20.0, on_output=note)))
     sending.add_done_callback(lambda _: ports.put_nowait(""))
     name, other = receiver.host.name, sender.host.name
     if not (port := await ports.get()):
         return Finding(name, "bandwidth", Level.WARN, f"not measured: {other} could not send (is python3 there?)")
     script = f"timeout {_LIMIT} python3 -c {shlex.quote(_RECEIVE)} {shlex.quote(address)} {port} </dev/null"
-    received = await run_or_error(receiver, script, timeout=_LIMIT + 20.0)
+    received = await or_error(receiver.run(script, timeout=_LIMIT + 20.0))
     if not isinstance(received, Result) or not received.ok:
         sending.cancel()  # it would wait for a connection that does not come
     await asyncio.gather(sending, return_exceptions=True)

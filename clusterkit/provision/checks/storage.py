@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from clusterkit.common.finding import Finding, Level
-from clusterkit.ssh.api import HostError, Result, Session, run_or_error
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 
 RunIn = Callable[[str], Sequence[str]]
 """Given a host's name: the words before a command that run it elsewhere, such as `docker exec NAME`."""
@@ -62,8 +62,6 @@ async def storage_shared(
     """Probe the folder from all hosts at once. Nothing stays behind, and a missing folder is not made.
 
     Args:
-        sessions: of the hosts.
-        folder: to check.
         run_in: runs the probe elsewhere on a host, such as in a container.
         root: probe as root, as the containers do.
         delay: seconds that a file of another host may take to appear; the new text of a renamed file, which network
@@ -286,7 +284,7 @@ rmdir "$mine" 2>/dev/null || : # others have files in it
         inner = f"exec timeout -s KILL {limit} sh -c {body} </dev/null"
         if self.run_in is not None:
             inner = shlex.join([*self.run_in(member.name), "sh", "-c", inner])
-        return await run_or_error(member.session, inner, root=self.root, timeout=limit + 15.0, on_output=on_output)
+        return await or_error(member.session.run(inner, root=self.root, timeout=limit + 15.0, on_output=on_output))
 
     def _failed(self, report: StorageReport, name: str, answer: Result | HostError, what: str) -> None:
         if isinstance(answer, HostError):

@@ -78,9 +78,6 @@ async def write(
     """Save an image to a folder, under the name of its ID.
 
     Args:
-        session: of a host that has the image.
-        image: to save.
-        folder: on the shared storage.
         zstd: compress with zstd, which every host has that will load it.
         progress: gets host, bytes done and bytes in all.
         timeout: in seconds.

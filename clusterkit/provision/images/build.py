@@ -26,21 +26,13 @@ async def build(
     proxies: Mapping[str, str] | None = None,
     torch_index: str | None = None,
     on_output: Callable[[str], None] | None = None,
-    timeout: float = BUILD_SECONDS,
 ) -> Image:
     """Build an image unless the host has it already.
 
     Args:
-        session: of the host.
-        recipe: what to build.
         ca_bundle: PEM certificates to trust while building.
-        apt_mirror: of the distribution.
-        pip_index_url: in place of PyPI.
         pip_find_links: a URL, or a folder on this machine whose wheels are sent along.
-        proxies: http_proxy, https_proxy and no_proxy.
         torch_index: where the CPU build of torch comes from; None: the pinned address.
-        on_output: gets the lines of the build.
-        timeout: in seconds.
 
     Returns:
         The image that the host has then.
@@ -71,7 +63,7 @@ async def build(
         _script(recipe, arguments, given),
         root=True,
         stdin=context(recipe, ca_bundle=ca_bundle, wheels=wheels),
-        timeout=timeout,
+        timeout=BUILD_SECONDS,
         on_output=on_output,
     )
     image = await inspect(session, recipe.reference) if result.ok else None

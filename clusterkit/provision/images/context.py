@@ -61,8 +61,6 @@ def context(recipe: Recipe, *, ca_bundle: bytes = b"", wheels: Path | None = Non
     """Return the build context. The same input gives the same bytes, so that Docker's build cache works.
 
     Args:
-        recipe: what to build.
-        ca_bundle: PEM certificates to trust while building.
         wheels: folder whose *.whl files pip may use.
     """
     entries = [*recipe.files, ("site/ca.pem", ca_bundle), ("wheels/README", b"Wheels that pip may use.\n")]

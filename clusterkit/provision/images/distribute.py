@@ -14,8 +14,7 @@ from clusterkit.provision.images.identity import Image, ImageError, check_refere
 from clusterkit.provision.images.lock import Lock
 from clusterkit.provision.images.meter import Progress
 from clusterkit.provision.images.pull import pull, resolve
-from clusterkit.provision.images.relay import relay
-from clusterkit.provision.images.seeders import NoSeederError, Seeders
+from clusterkit.provision.images.relay import NoSeederError, Seeders, relay
 from clusterkit.ssh.api import HostError, Session
 from clusterkit.ssh.uploads import UploadSlot, unlimited
 
@@ -258,7 +257,7 @@ class Distribution:
                 f"{self.storage} has no room for the image ({reference_image.size / 1e9:.1f} GB)",
                 "make room there, or distribute it by pull or fanout",
             )
-        zstd = self.zstd and await _has_zstd(self._origin)
+        zstd = self.zstd and (await self._origin.run("command -v zstd", timeout=30.0)).ok
         return await archives.write(
             self._origin, reference_image, self._folder, zstd=zstd, progress=self.progress, timeout=self.timeout
         )
@@ -290,7 +289,3 @@ class Distribution:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-async def _has_zstd(session: Session) -> bool:
-    return (await session.run("command -v zstd", timeout=30.0)).ok

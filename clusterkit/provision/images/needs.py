@@ -81,7 +81,6 @@ def problems_of(found: dict[str, Any], needs: ImageNeeds) -> list[str]:
 
     Args:
         found: "python" and "packages" as the probe prints them.
-        needs: to compare with.
     """
     problems = []
     python = found.get("python") or [0]

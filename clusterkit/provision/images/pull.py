@@ -13,7 +13,8 @@ from clusterkit.provision.images.meter import Progress
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.shell import pipe
 
-ATTEMPTS = 3
+ATTEMPTS, PAUSE = 3, 2.0
+"""Tries, and seconds before the second one; doubled for the third."""
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _LAYER = re.compile(r"([0-9a-f]{12}): Downloading\s.*?([0-9.]+)\s?([kMGT]?B)/([0-9.]+)\s?([kMGT]?B)")
 _LAYER_DONE = re.compile(r"([0-9a-f]{12}): (?:Download complete|Pull complete|Verifying Checksum|Extracting)")
@@ -59,23 +60,14 @@ def _manifest_digest(text: str) -> str:
 
 
 async def pull(
-    session: Session,
-    reference: str,
-    digest: str = "",
-    *,
-    progress: Progress | None = None,
-    timeout: float,
-    pause: float = 2.0,
+    session: Session, reference: str, digest: str = "", *, progress: Progress | None = None, timeout: float
 ) -> Image:
     """Pull an image and give it its tag.
 
     Args:
-        session: of the host.
-        reference: tag, or NAME@sha256:….
         digest: NAME@sha256:… to pull in place of the tag.
         progress: gets host, bytes done and bytes in all.
         timeout: of one try, in seconds.
-        pause: seconds before the second try; doubled for the third.
 
     Raises:
         ImageError: the image cannot be pulled.
@@ -86,7 +78,7 @@ async def pull(
     failure = ""
     for attempt in range(ATTEMPTS):
         if attempt:
-            await asyncio.sleep(pause * 2 ** (attempt - 1))
+            await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
         result = await session.run(_script(wanted), root=True, timeout=timeout, on_output=meter)
         if result.ok:
             break

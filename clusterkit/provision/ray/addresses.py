@@ -17,8 +17,6 @@ def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
     host resolves its own name to loopback), the inventory's address.
 
     Args:
-        host: of the inventory.
-        facts: of the host.
         alone: the host is the whole cluster, so a loopback address is good enough.
 
     Raises:
@@ -51,11 +49,6 @@ def interface(host: Host, facts: Facts, address: str) -> str:
         return host.interface
     found = (name for name, addresses in facts.addresses.items() if address in addresses)
     return next((name for name in found if name != "lo"), "")
-
-
-def with_port(address: str, port: int) -> str:
-    """Return ADDRESS:PORT, or [ADDRESS]:PORT for IPv6."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _usable(text: str, alone: bool) -> bool:

@@ -14,7 +14,7 @@ from clusterkit.common.records import json_object
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_GPUS, LABEL_ROLE, NODE_ROLES
 from clusterkit.provision.ray.ports import Ports
-from clusterkit.ssh.api import HostError, Result, Session
+from clusterkit.ssh.api import HostError, Result, Session, or_error
 from clusterkit.ssh.shell import first_of, for_each
 
 LOOK_SECONDS = 90.0
@@ -131,11 +131,11 @@ async def ask_ray(session: Session, cluster: str, ports: Ports | None = None) ->
     return parse_answer(result)
 
 
-async def log_tail(session: Session, container: str, lines: int = LOG_LINES) -> tuple[str, ...]:
+async def log_tail(session: Session, container: str) -> tuple[str, ...]:
     """Return the last lines that a container printed; none where the host cannot be asked."""
     try:
         result = await session.run(
-            f"{docker.command('logs', '--tail', str(lines), container)} 2>&1", root=True, timeout=LOOK_SECONDS
+            f"{docker.command('logs', '--tail', str(LOG_LINES), container)} 2>&1", root=True, timeout=LOOK_SECONDS
         )
     except HostError:
         return ()
@@ -146,14 +146,8 @@ async def containers_everywhere(
     sessions: Mapping[str, Session], cluster: str, inside: bool = False
 ) -> tuple[dict[str, tuple[ContainerState, ...]], dict[str, HostError]]:
     """Return `containers_on` for all hosts, and the errors of hosts that could not be asked."""
-
-    async def one(session: Session) -> tuple[ContainerState, ...] | HostError:
-        try:
-            return await containers_on(session, cluster, inside)
-        except HostError as error:
-            return error
-
-    answers = dict(zip(sessions, await asyncio.gather(*map(one, sessions.values())), strict=True))
+    asked = [or_error(containers_on(session, cluster, inside)) for session in sessions.values()]
+    answers = dict(zip(sessions, await asyncio.gather(*asked), strict=True))
     found = {name: answer for name, answer in answers.items() if not isinstance(answer, HostError)}
     return found, {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
 

@@ -7,9 +7,10 @@ import json
 import shlex
 
 from clusterkit.hosts.model import Host
+from clusterkit.hosts.names import with_port
 from clusterkit.provision import docker
 from clusterkit.provision.facts.model import Container, Facts, version_numbers
-from clusterkit.provision.ray.addresses import interface, node_address, with_port
+from clusterkit.provision.ray.addresses import interface, node_address
 from clusterkit.provision.ray.model import (
     HEAD,
     LABEL_CLUSTER,
@@ -72,7 +73,7 @@ def plan_node(host: Host, facts: Facts, settings: RaySettings) -> tuple[Action, 
     title = f"start the Ray {role}"
     if current is not None and not running:
         title = f"restart the Ray {role} (its container is {current.state})"
-    elif current is not None and _only_head_is_new(current, labels):
+    elif current is not None and _same(current, {key: labels[key] for key in labels if key != LABEL_HEAD}):
         title = "restart the Ray worker (the head is a new one)"
     elif own:
         _refuse_replacing(host, own, settings, labels)
@@ -154,10 +155,6 @@ def _labels(host: Host, facts: Facts, settings: RaySettings) -> dict[str, str]:
 
 def _same(container: Container, labels: dict[str, str]) -> bool:
     return all(container.labels.get(key) == value for key, value in labels.items())
-
-
-def _only_head_is_new(container: Container, labels: dict[str, str]) -> bool:
-    return _same(container, {key: value for key, value in labels.items() if key != LABEL_HEAD})
 
 
 def _num_gpus(host: Host, facts: Facts, settings: RaySettings) -> int:

@@ -10,7 +10,7 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER, LEASE_FILE, NODE_FOLDER, node_folder
 from clusterkit.provision.ray.observe import ContainerState, containers_everywhere
-from clusterkit.ssh.api import HostError, Session
+from clusterkit.ssh.api import HostError, Session, or_error
 from clusterkit.ssh.shell import for_each
 
 STOP_SECONDS = 20
@@ -42,11 +42,9 @@ async def leftovers(sessions: Mapping[str, Session], cluster: str) -> tuple[dict
     containers, unreachable = await containers_everywhere(sessions, cluster)
 
     async def files(name: str) -> Leftovers | HostError:
-        try:
-            result = await sessions[name].run(f"test -e {node_folder(cluster)}", root=True, timeout=LOOK_SECONDS)
-        except HostError as error:
-            return error
-        return Leftovers(name, containers[name], files=result.ok)
+        asked = sessions[name].run(f"test -e {node_folder(cluster)}", root=True, timeout=LOOK_SECONDS)
+        result = await or_error(asked)
+        return result if isinstance(result, HostError) else Leftovers(name, containers[name], files=result.ok)
 
     answers = dict(zip(containers, await asyncio.gather(*map(files, containers)), strict=True))
     unreachable.update((name, answer) for name, answer in answers.items() if isinstance(answer, HostError))
@@ -60,13 +58,10 @@ async def remove(
     failed: dict[str, HostError | str] = {}
 
     async def one(name: str) -> None:
-        try:
-            result = await sessions[name].run(_script(cluster.name, found[name]), root=True, timeout=REMOVE_SECONDS)
-        except HostError as error:
-            failed[name] = error
-            return
-        if not result.ok:
-            failed[name] = result.reason
+        asked = sessions[name].run(_script(cluster.name, found[name]), root=True, timeout=REMOVE_SECONDS)
+        result = await or_error(asked)
+        if isinstance(result, HostError) or not result.ok:
+            failed[name] = result if isinstance(result, HostError) else result.reason
 
     head = cluster.head_host.name
     hosts = [name for name, what in found.items() if not what.empty]

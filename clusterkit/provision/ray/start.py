@@ -56,13 +56,7 @@ def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
     return replace(settings, head_container=container.id if container is not None and stays else "")
 
 
-async def wait_for_head(
-    session: Session,
-    cluster: str,
-    ports: Ports | None = None,
-    seconds: float = HEAD_SECONDS,
-    poll_seconds: float = POLL_SECONDS,
-) -> ContainerState:
+async def wait_for_head(session: Session, cluster: str, ports: Ports | None = None) -> ContainerState:
     """Wait until the head's API answers, and return its container.
 
     Raises:
@@ -70,7 +64,7 @@ async def wait_for_head(
         HostError: the host could not be asked.
     """
     host, loop = session.host.name, asyncio.get_running_loop()
-    end = loop.time() + seconds
+    end = loop.time() + HEAD_SECONDS
     while True:
         container = next((c for c in await containers_on(session, cluster) if c.role == HEAD), None)
         if container is None:
@@ -84,49 +78,38 @@ async def wait_for_head(
         if loop.time() > end:
             lines = await log_tail(session, container.id)
             raise NodeFailedError(
-                host, f"Ray's head did not answer within {seconds:.0f} s ({answer.error})", lines, fix
+                host, f"Ray's head did not answer within {HEAD_SECONDS:.0f} s ({answer.error})", lines, fix
             )
-        await asyncio.sleep(poll_seconds)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def wait_until_ready(
-    sessions: Mapping[str, Session],
-    cluster: Cluster,
-    expected: Mapping[str, int | None] | None = None,
-    *,
-    ports: Ports | None = None,
-    seconds: float = READY_SECONDS,
-    poll_seconds: float = POLL_SECONDS,
+    sessions: Mapping[str, Session], cluster: Cluster, expected: Mapping[str, int | None] | None = None
 ) -> ClusterState:
     """Wait until every expected node and GPU is alive in Ray, with the same Ray, Python and image everywhere.
 
     Args:
-        sessions: by host.
-        cluster: of the hosts.
         expected: GPUs by host (None: as many as its Ray was started with); default: all hosts.
-        ports: of Ray.
-        seconds: to wait.
-        poll_seconds: between two looks.
 
     Returns:
         The state of the ready cluster.
 
     Raises:
-        NotReadyError: not within `seconds`, or a container ended.
+        NotReadyError: not within READY_SECONDS, or a container ended.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
         # Versions are read once all are alive, since that starts a process in every container.
-        state = await observe(sessions, cluster, expected=expected, ports=ports, inside=False)
+        state = await observe(sessions, cluster, expected=expected, inside=False)
         if state.ready:
-            state = await observe(sessions, cluster, expected=expected, ports=ports)
+            state = await observe(sessions, cluster, expected=expected)
         if state.ready:
             return state
         waited = loop.time() - began
-        if state.cannot_recover or waited > seconds:
+        if state.cannot_recover or waited > READY_SECONDS:
             raise NotReadyError(await _with_logs(state, sessions, cluster.name), waited)
-        await asyncio.sleep(poll_seconds)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def require_replaceable(refusal: MustReplace, head: Session, settings: RaySettings) -> None:

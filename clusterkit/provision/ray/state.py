@@ -78,11 +78,8 @@ async def observe(
     """Look once at every host that has a session.
 
     Args:
-        sessions: by host.
-        cluster: of the hosts.
         expected: GPUs by host that must be there (None: as many as Ray was started with); default: all hosts.
         unreachable: hosts without a session, and why.
-        ports: of Ray.
         inside: also read versions and GPUs in the containers.
     """
     head = sessions.get(cluster.head_host.name)

@@ -91,10 +91,8 @@ def write_script(content: bytes, old: str | None, effect: str, path: str = DAEMO
     was planned on, or where dockerd rejects the new one (engines before 23.0 cannot tell; they get any valid JSON).
 
     Args:
-        content: the new text.
         old: SHA-256 of the file that is there; None where there is none.
         effect: `reload` or `restart`, whichever makes the change effective.
-        path: of the file.
         pending: file that holds `effect` until the engine has taken it up.
     """
     return f"""umask 022

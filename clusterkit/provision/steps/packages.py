@@ -140,7 +140,6 @@ def install_action(
     """Return the action that installs packages from the host's sources, a mirror or a bundle.
 
     Args:
-        system: of the host.
         desired: names mirror and bundle.
         packages: names, for the host's sources or the mirror.
         title: of the action; "install NAMES" where it is empty.

@@ -57,10 +57,7 @@ def write_file(
     """Return the action that writes a file.
 
     Args:
-        title: of the action.
-        path: of the file.
         content: of the file, sent over stdin.
-        mode: of the file.
         before: script that runs just before the file gets its name.
         after: script that runs just after.
     """

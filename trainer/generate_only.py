@@ -9,27 +9,25 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import platform
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 import zstandard
 
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
+from trainer.base_run import Attempt
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, UserError
 from trainer.files import write_atomic
-from trainer.metrics import Monitor, epoch_line, stats_line
+from trainer.metrics import epoch_line, stats_line
 from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rewards.qa import qa_metrics
@@ -37,12 +35,10 @@ from trainer.rollout.batch import rollout_stats
 from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
-from trainer.rollout.samplers import SamplerParts, embedded_sampler
-from trainer.rollout.server_sampling import served_sampler
+from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.base import TaskSource
-from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
 from trainer.train.model import context_window, describe, load_lm, load_tokenizer, stop_token_ids
 from trainer.types import Group, Task
@@ -104,18 +100,11 @@ def step_file(number: int) -> str:
 
 
 class RolloutRun:
-    """One attempt; arguments as `trainer.loop.TrainingRun`. `global_step`: batches that are written."""
+    """One attempt. `global_step`: batches that are written."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model_folder: Path,
-        world: World,
-        monitor: Monitor,
-        stop: Callable[[], bool],
-        start: Start,
-    ) -> None:
-        self.config, self.world, self.monitor, self.stop = config, world, monitor, stop
+    def __init__(self, attempt: Attempt) -> None:
+        config, model_folder, world, start = attempt.config, attempt.model_folder, attempt.world, attempt.start
+        self.config, self.world, self.monitor, self.stop = config, world, attempt.monitor, attempt.stop
         self.paths, self.fresh = RunPaths.of(config), not start.done
         self.folder = self.paths.logs / "rollouts"
         self.source = make_source(config)
@@ -125,7 +114,7 @@ class RolloutRun:
         lm = load_lm(model_folder, config.model).to(world.device) if embedded else describe(model_folder)
         agent, window = make_agent(config, self.tokenizer), context_window(lm, config.model)
         check_window(agent, window)
-        stop_here = stop if world.size == 1 else lambda: False
+        stop_here = self.stop if world.size == 1 else lambda: False
         leave_out_misfits(self.source, agent)
         course = Schedule(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used
         ids = stop_token_ids(lm, self.tokenizer)
@@ -135,7 +124,7 @@ class RolloutRun:
         if embedded:
             self.sampler = embedded_sampler(parts, lm.eval(), PolicyModel(lm))
         else:
-            self.sampler = served_sampler(parts, model_folder, None, self.tokenizer, stop)
+            self.sampler = served_sampler(parts, model_folder, None, self.tokenizer, self.stop)
         self.tasks = number_of_tasks(config, self.source)
         if not self.tasks:
             raise UserError(f"eval.split={config.eval.split} has no task: choose another split, or hold out more")
@@ -150,20 +139,8 @@ class RolloutRun:
             shutil.rmtree(self.folder, ignore_errors=True)
             (self.paths.logs / "summary.json").unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.monitor.record(
-            "attempt",
-            type=self.config.trainer.type,
-            pid=os.getpid(),
-            ranks=self.world.size,
-            threads=torch.get_num_threads(),
-            resume_step=self.global_step,
-            total_steps=self.total_steps,
-            versions={
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
-        )
+        kind, steps = self.config.trainer.type, {"resume_step": self.global_step, "total_steps": self.total_steps}
+        self.monitor.record("attempt", type=kind, **steps, **self.world.facts())
         try:
             while self.next_task < self.tasks:
                 self._step(self.global_step + 1)
