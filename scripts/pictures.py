@@ -30,7 +30,6 @@ from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.trace.heldout import HeldoutTask, Reading, heldout_tasks
 from clusterkit.ui.markup import Html, tag
 
-
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 INK, QUIET, PAPER, GOOD, BAD, BOX = "#1f2328", "#656d76", "#ffffff", "#1a7f37", "#cf222e", "#f6f8fa"
 LINE, WIDTH = 19, 920
