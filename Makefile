@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH_WHEELS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup constraints demo test test-long test-cluster test-fast test-parts lint format types clean
+.PHONY: help setup constraints demo test test-long test-cluster test-fast test-parts lint docs format types clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ lint: setup  ## Style, shellcheck over all shell (what is sent to hosts included
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/lint_shell.py
 	$(BIN)/lint-imports --no-logo
+
+docs: setup  ## Build the pages of documentation as a site, in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: setup  ## Put the style right
 	$(BIN)/ruff check --fix .

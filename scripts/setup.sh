@@ -66,7 +66,7 @@ if [ -n "${TORCH_WHEELS:-}" ]; then
 else
   pip_install "torch==2.13.0"
 fi
-pip_install --editable ".[train,eval,assets,data,dev]"
+pip_install --editable ".[train,eval,assets,data,docs,dev]"
 "$VENV/bin/python" - <<'PY'
 import torch
 

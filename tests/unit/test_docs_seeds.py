@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import typer
+from commandline import parsed
 from realparts import data_is_missing
 from typer.testing import CliRunner
 
 from clusterkit.cli.hostoptions import expand_arguments
-from clusterkit.cli.main import HOST_COMMANDS, app
+from clusterkit.cli.main import app
 from clusterkit.config.aliases import ALIASES, RefusedSetting, Renamed
 from clusterkit.config.fields import fields
 from clusterkit.config.overrides import known_field, parse_overrides, parse_value
@@ -72,19 +73,6 @@ def seeds() -> dict[str, str]:
     if not folder.is_dir():
         data_is_missing(f"no guides in {folder}")
     return {path.name[:3]: path.read_text(encoding="utf-8") for path in folder.glob("*.txt")}
-
-
-def parsed(group: Any, words: list[str]) -> dict[str, Any]:
-    """Parameters of a command line, parsed by the command itself and not run."""
-    if words[0] in HOST_COMMANDS:
-        words = expand_arguments(words)
-    context = group.make_context("clusterkit", words)
-    name, command, rest = group.resolve_command(context, words)
-    context = command.make_context(name, rest, parent=context)
-    if hasattr(command, "resolve_command") and rest:  # a group with commands of its own
-        name, command, rest = command.resolve_command(context, rest)
-        context = command.make_context(name, rest, parent=context)
-    return dict(context.params)
 
 
 def test_every_line_has_three_columns_and_an_answer() -> None:
