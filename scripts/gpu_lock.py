@@ -73,8 +73,9 @@ def resolved(pinned: list[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         wanted, lock = Path(folder, "wanted.in"), Path(folder, "pylock.toml")
         wanted.write_text("\n".join([*pinned, *TOOLS]) + "\n", encoding="utf-8")
-        command = ["uv", "pip", "compile", "--no-config", "--quiet", "--format", "pylock.toml", "--only-binary", ":all:"]
-        command += ["--python-version", "3.12", "--python-platform", f"x86_64-manylinux_2_{OLDEST_GLIBC}"]
+        command = ["uv", "pip", "compile", "--no-config", "--quiet", "--format", "pylock.toml"]
+        command += ["--only-binary", ":all:", "--python-version", "3.12"]
+        command += ["--python-platform", f"x86_64-manylinux_2_{OLDEST_GLIBC}"]
         command += [part for extra in EXTRAS for part in ("--extra", extra)]
         command += ["--output-file", str(lock), str(REPOSITORY / "pyproject.toml"), str(wanted)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

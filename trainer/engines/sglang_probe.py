@@ -1,0 +1,50 @@
+"""Run by the Python that has SGLang, as a file: print as JSON what its packages are, importing none of them.
+
+version: of SGLang. options: names of its command line's options, as its source has them. fa3: whether its kernels hold
+FlashAttention 3. cuda_home: folder of the CUDA compiler that came as a wheel, empty without one. bin: folder of the
+commands that were installed beside this Python.
+"""
+
+import json
+import os
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def folder_of(package: str) -> Path:
+    """Folder of an installed package; one that does not exist where there is none."""
+    found = find_spec(package)
+    places = list(found.submodule_search_locations or ()) if found else []
+    return Path(places[0]) if places else Path("/nonexistent")
+
+
+def options_of(source: str) -> list[str]:
+    """Options by SGLang's server_args.py: fields of ServerArgs, or spelt out where that adds them by hand."""
+    body = source.partition("class ServerArgs")[2]
+    fields = re.findall(r"^    ([a-z]\w*):", body, re.MULTILINE)
+    return sorted({f"--{name.replace('_', '-')}" for name in fields} | set(re.findall(r'"(--[a-z][\w-]*)"', body)))
+
+
+def main() -> None:
+    """Print it."""
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        found = ""
+    arguments = folder_of("sglang") / "srt" / "server_args.py"
+    compilers = sorted(folder_of("nvidia").glob("cu*/bin/nvcc"))
+    answer = {
+        "version": found,
+        "options": options_of(arguments.read_text(encoding="utf-8")) if arguments.is_file() else [],
+        "fa3": any(folder_of("sgl_kernel").glob("flash_ops*.so")),
+        "cuda_home": str(compilers[-1].parents[1]) if compilers else "",
+        "bin": os.path.dirname(sys.executable),  # noqa: PTH120 (not resolved: of the environment, not of its Python)
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
