@@ -49,6 +49,7 @@ COMMANDS = {
     "presets": Command("clusterkit.cli.presets", "List, show and explain presets."),
     "data": Command("clusterkit.cli.data", "Make training and evaluation files from files that you have."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
+    "doctor": Command("clusterkit.cli.doctor", "Say what this machine can run, and what to type next."),
 }
 
 

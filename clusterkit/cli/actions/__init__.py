@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         dashboard,
         data,
         diagnose,
+        doctor,
         down,
         eval,
         init,
