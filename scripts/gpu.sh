@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 GPU_VENV="${GPU_VENV:-.venv-gpu}"
 GPU_WHEELS="${GPU_WHEELS:-}"
 GPU_LOCK="${GPU_LOCK:-requirements-gpu.txt}"
-PYTHON=3.12
+PYTHON="${GPU_PYTHON:-3.12}" # others only for tests: SGLang's wheels are for 3.12
 OLDEST_CUDA=13
 OLDEST_DRIVER=580
 OLDEST_GLIBC=35

@@ -73,7 +73,9 @@ def resolved(pinned: list[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         wanted, lock = Path(folder, "wanted.in"), Path(folder, "pylock.toml")
         wanted.write_text("\n".join([*pinned, *TOOLS]) + "\n", encoding="utf-8")
-        command = ["uv", "pip", "compile", "--no-config", "--quiet", "--format", "pylock.toml"]
+        beside = Path(sys.executable).with_name("uv")
+        command = [str(beside) if beside.exists() else "uv", "pip", "compile", "--no-config", "--quiet"]
+        command += ["--format", "pylock.toml"]
         command += ["--only-binary", ":all:", "--python-version", "3.12"]
         command += ["--python-platform", f"x86_64-manylinux_2_{OLDEST_GLIBC}"]
         command += [part for extra in EXTRAS for part in ("--extra", extra)]

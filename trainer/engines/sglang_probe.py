@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def folder_of(package: str) -> Path:
-    """Folder of an installed package; one that does not exist where there is none."""
+def files(package: str, pattern: str) -> list[Path]:
+    """Files of an installed package; none where there is no such package."""
     found = find_spec(package)
-    places = list(found.submodule_search_locations or ()) if found else []
-    return Path(places[0]) if places else Path("/nonexistent")
+    places = found.submodule_search_locations or () if found else ()
+    return [file for place in places for file in sorted(Path(place).glob(pattern))]
 
 
 def options_of(source: str) -> list[str]:
@@ -34,12 +34,12 @@ def main() -> None:
         found = version("sglang")
     except PackageNotFoundError:
         found = ""
-    arguments = folder_of("sglang") / "srt" / "server_args.py"
-    compilers = sorted(folder_of("nvidia").glob("cu*/bin/nvcc"))
+    arguments = files("sglang", "srt/server_args.py")
+    compilers = files("nvidia", "cu*/bin/nvcc")
     answer = {
         "version": found,
-        "options": options_of(arguments.read_text(encoding="utf-8")) if arguments.is_file() else [],
-        "fa3": any(folder_of("sgl_kernel").glob("flash_ops*.so")),
+        "options": options_of(arguments[0].read_text(encoding="utf-8")) if arguments else [],
+        "fa3": bool(files("sgl_kernel", "flash_ops*.so")),
         "cuda_home": str(compilers[-1].parents[1]) if compilers else "",
         "bin": os.path.dirname(sys.executable),  # noqa: PTH120 (not resolved: of the environment, not of its Python)
     }

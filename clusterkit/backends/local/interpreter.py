@@ -16,6 +16,7 @@ VARIABLE = "CLUSTERKIT_GPU_PYTHON"
 FOLDER = ".venv-gpu"
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 """The driver's list with one entry a GPU."""
+REPOSITORY = Path(__file__).parents[3]
 LOOK_SECONDS = 60
 _LOOK = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
 
@@ -68,6 +69,5 @@ def missing_packages(python: str, names: Sequence[str]) -> list[str]:
 
 
 def _made_by_make_gpu() -> Path | None:
-    repository = Path(__file__).parents[3]
-    places = (folder / FOLDER / "bin" / "python" for folder in (repository, Path(sys.prefix).parent))
+    places = (folder / FOLDER / "bin" / "python" for folder in (REPOSITORY, Path(sys.prefix).parent))
     return next((place for place in places if os.access(place, os.X_OK)), None)
