@@ -1,5 +1,6 @@
-"""Options that SGLang gets because of the GPU and the packages it runs with. SGLang itself needs a GPU: its packages are
-files of the same names here, and its options those that version 0.5.17 printed.
+"""Options that SGLang gets because of the GPU and the packages it runs with.
+
+SGLang itself needs a GPU: its packages are files of the same names here.
 """
 
 from __future__ import annotations

@@ -22,8 +22,16 @@ _LOOK = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if not impo
 
 
 def gpus_present() -> int:
-    """GPUs of this machine that the driver lists."""
-    return sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
+    """GPUs of this machine that the driver lists; under WSL, where it has no such folder, that nvidia-smi lists."""
+    if NVIDIA_GPUS.is_dir():
+        return sum(1 for _ in NVIDIA_GPUS.iterdir())
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LOOK_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
 def gpu_python() -> str:
