@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any, Literal
 
 from clusterkit.backends.local.interpreter import FOLDER
@@ -14,6 +16,7 @@ from clusterkit.capacity.preset_plan import plan_preset
 from clusterkit.capacity.runnable import require_engine, require_inputs, require_runnable
 from clusterkit.common.finding import Finding, Level
 from clusterkit.config import presets
+from clusterkit.config.resolve import resolve
 from clusterkit.data.assets import list_assets
 from clusterkit.provision.checks.gpu import describe, judge_hardware
 from clusterkit.provision.checks.needs import Needs
@@ -160,25 +163,29 @@ def _verdict(name: str, machine: Machine, cache_dir: str) -> Verdict:
         require_inputs(config)
     except UserError as error:
         return Verdict(name, "wants", _first_sentence(error), command)
-    return Verdict(name, "ready", size.description.strip().partition(". ")[0], command)
+    return Verdict(name, "ready", size.description.strip().partition(". ")[0].rstrip("."), command)
 
 
 def _fitted(name: str, machine: Machine) -> tuple[RunConfig, str]:
     """The preset's configuration on the GPUs of this machine, and the command that trains it."""
-    plan = plan_preset(name)
-    config, gpus = plan.config, machine.facts.gpus
+    config, gpus = resolve(name).config, machine.facts.gpus
     if config.n_nodes > 1:
         raise UserError(f"takes {config.n_nodes} hosts of {config.n_gpus_per_node} GPUs")
-    if config.gpus > len(gpus):
-        raise UserError(f"takes {config.gpus} GPU{'s' if config.gpus > 1 else ''}; {len(gpus) or 'none'} here")
-    if config.gpus:
-        # What nvidia-smi reports has a fraction, by which the arithmetic tells it from a size as sold.
-        memory = min(gpu.memory for gpu in gpus) / GIB
-        plan = plan_preset(name, nodes=1, gpus_per_node=config.gpus, gpu_memory_gib=memory + 1e-6)
-        if not plan.fits:
-            why = next(finding.message for finding in plan.findings if finding.level is Level.FAIL)
-            raise UserError(f"does not fit {memory:.0f} GiB of GPU memory: {why}")
-    return plan.config, plan.command or f"clusterkit train --preset {name}"
+    if not config.gpus:
+        return config, f"clusterkit train --preset {name}"
+    takes = f"takes {config.gpus} GPU{'s' if config.gpus > 1 else ''}; {len(gpus) or 'none'} here"
+    if not gpus:
+        raise UserError(takes)
+    # What nvidia-smi reports has a fraction, by which the arithmetic tells it from a size as sold.
+    memory = min(gpu.memory for gpu in gpus) / GIB
+    try:
+        plan = plan_preset(name, nodes=1, gpus_per_node=min(config.gpus, len(gpus)), gpu_memory_gib=memory + 1e-6)
+    except UserError as error:
+        raise UserError(f"{takes}, and it cannot be fitted: {_first_sentence(error)}") from error
+    if not plan.fits:
+        why = next(finding.message for finding in plan.findings if finding.level is Level.FAIL)
+        raise UserError(f"{takes}, of {memory:.0f} GiB, where it does not fit: {why}")
+    return plan.config, plan.command
 
 
 def _require_packages(config: RunConfig, machine: Machine) -> None:
@@ -217,18 +224,30 @@ def lines_of(found: Diagnosis) -> list[str]:
     rows += [("disk", f"{free / GIB:.0f} GiB free at {folder}") for folder, free in machine.disks.items()]
     cached = [one["name"] for one in found.assets if one["present"]]
     rows += [("cache", ", ".join(cached) or "empty (clusterkit assets list)")]
-    lines = [f"{name:<9}{text}" for name, text in rows]
+    lines = [line for name, text in rows for line in _wrapped(f"{name:<9}", text)]
     for finding in found.findings:
         mark = {Level.FAIL: "FAIL", Level.WARN: "warn"}[finding.level]
-        lines += [f"{mark:<9}{finding.message}", f"{'':<9}-> {finding.fix}"]
+        lines += [*_wrapped(f"{mark:<9}", finding.message), *_wrapped(f"{'':<9}", f"-> {finding.fix}")]
     titles = {"ready": "Can be trained here", "wants": "Want something first", "no": "Not here"}
     width = max(len(one.preset) for one in found.verdicts)
     for state, title in titles.items():
         chosen = [one for one in found.verdicts if one.state == state]
-        lines += ["", title, *(f"  {one.preset:<{width}}  {one.why}" for one in chosen)] if chosen else []
+        lines += ["", title] if chosen else []
+        for one in chosen:
+            lines += _wrapped(f"  {one.preset:<{width}}  ", one.why)
+            if one.command not in ("", f"clusterkit train --preset {one.preset}"):
+                lines += _wrapped(f"  {'':<{width}}  ", f"fitted to this machine: {one.command}")
     steps = found.next
     wide = max(len(step.purpose) for step in steps)
     return [*lines, "", "Next", *(f"  {step.purpose:<{wide}}  {step.command}" for step in steps)]
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    columns = max(40, min(get_terminal_size().columns, 120) - 1)
+    return wrap(
+        text, columns, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 def _python_line(python: Interpreter, note: str) -> str:
