@@ -30,8 +30,7 @@ demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
 
 gpu: gpu-setup  ## Train SmolLM2-135M on a GPU of this machine; installs SGLang and CUDA's PyTorch into .venv-gpu
-	bash scripts/gpu.sh model
-	$(GPU_VENV)/bin/clusterkit train --preset 135M
+	bash scripts/gpu.sh train
 
 gpu-setup:  ## Only install what `make gpu` needs
 	bash scripts/gpu.sh

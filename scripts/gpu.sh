@@ -15,7 +15,7 @@ OLDEST_CUDA=13
 OLDEST_DRIVER=580
 OLDEST_GLIBC=35
 # Of $GPU_VENV. uv unpacks into its cache and links from there, so the same bytes lie in both where they share a disk.
-DISK_GB=14
+DISK_GB=12
 TOOLS=.cache/gpu-tools
 PIP=(--disable-pip-version-check --quiet)
 
@@ -187,6 +187,24 @@ install_packages() {
     refuse "clusterkit could not be installed into $GPU_VENV: see above, then run make gpu again"
 }
 
+# $GPU_VENV/cuda: the compiler's wheels in the shape of a CUDA toolkit, which SGLang compiles and links with where the
+# host has none. The wheels lack lib64 and libcudart.so, by which linkers look for it.
+lay_out_cuda() {
+  local wheels name library
+  wheels="$(cd "$GPU_VENV" && find "$PWD/lib" -path '*/site-packages/nvidia/cu*/bin/nvcc' -print -quit)"
+  [ -n "$wheels" ] || return 0
+  wheels="${wheels%/bin/nvcc}"
+  mkdir -p "$GPU_VENV/cuda/lib64"
+  for name in bin include nvvm; do
+    ln -sfn "$wheels/$name" "$GPU_VENV/cuda/$name"
+  done
+  for library in "$wheels"/lib/*.so*; do
+    name="$(basename "$library")"
+    ln -sfn "$library" "$GPU_VENV/cuda/lib64/$name"
+    ln -sfn "$library" "$GPU_VENV/cuda/lib64/${name%%.so*}.so"
+  done
+}
+
 download() {
   [ -n "$GPU_WHEELS" ] || refuse "say where to: make gpu-wheels GPU_WHEELS=FOLDER"
   local minor version platforms=(--platform linux_x86_64 --platform manylinux1_x86_64 --platform manylinux2010_x86_64 --platform manylinux2014_x86_64)
@@ -210,9 +228,27 @@ fetch_model() {
   "$GPU_VENV/bin/clusterkit" assets get smollm2-135m "${from[@]}"
 }
 
+# Preset 135M as it fits this GPU: doctor says the command, with fewer tokens at a time on a small one.
+train() {
+  local line words
+  fetch_model
+  line="$("$GPU_VENV/bin/clusterkit" doctor --json | "$GPU_VENV/bin/python" -c '
+import json, sys
+one = next(one for one in json.load(sys.stdin)["presets"] if one["preset"] == "135M")
+print(one["command"] if one["state"] == "ready" else "no: " + one["why"])
+')"
+  case "$line" in
+    "clusterkit train "*) ;;
+    *) refuse "preset 135M cannot be trained here: ${line#no: }; $GPU_VENV/bin/clusterkit doctor says more" ;;
+  esac
+  say "$GPU_VENV/bin/$line"
+  read -r -a words <<<"$line"
+  exec "$GPU_VENV/bin/clusterkit" "${words[@]:1}"
+}
+
 case "${1:-install}" in
   wheels) download ;;
-  model) fetch_model ;;
+  train) train ;;
   install)
     require_machine
     require_driver
@@ -223,8 +259,9 @@ case "${1:-install}" in
     uv="$(find_uv)"
     make_venv
     install_packages
+    lay_out_cuda
     echo "$done_mark" >"$GPU_VENV/.ready"
     say "done; clusterkit finds $GPU_VENV by itself wherever a run takes GPUs"
     ;;
-  *) refuse "usage: gpu.sh [install|wheels|model]" ;;
+  *) refuse "usage: gpu.sh [install|wheels|train]" ;;
 esac

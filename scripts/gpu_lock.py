@@ -32,7 +32,7 @@ PINS = {
 # CUDA's compiler, for kernels that SGLang compiles where they first run: of the CUDA that torch was built with.
 COMPILER = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm")
 # uv and pip install the rest; the build backend makes the editable install of this repository.
-TOOLS = ("uv>=0.9", "pip", "hatchling>=1.27", "hatch-vcs>=0.5")
+TOOLS = ("uv>=0.9", "pip", "hatchling>=1.27", "hatch-vcs>=0.5", "editables")
 EXTRAS = ("gpu", "assets", "data", "eval")
 
 

@@ -143,7 +143,8 @@ class TestFromAFolderOfWheels:
             stand_in(programs, name, body)
         lock = tmp_path / "lock.txt"
         lock.write_text(
-            "# Two; 2 wheels, 0.0 GB.\n"
+            "# Three; 3 wheels, 0.0 GB.\n"
+            + wheel(wheels, "compiler", {"nvidia/cu13/bin/nvcc": "", "nvidia/cu13/lib/libcudart.so.13": "cudart"})
             + wheel(wheels, "hatchling", {"hatchling/__init__.py": "", "hatchling/build.py": BACKEND})
             + wheel(wheels, "standin", {"standin/__init__.py": "", "standin/main.py": "def main(): print('it runs')\n"})
         )
@@ -158,6 +159,8 @@ class TestFromAFolderOfWheels:
         command = [str(venv / "bin" / "clusterkit")]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "it runs\n"
         (venv / "mine.txt").write_text("of the user's")
+        assert (venv / "cuda" / "bin" / "nvcc").exists()
+        assert (venv / "cuda" / "lib64" / "libcudart.so").read_text() == "cudart", "what -lcudart looks for"
 
         # Nothing is installed again; an interrupted installation, with a package half there, goes on.
         assert make_gpu(programs, venv, **settings).stderr == ""

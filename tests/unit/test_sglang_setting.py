@@ -20,12 +20,14 @@ from gpuhost import broken_nvidia_smi, nvidia_smi, stand_in
 from safetensors.torch import save_file
 
 from trainer.engines import launching, sglang_setting
-from trainer.engines.options import ServerOptions, Setting
+from trainer.engines.options import MEMORY_SAVER, ServerOptions, Setting
 from trainer.engines.process import ServerStartError
+from trainer.engines.sglang_dialect import SGLangDialect
 from trainer.engines.sglang_setting import Packages, choose, compiler_environment, look
 from trainer.engines.vllm_dialect import VLLMDialect
 
 KNOWN = frozenset({"--attention-backend", "--cuda-graph-backend-prefill", "--disable-prefill-cuda-graph"})
+OPTIONS = Path(__file__).parents[1] / "cases" / "sglang" / "options_0.5.17.json"
 HOPPER, ADA = 9, 8
 FA3 = ("--attention-backend", "fa3")
 NO_GRAPHS = "--cuda-graph-backend-prefill=disabled"
@@ -48,6 +50,23 @@ def test_what_is_chosen() -> None:
     old = Packages("0.5.6", frozenset({"--attention-backend", "--disable-piecewise-cuda-graph"}), fa3=True)
     assert chosen(old, HOPPER) == (*FA3, "--disable-piecewise-cuda-graph")
     assert chosen(Packages(), HOPPER) == (), "nothing is known of this Python"
+
+
+def test_sglang_knows_every_option_that_it_is_given(tmp_path: Path) -> None:
+    """Options and choices as the parser of SGLang 0.5.17 has them, recorded from it."""
+    known = json.loads(OPTIONS.read_text(encoding="utf-8"))
+    assert known["version"] in SGLangDialect.tried_versions
+    everything = ServerOptions(tmp_path, tmp_path, context_length=8, max_running=8, deterministic=True)
+    packages = Packages(known["version"], frozenset(known["options"]), fa3=True)
+    for major, compiles in ((HOPPER, True), (ADA, False)):
+        flags, _ = choose(packages, major, compiles, ())
+        assert len(flags) == 3
+        words = [*SGLangDialect().argv(everything, 8000)[2:], *flags, MEMORY_SAVER]
+        for word, value in zip(words, [*words[1:], ""], strict=True):
+            option, _, attached = word.partition("=")
+            assert not word.startswith("--") or option in known["options"], option
+            if option in known["choices"]:
+                assert (attached or value) in known["choices"][option]
 
 
 @pytest.mark.parametrize(
@@ -78,11 +97,12 @@ class TestServer:
             "sglang-0.5.17.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.17\n",
             "sgl_kernel/__init__.py": "raise SystemExit('the kernels were imported')",
             "sgl_kernel/flash_ops.abi3.so": "",
-            "nvidia/cu13/bin/nvcc": "",
+            "sitecustomize.py": f"import sys\nsys.prefix = {str(tmp_path / 'venv')!r}\n",
+            "../venv/cuda/bin/nvcc": "",
         }.items():
             (site / file).parent.mkdir(parents=True, exist_ok=True)
             (site / file).write_text(text)
-        (site / "nvidia/cu13/bin/nvcc").chmod(0o755)
+        (tmp_path / "venv/cuda/bin/nvcc").chmod(0o755)
         model = tmp_path / "model"
         model.mkdir()
         save_file({"embed": torch.zeros(4, 2)}, model / "model.safetensors")
@@ -119,7 +139,7 @@ class TestServer:
         mine = replace(options, flags=("--mine", "1"))
         line = self.started(mine)
         assert line.index("--attention-backend fa3 --cuda-graph-backend-prefill=disabled --mine 1") > 0
-        assert f"CUDA_HOME={tmp_path}/site/nvidia/cu13 " in line, "a driver alone brings no compiler"
+        assert f"CUDA_HOME={tmp_path}/venv/cuda " in line, "a driver alone brings no compiler"
         self.started(mine)
         told = [record.getMessage() for record in caplog.records if "fa3" in record.getMessage()]
         assert len(told) == 1
@@ -137,10 +157,7 @@ class TestServer:
         assert NO_GRAPHS in line
 
 
-def test_the_compiler_of_the_wheels_is_used_where_there_is_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sglang_setting, "SYSTEM_CUDA", tmp_path / "no-cuda")
+def test_the_compiler_that_fits_pytorch_is_used_unless_the_user_names_one(tmp_path: Path) -> None:
     wheels, own = tmp_path / "wheels", tmp_path / "own"
     stand_in_program(wheels / "bin" / "nvcc")
     stand_in_program(own / "bin" / "nvcc")
@@ -149,7 +166,7 @@ def test_the_compiler_of_the_wheels_is_used_where_there_is_no_other(
     found = compiler_environment(packages, {"PATH": "/nowhere"})
     assert found == {"CUDA_HOME": str(wheels), "PATH": f"{tmp_path}/venv{os.pathsep}/nowhere"}
     assert "CUDA_HOME" not in compiler_environment(packages, {"PATH": "/nowhere", "CUDA_HOME": str(own)})
-    assert "CUDA_HOME" not in compiler_environment(packages, {"PATH": str(own / "bin")})
+    assert compiler_environment(packages, {"PATH": str(own / "bin")})["CUDA_HOME"] == str(wheels)
     assert compiler_environment(Packages(), {"PATH": "/nowhere"}) == {}
 
 

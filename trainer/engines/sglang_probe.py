@@ -1,8 +1,8 @@
 """Run by the Python that has SGLang, as a file: print as JSON what its packages are, importing none of them.
 
 version: of SGLang. options: names of its command line's options, as its source has them. fa3: whether its kernels hold
-FlashAttention 3. cuda_home: folder of the CUDA compiler that came as a wheel, empty without one. bin: folder of the
-commands that were installed beside this Python.
+FlashAttention 3. cuda_home: folder of the CUDA compiler that `make gpu` laid out from wheels, empty without one. bin:
+folder of the commands that were installed beside this Python.
 """
 
 import json
@@ -35,12 +35,12 @@ def main() -> None:
     except PackageNotFoundError:
         found = ""
     arguments = files("sglang", "srt/server_args.py")
-    compilers = files("nvidia", "cu*/bin/nvcc")
+    compiler = Path(sys.prefix, "cuda")
     answer = {
         "version": found,
         "options": options_of(arguments[0].read_text(encoding="utf-8")) if arguments else [],
         "fa3": bool(files("sgl_kernel", "flash_ops*.so")),
-        "cuda_home": str(compilers[-1].parents[1]) if compilers else "",
+        "cuda_home": str(compiler) if (compiler / "bin" / "nvcc").exists() else "",
         "bin": os.path.dirname(sys.executable),  # noqa: PTH120 (not resolved: of the environment, not of its Python)
     }
     print(json.dumps(answer))

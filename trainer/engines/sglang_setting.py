@@ -119,13 +119,14 @@ def has_compiler(environment: Mapping[str, str]) -> bool:
 
 
 def compiler_environment(packages: Packages, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that lead SGLang to the compiler and ninja of its interpreter's wheels; none where it finds others.
+    """Variables that lead SGLang to the compiler and ninja of its interpreter, where it has them.
 
-    SGLang compiles some kernels where they first run. A host with nothing but a driver has no compiler.
+    SGLang compiles some kernels where they first run. A host with nothing but a driver has no compiler, and that of
+    another CUDA would not fit PyTorch's. $CUDA_HOME says otherwise.
     """
     added: dict[str, str] = {}
     path = environment.get("PATH", os.defpath)
-    if packages.cuda_home and not has_compiler(environment):
+    if packages.cuda_home and not (environment.get("CUDA_HOME") or environment.get("CUDA_PATH")):
         added["CUDA_HOME"] = packages.cuda_home
     if packages.bin and not shutil.which("ninja", path=path) and os.access(Path(packages.bin) / "ninja", os.X_OK):
         added["PATH"] = f"{packages.bin}{os.pathsep}{path}"
