@@ -261,7 +261,11 @@ case "${1:-install}" in
     install_packages
     lay_out_cuda
     echo "$done_mark" >"$GPU_VENV/.ready"
-    say "done; clusterkit finds $GPU_VENV by itself wherever a run takes GPUs"
+    if [ "$GPU_VENV" = .venv-gpu ]; then
+      say "done; clusterkit finds .venv-gpu by itself wherever a run takes GPUs"
+    else
+      say "done; a clusterkit of another environment finds it by CLUSTERKIT_GPU_PYTHON=$GPU_VENV/bin/python"
+    fi
     ;;
   *) refuse "usage: gpu.sh [install|wheels|train]" ;;
 esac

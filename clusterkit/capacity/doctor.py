@@ -236,7 +236,7 @@ def lines_of(found: Diagnosis) -> list[str]:
         for one in chosen:
             lines += _wrapped(f"  {one.preset:<{width}}  ", one.why)
             if one.command not in ("", f"clusterkit train --preset {one.preset}"):
-                lines += _wrapped(f"  {'':<{width}}  ", f"fitted to this machine: {one.command}")
+                lines += _wrapped(f"  {'':<{width}}  ", f"-> {one.command}")
     steps = found.next
     wide = max(len(step.purpose) for step in steps)
     return [*lines, "", "Next", *(f"  {step.purpose:<{wide}}  {step.command}" for step in steps)]
