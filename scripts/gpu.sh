@@ -246,26 +246,33 @@ print(one["command"] if one["state"] == "ready" else "no: " + one["why"])
   exec "$GPU_VENV/bin/clusterkit" "${words[@]:1}"
 }
 
-case "${1:-install}" in
-  wheels) download ;;
-  train) train ;;
-  install)
-    require_machine
-    require_driver
-    require_wheels
-    done_mark="$(sha256sum "$GPU_LOCK" | cut -d' ' -f1) $PWD"
-    if [ "$(cat "$GPU_VENV/.ready" 2>/dev/null || true)" = "$done_mark" ]; then exit 0; fi
-    require_disk
-    uv="$(find_uv)"
-    make_venv
-    install_packages
-    lay_out_cuda
-    echo "$done_mark" >"$GPU_VENV/.ready"
-    if [ "$GPU_VENV" = .venv-gpu ]; then
-      say "done; clusterkit finds .venv-gpu by itself wherever a run takes GPUs"
-    else
-      say "done; a clusterkit of another environment finds it by CLUSTERKIT_GPU_PYTHON=$GPU_VENV/bin/python"
-    fi
-    ;;
-  *) refuse "usage: gpu.sh [install|wheels|train]" ;;
-esac
+install() {
+  require_machine
+  require_driver
+  require_wheels
+  local done_mark
+  done_mark="$(sha256sum "$GPU_LOCK" | cut -d' ' -f1) $PWD"
+  if [ "$(cat "$GPU_VENV/.ready" 2>/dev/null || true)" = "$done_mark" ]; then return; fi
+  require_disk
+  uv="$(find_uv)"
+  make_venv
+  install_packages
+  lay_out_cuda
+  echo "$done_mark" >"$GPU_VENV/.ready"
+  if [ "$GPU_VENV" = .venv-gpu ]; then
+    say "done; clusterkit finds .venv-gpu by itself wherever a run takes GPUs"
+  else
+    say "done; a clusterkit of another environment finds it by CLUSTERKIT_GPU_PYTHON=$GPU_VENV/bin/python"
+  fi
+}
+
+# In one group, so that bash has read all of it before it starts: the file may change while it runs.
+{
+  case "${1:-install}" in
+    install) install ;;
+    wheels) download ;;
+    train) train ;;
+    *) refuse "usage: gpu.sh [install|wheels|train]" ;;
+  esac
+  exit
+}

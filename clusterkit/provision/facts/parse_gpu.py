@@ -66,7 +66,7 @@ def parse_gpus(rows: list[str], processes: list[str]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def error_text(exit_code: int, lines: list[str], *, timed_out: bool) -> str:
+def error_text(exit_code: int | None, lines: list[str], *, timed_out: bool) -> str:
     """Return why an nvidia-smi failed, in its own words; empty where it did not."""
     if not exit_code:
         return ""
