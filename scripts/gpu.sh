@@ -171,12 +171,12 @@ PY
 }
 
 install_packages() {
-  local again=() name source=()
+  local again=() name source=() from="${GPU_WHEELS:-the package index}"
   while read -r name; do
     again+=(--reinstall-package "$name")
   done < <(damaged)
   [ -z "$GPU_WHEELS" ] || source=(--offline --no-index --find-links "$GPU_WHEELS")
-  say "installing $(grep -c '==' "$GPU_LOCK") packages into $GPU_VENV ($(sed -n 's/^# .* wheels, \(.*\)\.$/\1 to download/p' "$GPU_LOCK"))"
+  say "installing $(grep -c '==' "$GPU_LOCK") packages into $GPU_VENV, $(sed -n 's/^# .* wheels, \(.*\)\.$/\1 of wheels/p' "$GPU_LOCK") from $from"
   if ! "$uv" pip install --python "$GPU_VENV/bin/python" --no-deps --require-hashes "${source[@]}" "${again[@]}" \
     --requirement "$GPU_LOCK"; then
     [ -z "$GPU_WHEELS" ] ||
