@@ -10,7 +10,7 @@ from clusterkit.cli.options import JSON_OPTION, new_app
 app = new_app()
 
 
-@app.command()
+@app.command(epilog="clusterkit doctor\nclusterkit doctor --json")
 def doctor(
     fileroot: str = typer.Option("", "--fileroot", metavar="DIR", help="Folder of runs. Default: runs."),
     cache_dir: str = typer.Option("", "--cache-dir", help="Cache. Default: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."),
@@ -20,9 +20,5 @@ def doctor(
 
     It looks at this machine only, for a second or so, and changes nothing. Exit codes: 0, or 1 where no preset can be
     trained here.
-
-    Examples:
-      clusterkit doctor
-      clusterkit doctor --json
     """
     actions.doctor.show(fileroot, cache_dir, as_json)
