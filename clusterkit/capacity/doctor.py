@@ -75,18 +75,18 @@ class Diagnosis:
         found = []
         gpus = bool(self.machine.facts.gpus)
         if gpus and not any(_engines(python) for python in self.machine.pythons):
-            found.append(Next("install SGLang for the GPU", "make gpu"))
+            found.append(Next("install SGLang", "make gpu"))
         if not any(_has(python, _TRAINER) for python in self.machine.pythons):
-            found.append(Next("install what training needs", "make setup"))
+            found.append(Next("install PyTorch", "make setup"))
         by_name = {one.preset: one for one in self.verdicts if one.state == "ready"}
         wanting = {one.preset: one for one in self.verdicts if one.state == "wants"}
         first = next((by_name[name] for name in ("135M", "tiny") if name in by_name), None)
         if "135M" in wanting and gpus:
-            found.append(Next("fetch the model of preset 135M", "clusterkit assets get smollm2-135m"))
-            found.append(Next("then train it", wanting["135M"].command))
+            found.append(Next("fetch a model", "clusterkit assets get smollm2-135m"))
+            found.append(Next("train it here", wanting["135M"].command))
         elif first or by_name:
             found.append(Next("train here", (first or next(iter(by_name.values()))).command))
-        found.append(Next("GPUs of other hosts", "clusterkit check --hostnames HOST…"))
+        found.append(Next("other hosts", "clusterkit check --hostnames HOST…"))
         return found
 
     def as_dict(self) -> dict[str, Any]:
