@@ -6,8 +6,12 @@ BIN := $(VENV)/bin
 # Where pip finds PyTorch's CPU build, if your pip is not set up for it already: a URL or folder of wheels.
 TORCH_WHEELS ?=
 PYTEST_ARGS ?=
+# `make gpu`: where its environment goes, and a folder of wheels in place of the package index.
+GPU_VENV ?= .venv-gpu
+GPU_WHEELS ?=
+export GPU_VENV GPU_WHEELS
 
-.PHONY: help setup constraints demo test test-long test-cluster test-fast test-parts lint docs format types clean
+.PHONY: help setup constraints demo gpu gpu-setup gpu-wheels gpu-lock test test-long test-cluster test-fast test-parts lint docs format types clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +28,18 @@ constraints: setup  ## Write constraints.txt, the versions that `make setup` ins
 
 demo: setup  ## Train the tiny memory agent here: minutes, no GPU
 	$(BIN)/clusterkit train --preset tiny
+
+gpu: gpu-setup  ## Train SmolLM2-135M on a GPU of this machine; installs SGLang and CUDA's PyTorch into .venv-gpu
+	bash scripts/gpu.sh train
+
+gpu-setup:  ## Only install what `make gpu` needs
+	bash scripts/gpu.sh
+
+gpu-wheels:  ## Download those packages into GPU_WHEELS=FOLDER, for a GPU host without a network
+	bash scripts/gpu.sh wheels
+
+gpu-lock: setup  ## Write requirements-gpu.txt, the versions and hashes that `make gpu` installs
+	$(BIN)/python scripts/gpu_lock.py
 
 test: test-parts  ## Run all tests but the long ones: real training, real crashes, and (as root) real hosts on this machine
 	$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)

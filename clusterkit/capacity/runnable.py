@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import sys
 
+from clusterkit.backends.local.interpreter import gpu_python, gpus_present, missing_packages
 from clusterkit.backends.local.launch import require_trainer
 from clusterkit.backends.own_code import require_own
 from clusterkit.runs.trials import Trial, TrialState, require_free
@@ -17,9 +19,6 @@ from trainer.tasks.hotpotqa_data import find_folder
 from trainer.tasks.hotpotqa_published import published_file
 from trainer.tasks.memalpha import find_files
 from trainer.tasks.size import count_rows
-
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-"""The driver's list with one entry a GPU."""
 
 
 def require_runnable(config: RunConfig) -> None:
@@ -44,7 +43,7 @@ def require_local_gpus(config: RunConfig) -> None:
     fewer = f"see how it would fit on one host with clusterkit presets plan {name} --nodes 1"
     if config.n_nodes > 1:
         raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}, or {fewer}")
-    present = sum(1 for _ in NVIDIA_GPUS.iterdir()) if NVIDIA_GPUS.is_dir() else 0
+    present = gpus_present()
     if config.gpus > present:
         usable = f"{present} {'is' if present == 1 else 'are'}" if present else "none is"
         raise UserError(
@@ -76,6 +75,24 @@ def require_inputs(config: RunConfig, *, started: bool = False) -> None:
         find_files(task.path, config.cache_dir)
 
 
+def require_engine(config: RunConfig, python: str) -> None:
+    """Raise UserError if SGLang is not there for a run's servers on this machine.
+
+    Args:
+        config: the run.
+        python: the interpreter of its trainer, which the servers share where nothing else is said.
+    """
+    if not config.gpus or config.engine != "sglang":
+        return
+    if config.serving.python or os.environ.get("CLUSTERKIT_SGLANG_PYTHON"):
+        return
+    if missing_packages(python, ["sglang"]):
+        raise UserError(
+            f"SGLang is not installed in {python}: make gpu, in a clone of this repository, installs it with CUDA's "
+            "PyTorch, and this command then finds it"
+        )
+
+
 def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
     """Return the error that would prevent a run from starting, or None.
 
@@ -92,7 +109,9 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
         require_free(trial.run)
         if trial.state is not TrialState.COMPLETE:
             require_inputs(config, started=trial.run.has_supervised_checkpoint)
-            require_trainer()
+            python = gpu_python() if config.gpus else sys.executable
+            require_trainer(python)
+            require_engine(config, python)
     except UserError as error:
         return error
     return None

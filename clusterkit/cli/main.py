@@ -53,10 +53,11 @@ COMMANDS = {
     "data": Command("clusterkit.cli.data", "Make training and evaluation files from files that you have."),
     "assets": Command("clusterkit.cli.assets", "Fetch models and data into the local cache."),
     "completion": Command("clusterkit.cli.completion", "Have bash, zsh or fish complete what is typed."),
+    "doctor": Command("clusterkit.cli.doctor", "Say what this machine can run, and what to type next."),
 }
 
 SECTIONS = {
-    "Cluster": ("setup", "check", "init", "use", "ray-status", "down", "bundle"),
+    "Cluster": ("doctor", "setup", "check", "init", "use", "ray-status", "down", "bundle"),
     "Train": ("presets", "train", "stop", "recover", "serve", "jobs"),
     "Watch": ("runs", "status", "logs", "diagnose", "report", "dashboard", "trace", "alerts"),
     "Score": ("eval", "ask"),

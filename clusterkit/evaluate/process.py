@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import yaml
 
+from clusterkit.backends.local.interpreter import missing_packages, python_here
 from clusterkit.backends.local.launch import run_trainer
 from clusterkit.ui import output
 from evaluation.config import EvalConfig
@@ -40,10 +40,12 @@ class Finished:
 
 def require_evaluator() -> None:
     """Refuse early, with the way out, where the evaluation's packages are not installed."""
-    missing = [name for name in ("torch", "transformers", "math_verify") if not find_spec(name)]
-    if missing:
+    python = python_here()
+    if missing := missing_packages(python, ("torch", "transformers", "math_verify", "evaluation")):
+        if python != sys.executable:
+            raise UserError(f"evaluating on GPUs needs {', '.join(missing)}, which {python} lacks: run make gpu again")
         raise UserError(
-            f"evaluating needs {', '.join(missing)}, which this Python ({sys.executable}) does not have: "
+            f"evaluating needs {', '.join(missing)}, which this Python ({python}) does not have: "
             "pip install 'clusterkit[train,eval]'"
         )
 
@@ -82,7 +84,7 @@ def run_node(
     Returns:
         Its exit code; that of an interruption where our signal has ended it.
     """
-    argv = [sys.executable, "-P", "-m", *module, *(["--debug"] if output.debug else [])]
+    argv = [python_here(), "-P", "-m", *module, *(["--debug"] if output.debug else [])]
     ending = run_trainer(argv, console, 0, _Tail(console, feed).more, on_interrupt)
     return InterruptedRunError.exit_code if ending.interrupts and ending.returncode < 0 else ending.returncode
 

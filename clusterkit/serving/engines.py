@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterkit.backends.local.interpreter import python_here
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import origin
 from clusterkit.backends.ray.storage import put_code
@@ -82,7 +83,8 @@ def add_local(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callabl
     if not (model or known):
         raise UserError("no other server of the run is there to take the model from: give --model-path FOLDER")
     name = registry.free_name(folder)
-    command = placed(host_command(config, Path(model or known[0]), name, kept=True, tied=False), gpus, "127.0.0.1")
+    command = host_command(config, Path(model or known[0]), name, kept=True, tied=False)
+    command = placed([python_here(), *command[1:]], gpus, "127.0.0.1")
     host = start_host(command, folder / f"{name}.host.log", tied=False)
     say(f"{name} is starting; its log is {folder / name}.log")
     deadline = time.monotonic() + START_SECONDS

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from trainer.engines.base import EngineError
 from trainer.engines.http import Json, Server, ServerPool
-from trainer.engines.options import ServerOptions
+from trainer.engines.options import ServerOptions, Setting
 from trainer.types import FinishReason, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,10 @@ class Dialect(Protocol):
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """What the server's environment has beside this process's."""
         ...
+
+    def adapted(self, options: ServerOptions) -> Setting:  # noqa: ARG002
+        """What a server gets because of its GPUs and its packages, unless the user has said otherwise."""
+        return Setting()
 
     def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
         """Body of a sampling request: go on after `ids` for at most `left` tokens."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import logging
 import shutil
 import sys
 
 from trainer.engines.dialect import Dialect, Kind
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server
-from trainer.engines.options import ServerOptions, check_model, check_window
+from trainer.engines.options import ServerOptions, Setting, check_model, check_window
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
 from trainer.errors import UserError
 
+log = logging.getLogger(__name__)
+
 PORT_TRIES = 3
+_told: set[tuple[str, ...]] = set()
 
 
 async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProcess]:
@@ -25,10 +30,12 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
     """
     check_options(kind, options)
     dialect = make_dialect(kind)
+    adapted = await asyncio.to_thread(dialect.adapted, options)
+    _tell(options.name, adapted)
     for tries_left in reversed(range(1 if options.port else PORT_TRIES)):
         port = options.port or free_port(options.host)
-        argv = (options.python, *dialect.argv(options, port), *options.flags)
-        environment = {**dialect.environment(options), **options.env}
+        argv = (options.python, *dialect.argv(options, port), *adapted.flags, *options.flags)
+        environment = {**dialect.environment(options), **adapted.environment, **options.env}
         process = ServerProcess(ServerCommand(options.name, argv, options.log, environment)).start()
         url = f"http://{options.host}:{port}"
         try:
@@ -44,6 +51,16 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
         tie(server, process)
         return server, process
     raise AssertionError("unreachable")
+
+
+def _tell(name: str, chosen: Setting) -> None:
+    """Log what was chosen, once in this process for all servers that get the same."""
+    if chosen.flags and chosen.flags not in _told:
+        _told.add(chosen.flags)
+        log.info(
+            "%s gets %s, because of %s; servers.flags (eval: --server-flag) takes others",
+            name, " ".join(chosen.flags), "; ".join(chosen.reasons),
+        )  # fmt: skip
 
 
 def tie(server: Server, process: ServerProcess) -> None:

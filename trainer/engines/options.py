@@ -55,6 +55,18 @@ class ServerOptions:
     role: str = "engine server"
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a server is started with beside its options.
+
+    flags: for its command line. reasons: why, a sentence for each. environment: added to its own.
+    """
+
+    flags: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 def visible_devices(gpus: tuple[int, ...]) -> str:
     """CUDA_VISIBLE_DEVICES for a server: GPUs by their number among those that this process may use.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
-from trainer.engines.options import MEMORY_SAVER, ServerOptions, visible_devices
+from trainer.engines.options import MEMORY_SAVER, ServerOptions, Setting, visible_devices
+from trainer.engines.sglang_setting import setting
 from trainer.types import SamplingParams
 
 TRIED_VERSIONS = ("0.5.17",)
@@ -29,7 +30,10 @@ class SGLangDialect(Dialect):
     tried_versions = TRIED_VERSIONS
     # Its lpm policy holds such prompts back where it knows not even their first 32 tokens, and instructions it knows.
     shares_batches = False
-    extra = f"install sglang (tried: {', '.join(TRIED_VERSIONS)}) and clusterkit[gpu] into one environment"
+    extra = (
+        f"`make gpu` installs it; by hand: sglang (tried: {', '.join(TRIED_VERSIONS)}) and clusterkit[gpu] in one "
+        "environment"
+    )
 
     def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
         """See Dialect."""
@@ -49,6 +53,10 @@ class SGLangDialect(Dialect):
         if options.deterministic:
             arguments += ["--enable-deterministic-inference"]
         return tuple(arguments)
+
+    def adapted(self, options: ServerOptions) -> Setting:
+        """See Dialect."""
+        return setting(options)
 
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from clusterkit.backends.base import (
     folder_of_runs,
 )
 from clusterkit.backends.folder import FolderBackend
+from clusterkit.backends.local.interpreter import gpu_python
 from clusterkit.backends.local.jobs import evaluation_jobs, training_jobs
 from clusterkit.backends.local.launch import require_writable, trainer_command
 from clusterkit.backends.local.stop import process_run
@@ -67,7 +69,9 @@ class LocalBackend(FolderBackend):
         if submitted.state == "complete":
             return completed(run)
         with self.stack.pop_all():
-            return follow(run, trainer_command(run), self._attempt, progress, again, Restarts.of(self._config))
+            python = gpu_python() if self._config.gpus else sys.executable
+            command = trainer_command(run, python)
+            return follow(run, command, self._attempt, progress, again, Restarts.of(self._config))
 
     def jobs(self) -> list[Job]:
         """See `Backend.jobs`: what is at work; evaluations are those of the folder that the command is typed in."""

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from clusterkit.backends.local.interpreter import missing_packages
 from clusterkit.runs.directory import FILEROOT, RunDirectory
 from trainer.config import RunConfig
 from trainer.disk import file_failures
@@ -37,12 +37,20 @@ class Ending:
     interrupts: int
 
 
-def require_trainer() -> None:
-    """Refuse early, with the way out, where the trainer's packages are not installed."""
-    missing = [name for name in ("torch", "transformers", "safetensors", "numpy", "zstandard") if not find_spec(name)]
+def require_trainer(python: str = sys.executable) -> None:
+    """Refuse early, with the way out, where the trainer's packages are not installed.
+
+    Args:
+        python: the interpreter that is to train.
+    """
+    missing = missing_packages(python, ("torch", "transformers", "safetensors", "numpy", "zstandard", "trainer"))
+    if missing and python != sys.executable:
+        raise UserError(
+            f"training on GPUs needs {', '.join(missing)}, which {python} does not have: run make gpu again"
+        )
     if missing:
         raise UserError(
-            f"training needs {', '.join(missing)}, which this Python ({sys.executable}) does not have: "
+            f"training needs {', '.join(missing)}, which this Python ({python}) does not have: "
             "pip install 'clusterkit[train]'"
         )
 
@@ -76,9 +84,9 @@ def new_attempt(run: RunDirectory) -> int:
         return trainer_attempt(run.logs)
 
 
-def trainer_command(run: RunDirectory) -> list[str]:
+def trainer_command(run: RunDirectory, python: str = sys.executable) -> list[str]:
     """The command line of the trainer; -P keeps a folder `trainer` in the current directory out of its way."""
-    return [sys.executable, "-P", "-m", "trainer", str(run.config)]
+    return [python, "-P", "-m", "trainer", str(run.config)]
 
 
 def run_trainer(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         dashboard,
         data,
         diagnose,
+        doctor,
         down,
         eval,
         home,

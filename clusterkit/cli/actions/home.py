@@ -42,7 +42,11 @@ def home() -> None:
         steps.append(("train a small one here", "clusterkit train --preset tiny"))
     if not inventory.cluster_names():
         steps.append(("make a cluster", "clusterkit setup --hostnames H1 H2 ..."))
-    steps += [("what can be trained", "clusterkit presets"), ("all commands", "clusterkit --help")]
+    steps += [
+        ("what this machine can run", "clusterkit doctor"),
+        ("what can be trained", "clusterkit presets"),
+        ("all commands", "clusterkit --help"),
+    ]
     width = max(len(purpose) for purpose, _ in steps)
     lines += ["", "Next:", *(f"  {purpose:<{width}}  {command}" for purpose, command in steps)]
     output.result("\n".join(lines))

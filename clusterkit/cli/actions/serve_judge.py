@@ -7,13 +7,13 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from clusterkit.backends.base import RUNS
+from clusterkit.backends.local.interpreter import python_here
 from clusterkit.backends.ray.backend import RayBackend
 from clusterkit.cli.actions.target import announce, place_of
 from clusterkit.cli.actions.target_of_run import for_training
@@ -93,7 +93,7 @@ def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, ex
         folder = resolve_model(request.model, options.cache_dir).absolute()
     except UserError as error:
         raise UserError(str(error).replace("model.path=", "--model-path ")) from error
-    command = [sys.executable, "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
+    command = [python_here(), "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
     command += ["--fileroot", os.path.abspath(os.path.expanduser(fileroot))]  # noqa: PTH100, PTH111
     command += ["--experiment", request.experiment, "--trial", request.trial]
     command += ["--gpus", options.gpus, "--per-server", str(request.per_server)]

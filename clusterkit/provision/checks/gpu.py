@@ -21,11 +21,19 @@ _DRIVER_HELP = "clusterkit installs no drivers: install NVIDIA's package for thi
 
 def judge_gpus(host: Host, facts: Facts, cluster: Cluster, needs: Needs) -> Iterator[Finding]:
     """Yield the verdicts on NVIDIA hardware and software."""
+    yield from judge_hardware(host.name, facts, needs)
+    if facts.gpus:
+        for check, level, message, fix in chain(_busy(facts, cluster), _nvswitch(facts), _toolkit(facts)):
+            yield Finding(host.name, check, level, message, fix)
+
+
+def judge_hardware(name: str, facts: Facts, needs: Needs) -> Iterator[Finding]:
+    """Yield the verdicts that hold with and without a cluster: on the GPUs and their driver. name: of the host."""
     parts = [_present(facts, needs)]
     if facts.gpus:
-        parts += [_driver(facts, needs), _health(facts), _busy(facts, cluster), _nvswitch(facts), _toolkit(facts)]
+        parts += [_driver(facts, needs), _health(facts)]
     for check, level, message, fix in chain.from_iterable(parts):
-        yield Finding(host.name, check, level, message, fix)
+        yield Finding(name, check, level, message, fix)
 
 
 _Verdicts = Iterator[tuple[str, Level, str, str]]

@@ -19,6 +19,7 @@ _NVSWITCH_CLASS = "0x0680"
 def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
     """Return the fields of Facts on NVIDIA hardware and software."""
     classes = [line.strip() for line in sections["nvidia.pci"].lines]
+    listed = sections["gpu.list"]
     manager = "absent"
     if "nvidia.fabricmanager" in sections:
         manager = "active" if sections["nvidia.fabricmanager.pid"].first else "inactive"
@@ -28,7 +29,7 @@ def parse(sections: Mapping[str, Section]) -> dict[str, Any]:
         "gpus": gpus,
         "mig": tuple(mig),
         "nvidia_pci": sum(name.startswith(_GPU_CLASSES) for name in classes),
-        "nvidia_error": _error(sections["gpu.list"]),
+        "nvidia_error": error_text(listed.exit_code, listed.lines, timed_out=listed.timed_out),
         "driver_module": sections["nvidia.module"].first,
         "nvswitches": sum(name.startswith(_NVSWITCH_CLASS) for name in classes),
         "fabricmanager": manager,
@@ -65,14 +66,15 @@ def parse_gpus(rows: list[str], processes: list[str]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _error(section: Section) -> str:
-    if not section.exit_code:
+def error_text(exit_code: int | None, lines: list[str], *, timed_out: bool) -> str:
+    """Return why an nvidia-smi failed, in its own words; empty where it did not."""
+    if not exit_code:
         return ""
-    if section.timed_out:
+    if timed_out:
         return "nvidia-smi gave no answer in time"
-    messages = [line.strip() for line in section.lines if line.strip() and not line[0].isdigit()]
+    messages = [line.strip() for line in lines if line.strip() and not line[0].isdigit()]
     # The second line of a version mismatch ("NVML library version: …") explains the first.
-    return " ".join(messages[-2:]) or f"nvidia-smi ended with exit code {section.exit_code}"
+    return " ".join(messages[-2:]) or f"nvidia-smi ended with exit code {exit_code}"
 
 
 def _version(section: Section) -> str:

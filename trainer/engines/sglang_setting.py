@@ -1,0 +1,133 @@
+"""What SGLang is given because of the GPU and the packages that it runs with, where the user has said nothing else.
+
+Found by looking at files and at nvidia-smi; nothing of SGLang is imported, and no GPU is used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trainer.engines.options import ServerOptions, Setting, visible_devices
+
+log = logging.getLogger(__name__)
+
+PROBE = Path(__file__).with_name("sglang_probe.py")
+PROBE_SECONDS = 60
+SYSTEM_CUDA = Path("/usr/local/cuda")
+HOPPER = 9
+_ATTENTION = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
+# Options that say something of graphs for prompts, of this and older versions.
+_PREFILL_GRAPHS = (
+    "--cuda-graph-backend-prefill", "--disable-prefill-cuda-graph", "--cuda-graph-config", "--cuda-graph-bs-prefill",
+    "--cuda-graph-max-bs-prefill", "--disable-piecewise-cuda-graph", "--enforce-piecewise-cuda-graph",
+    "--enable-breakable-cuda-graph",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What sglang_probe.py prints of an interpreter; see there."""
+
+    version: str = ""
+    options: frozenset[str] = frozenset()
+    fa3: bool = False
+    cuda_home: str = ""
+    bin: str = ""
+
+
+def setting(options: ServerOptions) -> Setting:
+    """Look at the interpreter and the GPUs of a server, and choose."""
+    packages = look(options.python)
+    known = {**os.environ, **options.env}
+    environment = compiler_environment(packages, known)
+    compiles = has_compiler({**known, **environment})
+    flags, reasons = choose(packages, capability(options.gpus), compiles, options.flags)
+    return Setting(flags, reasons, environment)
+
+
+def choose(
+    packages: Packages, major: int | None, compiles: bool, given: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return options for the command line, and why each was chosen.
+
+    Args:
+        packages: of the server's interpreter.
+        major: the GPUs' compute capability, its first number; None where that is unknown.
+        compiles: whether kernels can be compiled here.
+        given: the user's own options, which win.
+    """
+    flags: list[str] = []
+    reasons: list[str] = []
+    names = {word.partition("=")[0] for word in given}
+    if major is not None and _ATTENTION[0] in packages.options and names.isdisjoint(_ATTENTION):
+        if major == HOPPER and packages.fa3:
+            flags += [_ATTENTION[0], "fa3"]
+            reasons.append("a Hopper GPU, and SGLang's kernels hold FlashAttention 3")
+        elif not compiles:
+            flags += [_ATTENTION[0], "triton"]
+            reasons.append("FlashInfer's kernels would have to be compiled, and there is no nvcc")
+    if names.isdisjoint(_PREFILL_GRAPHS):
+        new, old = "--cuda-graph-backend-prefill", "--disable-piecewise-cuda-graph"
+        if new in packages.options or old in packages.options:
+            flags.append(f"{new}=disabled" if new in packages.options else old)
+            reasons.append("graphs of prompts take start-up time and memory, and no run here was tried with them")
+    return tuple(flags), tuple(reasons)
+
+
+@lru_cache(maxsize=8)
+def look(python: str) -> Packages:
+    """Ask an interpreter for its packages. Nothing is known of one that does not answer."""
+    try:
+        # -P: the probe's own folder holds no packages.
+        done = subprocess.run(
+            [python, "-P", str(PROBE)], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return Packages(**{**answer, "options": frozenset(answer["options"])})
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
+        log.debug("%s did not tell its packages: %s", python, error)
+        return Packages()
+
+
+def capability(gpus: tuple[int, ...]) -> int | None:
+    """First number of the compute capability of these GPUs: the lowest, None where nvidia-smi does not tell."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", f"--id={visible_devices(gpus)}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    majors = [int(line.split(".")[0]) for line in done.stdout.splitlines() if line.split(".")[0].strip().isdigit()]
+    return min(majors, default=None)
+
+
+def has_compiler(environment: Mapping[str, str]) -> bool:
+    """Whether a CUDA compiler is found as SGLang looks for it."""
+    named = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    if named:
+        return os.access(Path(named) / "bin" / "nvcc", os.X_OK)
+    found = shutil.which("nvcc", path=environment.get("PATH"))
+    return found is not None or os.access(SYSTEM_CUDA / "bin" / "nvcc", os.X_OK)
+
+
+def compiler_environment(packages: Packages, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that lead SGLang to the compiler and ninja of its interpreter, where it has them.
+
+    SGLang compiles some kernels where they first run. A host with nothing but a driver has no compiler, and that of
+    another CUDA would not fit PyTorch's. $CUDA_HOME says otherwise.
+    """
+    added: dict[str, str] = {}
+    path = environment.get("PATH", os.defpath)
+    if packages.cuda_home and not (environment.get("CUDA_HOME") or environment.get("CUDA_PATH")):
+        added["CUDA_HOME"] = packages.cuda_home
+    if packages.bin and not shutil.which("ninja", path=path) and os.access(Path(packages.bin) / "ninja", os.X_OK):
+        added["PATH"] = f"{packages.bin}{os.pathsep}{path}"
+    return added
