@@ -33,8 +33,8 @@ async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -
     Raises:
         HostError: the host was lost, or cannot read there.
     """
-    (into / "logs").mkdir(parents=True, exist_ok=True)
     packed = io.BytesIO(await read_output(head, _files(fileroot, user), fileroot))
+    (into / "logs").mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=packed, mode="r:*") as tar:
         tar.extractall(into, filter="data")
     ends = zlib.decompress(await read_output(head, _ends(fileroot, user), fileroot), wbits=31)
