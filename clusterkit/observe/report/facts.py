@@ -17,6 +17,9 @@ from clusterkit.ui.run_status import is_supervised, warmup_text
 AVERAGED = 20
 """The first and the latest reward are means of so many steps."""
 
+LONG = 110
+"""A fact with more characters takes the width of a phone."""
+
 MOST_ROWS = 30
 """Most rows of a table; older ones are left out."""
 
@@ -32,14 +35,27 @@ def badge(status: Status) -> Html:
 
 
 def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
-    """Return a table with one row per fact and one column per run, without facts that no run has."""
+    """Return a card per fact, or of several runs a table with one column each; without facts that no run has."""
     pairs = list(zip(runs, statuses, strict=True))
+    if len(pairs) == 1:
+        found = [(label, fact(*pairs[0])) for label, fact in FACTS]
+        cards = [tag("div", tag("dt", label), tag("dd", value), cls=_width(value)) for label, value in found if value]
+        return tag("dl", *cards, cls="cards")
     rows: list[list[object]] = []
     for label, fact in FACTS:
         cells = [fact(run, status) for run, status in pairs]
         if any(cells):
             rows.append([label, *(cell or _NOTHING for cell in cells)])
-    return table(["", *(run.name for run in runs)], rows, "facts two" if len(runs) > 1 else "facts")
+    return table(["", *(run.name for run in runs)], rows, "facts")
+
+
+def _width(value: object) -> str | None:
+    return "long" if len(str(value)) > LONG else None
+
+
+def _value(value: str, note: str = "") -> Html:
+    """Return what is read first, and what is read next."""
+    return join(tag("b", value), tag("small", f" {note}") if note else None)
 
 
 def _state(_: Run, status: Status) -> object:
@@ -47,12 +63,12 @@ def _state(_: Run, status: Status) -> object:
     return join(badge(status), f" {message}" if message else None)
 
 
-def _step(run: Run, status: Status) -> str:
+def _step(run: Run, status: Status) -> Html:
     last = run.history.steps[-1] if run.history.steps else {}
-    text = f"{run.history.global_step} of {status.total_steps or '?'}"
-    if last.get("epoch"):
-        text += f" (epoch {last['epoch']} of {last.get('epochs', '?')})"
-    return text
+    epoch = f"epoch {last['epoch']} of {last.get('epochs', '?')}" if last.get("epoch") else ""
+    done, total = run.history.global_step, status.total_steps
+    bar = tag("progress", value=min(done, total), max=total, aria_label="Steps that are done") if total else None
+    return join(_value(f"{done} of {total or '?'}", epoch), bar)
 
 
 def _remaining(_: Run, status: Status) -> str:
@@ -75,17 +91,17 @@ def _silence(_: Run, status: Status) -> str:
     return f"{duration(status.silence)} ago" if status.alive and status.silence is not None else ""
 
 
-def _reward(run: Run, _: Status) -> str:
+def _reward(run: Run, _: Status) -> object:
     values = run.history.stat("task_reward")
     if not values:
         return ""
     some = min(AVERAGED, max(len(values) // 2, 1))
     first, latest = sum(values[:some]) / some, sum(values[-some:]) / some
     steps = "step" if some == 1 else f"{some} steps"
-    return f"{latest:.3f} (latest {steps}); first {steps}: {first:.3f}; best step: {max(values):.3f}"
+    return _value(f"{latest:.3f}", f"latest {steps}; first {steps}: {first:.3f}; best step: {max(values):.3f}")
 
 
-def _held_out(run: Run, _: Status) -> str:
+def _held_out(run: Run, _: Status) -> object:
     found = [
         (accuracy, record)
         for record in run.history.held_out
@@ -94,15 +110,15 @@ def _held_out(run: Run, _: Status) -> str:
     if not found:
         return ""
     best, latest = max(found, key=lambda pair: pair[0]), found[-1]
-    return (
-        f"{latest[0]:.1%} at step {latest[1].get('global_step', '?')}; "
-        f"best {best[0]:.1%} at step {best[1].get('global_step', '?')}"
+    return _value(
+        f"{latest[0]:.1%}",
+        f"at step {latest[1].get('global_step', '?')}; best {best[0]:.1%} at step {best[1].get('global_step', '?')}",
     )
 
 
-def _speed(run: Run, _: Status) -> str:
+def _speed(run: Run, _: Status) -> object:
     speed = number(run.history.steps[-1], "tokens_per_s") if run.history.steps else None
-    return f"{count(speed)} tokens/s, {duration(run.history.step_time())} a step" if speed else ""
+    return _value(f"{count(speed)} tokens/s", f"{duration(run.history.step_time())} a step") if speed else ""
 
 
 def _time(run: Run, _: Status) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.config.presets import leaves
+from clusterkit.observe.report.series import Numbers, Series
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.metrics import History, MetricsTail, Record, number, whole
+from clusterkit.runs.log.metrics import History, MetricsTail, Record, mapping, number, whole
 from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status, observe
 from trainer.errors import RunError
@@ -35,6 +36,8 @@ class Run:
     warnings: list[Record] = field(default_factory=list)
     damaged: int = 0
     records: int = 0
+    _numbers: Numbers = field(default_factory=lambda: Numbers(1))
+    _added: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def name(self) -> str:
@@ -49,6 +52,34 @@ class Run:
         """Return the recover checkpoints by step, without those of dropped steps."""
         found = {whole(record, "global_step"): record for record in self.history.recovers}
         return {step: found[step] for step in sorted(found) if step <= self.history.global_step}
+
+    def step_numbers(self) -> list[int]:
+        """Return the training steps that have ended."""
+        return [whole(step, "global_step") for step in self.history.steps]
+
+    def numbers(self, width: int) -> dict[str, Series]:
+        """Return all numbers over the steps by the names that TensorBoard gets, `width` steps per point.
+
+        Only records since the last call are looked at, unless the width has changed or steps were undone.
+        """
+        attempts, steps, evals = self._added
+        if width != self._numbers.width or attempts != len(self.history.attempts):
+            self._numbers, steps, evals = Numbers(width), 0, 0
+        held_out = self.history.held_out
+        for record in self.history.steps[steps:]:
+            step = whole(record, "global_step")
+            times = {f"time/{part}": value for part, value in mapping(record, "timings").items()}
+            for name in self._numbers.names("time/") - times.keys():
+                times[name] = 0.0  # a part that a step lacks took no time
+            own = {name: record.get(name) for name in ("tokens_per_s", "step_time_s")}
+            for name, value in {**mapping(record, "stats"), **own, **times}.items():
+                self._numbers.add(name, step, value)
+        for record in held_out[evals:]:
+            own = {name: record.get(name) for name in ("accuracy", "sampled_accuracy", "loss", "perplexity")}
+            for name, value in {**mapping(record, "metrics"), **own}.items():
+                self._numbers.add(f"eval/{name}", whole(record, "global_step"), value)
+        self._added = (len(self.history.attempts), len(self.history.steps), len(held_out))
+        return self._numbers.series()
 
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by dotted key; empty if they cannot be read."""
