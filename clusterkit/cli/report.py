@@ -16,8 +16,8 @@ app = new_app()
 def report(
     *,
     run: RunOptions,
-    compare: str | None = typer.Option(
-        None, "--compare", help="A second run to draw beside it.", metavar="TRIAL or EXPERIMENT/TRIAL"
+    compare: list[str] | None = typer.Option(  # noqa: B008
+        None, "--compare", help="A run to draw over it; may be repeated.", metavar="TRIAL or EXPERIMENT/TRIAL"
     ),
     out: str | None = typer.Option(
         None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
@@ -29,4 +29,4 @@ def report(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    actions.report.report(run, compare, out, as_json=as_json)
+    actions.report.report(run, compare or [], out, as_json=as_json)

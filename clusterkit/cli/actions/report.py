@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterkit.backends.table import open_backend
@@ -14,8 +15,8 @@ from clusterkit.ui import output
 from clusterkit.ui.page_file import write_page
 
 
-def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bool) -> None:
-    """Write a run, and the one beside it, as one page. out: the file, or - for stdout."""
+def report(run: RunOptions, compare: Sequence[str], out: str | None, *, as_json: bool) -> None:
+    """Write a run, and those of `compare` over it, as one page. out: the file, or - for stdout."""
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
         directories = runs.choose(run.experiment, run.trial, compare)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.final_evaluation import read_summary, summary_rows, supervised_text
-from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.log.metrics import Record, mapping, number
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.run_status import is_supervised, warmup_text
@@ -17,7 +19,7 @@ from clusterkit.ui.run_status import is_supervised, warmup_text
 AVERAGED = 20
 """The first and the latest reward are means of so many steps."""
 
-LONG = 110
+LONG = 70
 """A fact with more characters takes the width of a phone."""
 
 MOST_ROWS = 30
@@ -38,7 +40,8 @@ def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
     """Return a card per fact, or of several runs a table with one column each; without facts that no run has."""
     pairs = list(zip(runs, statuses, strict=True))
     if len(pairs) == 1:
-        found = [(label, fact(*pairs[0])) for label, fact in FACTS]
+        facts = FACTS if statuses[0].message else FACTS[1:]  # the heading has the state
+        found = [(label, fact(*pairs[0])) for label, fact in facts]
         cards = [tag("div", tag("dt", label), tag("dd", value), cls=_width(value)) for label, value in found if value]
         return tag("dl", *cards, cls="cards")
     rows: list[list[object]] = []
@@ -50,7 +53,7 @@ def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
 
 
 def _width(value: object) -> str | None:
-    return "long" if len(str(value)) > LONG else None
+    return "long" if len(re.sub("<[^>]*>", "", str(value))) > LONG else None
 
 
 def _value(value: str, note: str = "") -> Html:
@@ -169,7 +172,7 @@ FACTS: tuple[tuple[str, Fact], ...] = (
 
 
 def different_settings(runs: Sequence[Run]) -> Html | None:
-    """Return the settings in which two runs differ; None for one run."""
+    """Return the settings in which the runs differ; None for one run."""
     if len(runs) < 2:
         return None
     settings = [run.settings() for run in runs]
@@ -182,8 +185,56 @@ def different_settings(runs: Sequence[Run]) -> Html | None:
         if len({repr(one.get(key, "(absent)")) for one in settings}) > 1
     ]
     if not rows:
-        return tag("p", "Both runs have the same settings.")
+        return tag("p", f"{'Both' if len(runs) == 2 else 'All'} runs have the same settings.")
     return table(["setting", *(run.name for run in runs)], rows)
+
+
+def all_settings(runs: Sequence[Run]) -> Html | None:
+    """Return every setting of the runs, one column each; None if none can be read."""
+    settings = [run.settings() for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    if not keys:
+        return None
+    rows: list[list[object]] = [[key, *(_text(one.get(key, "(absent)")) for one in settings)] for key in keys]
+    field = tag(
+        "input", type="search", placeholder="find a setting", aria_label="Find a setting", data_filter="settings"
+    )
+    return join(field, table(["setting", *(run.name for run in runs)], rows, "settings"))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def origins(runs: Sequence[Run]) -> Html | None:
+    """Return what the runs were made with, one column each: command, code, machine, versions; None if unknown."""
+    found = [_origin(run.history.attempts[-1]) if run.history.attempts else {} for run in runs]
+    labels = dict.fromkeys(label for one in found for label, value in one.items() if value)
+    rows: list[list[object]] = [[label, *(one.get(label) or _NOTHING for one in found)] for label in labels]
+    return table(["", *(run.name for run in runs)], rows) if rows else None
+
+
+def _origin(attempt: Record) -> dict[str, object]:
+    """Return what an attempt says of itself; older ones say less."""
+    machine = mapping(attempt, "machine")
+    gpus = machine.get("gpus")
+    memory = number(machine, "memory_gib")
+    parts = [
+        machine.get("host"),
+        machine.get("system"),
+        f"{machine['cores']} cores" if machine.get("cores") else None,
+        f"{memory:.0f} GiB" if memory else None,
+    ]
+    return {
+        "Command": tag("code", attempt["command"]) if attempt.get("command") else None,
+        "Code": attempt.get("code"),
+        "Machine": ", ".join(str(part) for part in parts if part),
+        "GPUs": ", ".join(map(str, gpus)) if isinstance(gpus, list) else None,
+        "Ranks": attempt.get("ranks"),
+        "Threads of a rank": attempt.get("threads"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in mapping(attempt, "versions").items()),
+        "Began": moment(number(attempt, "time")),
+    }
 
 
 def restarts(runs: Sequence[Run]) -> Html | None:

@@ -1,5 +1,4 @@
 // On the dashboard: the page as it is now, every few seconds. Text of a run comes escaped.
-"use strict";
 (() => {
   const main = document.querySelector("main");
   const every = Number(document.body.dataset.live);
@@ -11,7 +10,9 @@
     // Parts of the same records stay as they are, with the values that are being read in them.
     const kept = [...main.children].filter((old) => {
       const fresh = old.dataset.version && next.getElementById(old.id);
-      return fresh && old.dataset.version === fresh.dataset.version;
+      // Trajectories are replaced with every step: those that are being read stay until they are left.
+      const read = old.id === "rollouts" && old.contains(document.activeElement);
+      return fresh && (read || old.dataset.version === fresh.dataset.version);
     });
     const same = kept.some((element) => element.id === "plots");
     // Who reads values or selects text is not disturbed.

@@ -10,12 +10,15 @@ from importlib import resources
 
 from clusterkit.evaluate.scores import scores_of
 from clusterkit.observe.report import facts
-from clusterkit.observe.report.heldout import heldout_of, version_of
-from clusterkit.observe.report.memory import memory_of
+from clusterkit.observe.report.heldout import heldout_of
 from clusterkit.observe.report.plots import Plots, plots, tools
+from clusterkit.observe.report.rollouts import rollouts_of
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, tag
+
+SCRIPTS = ("texts.js", "plotdata.js", "plots.js", "tools.js", "heldout.js", "rollouts.js", "live.js")
+"""Ours: one script in one scope, after the library."""
 
 
 def document(title: str, content: Html, above: Html | None = None, live_s: float | None = None) -> str:
@@ -56,43 +59,35 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
     """
     drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]
-    heldout = heldout_of(runs)
-    first = [("closing", "Before and after", facts.final_evaluation(runs), True)]
-    tables = [
-        ("memory", "How the memory grew", memory_of(runs), True),
+    first = ("closing", "Before and after", facts.final_evaluation(runs), True)
+    parts = [
+        ("heldout", "How held-out questions are read", heldout_of(runs), True),
+        ("rollouts", "Rollouts", rollouts_of(runs), True),
         ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
         ("restarts", "Restarts", facts.restarts(runs), True),
         ("checkpoints", "Checkpoints that are kept", facts.checkpoints(runs), False),
         ("warnings", "Warnings", facts.warnings(runs), True),
+        ("origin", "Command, code and machine", facts.origins(runs), True),
+        ("configuration", "Configuration", facts.all_settings(runs), False),
     ]
     return join(
         _header(runs, statuses, now),
         facts.key_numbers(runs, statuses),
         tools(runs) if drawn.some else None,
         tag("div", None if drawn.version in known.split() else drawn.markup, id="plots", data_version=drawn.version),
-        _foldable(first),
-        None if heldout is None else _heldout(heldout, known),
-        _foldable(tables),
+        *(_part(*one, known) for one in (first, *parts)),
         _footer(runs),
     )
 
 
-def _foldable(tables: Sequence[tuple[str, str, Html | None, bool]]) -> Html:
-    """Return those of the tables that have something, as (id, title, content, whether it is open)."""
-    return join(
-        *(
-            tag("details", tag("summary", title), inside, id=name, open=is_open)
-            for name, title, inside, is_open in tables
-            if inside
-        )
-    )
-
-
-def _heldout(markup: Html, known: str) -> Html:
-    version = version_of(markup)
-    inside = None if version in known.split() else join(tag("summary", "How held-out questions are read"), markup)
-    return tag("details", inside, id="heldout", data_version=version, open=True)
+def _part(name: str, title: str, markup: Html | None, is_open: bool, known: str) -> Html | None:
+    """Return a part that folds, without its content where the reader has it; None without any."""
+    if not markup:
+        return None
+    version = hashlib.sha256(markup.encode()).hexdigest()[:16]
+    inside = None if version in known.split() else join(tag("summary", title), markup)
+    return tag("details", inside, id=name, data_version=version, open=is_open)
 
 
 def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html:
@@ -110,8 +105,8 @@ def _footer(runs: Sequence[Run]) -> Html:
 
 @cache
 def _script() -> str:
-    parts = "".join(map(_asset, ("plotdata.js", "plots.js", "tools.js")))
-    return f"{_asset('uplot/uPlot.iife.min.js')}\n(() => {{\n{parts}}})();\n{_asset('heldout.js')}{_asset('live.js')}"
+    library, own = _asset("uplot/uPlot.iife.min.js"), "".join(map(_asset, SCRIPTS))
+    return f'{library}\n"use strict";\n(() => {{\n{own}}})();\n'
 
 
 @cache

@@ -1,6 +1,5 @@
 // What the plots of a page share: their state, numbers as text, lines and columns of a plot, values as a table.
 // The three files of plots are one script; names and messages of a run are set as text, never as markup.
-"use strict";
 const KEPT = "clusterkit.plots";
 const ODD = { save: 0.12, recover: 0.05, restart: 1 }; // height of marks, as a share of the plot
 const AHEAD = "600px 0px"; // what is about to be scrolled to is drawn already
@@ -10,12 +9,6 @@ let data = null; // what this page has of its runs
 let active = null; // the plot that is pointed at
 
 const byId = (id) => document.getElementById(id);
-const make = (name, attributes, ...children) => {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-};
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Numbers as text

@@ -174,7 +174,7 @@ const tell = (u, figure) => {
     const { line } = column;
     const ends = line.low && line.low[place.own] !== line.high[place.own]
       ? [`${short(line.low[place.own])} … ${short(line.high[place.own])}`] : [];
-    if (state.smooth) ends.unshift(`not smoothed ${short(line.mean[place.own])}`);
+    if (state.smooth) ends.unshift(`raw ${short(line.mean[place.own])}`);
     return [[column, `${labelOf(chart, line)}: ${short(column.values[at])}`, ends.join(", "), place]];
   });
   if (from === null) { tip.remove(); return; }

@@ -39,7 +39,9 @@ def plots(runs: Sequence[Run]) -> Plots:
     data = _data(runs, charts, numbers)
     drawn = [tag("div", cls="grid-of-plots", id="added")]
     for title, some in found:
-        figures = tag("div", *(_figure(charts.index(one), one, numbers, data["runs"]) for one in some), cls="grid-of-plots")
+        figures = tag(
+            "div", *(_figure(charts.index(one), one, numbers, data["runs"]) for one in some), cls="grid-of-plots"
+        )
         if title == "Other numbers":
             drawn.append(tag("details", tag("summary", title), figures, id="others"))
         else:

@@ -130,6 +130,10 @@ document.addEventListener("submit", (event) => {
 
 document.addEventListener("input", (event) => {
   const { id, dataset } = event.target;
+  if (dataset.filter) {
+    const wanted = event.target.value.trim().toLowerCase();
+    for (const row of document.querySelectorAll(`.${dataset.filter} tbody tr`)) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+  }
   if (event.target.form?.id === "add") event.target.setCustomValidity("");
   if (id === "smooth") state.smooth = Number(event.target.value);
   else if (id === "log") state.log = event.target.checked;
