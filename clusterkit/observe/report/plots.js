@@ -23,7 +23,7 @@ const rangeOf = (chart) => (_, low, high) => {
   if (chart.from_zero) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
   const size = Math.max(Math.abs(low), Math.abs(high));
   if (size < 1e-300) return [0, 1];
-  const apart = high - low < 1e-3 * size ? size / 50 : (high - low) * 0.06; // less is rounding
+  const apart = high - low < 1e-3 * size ? size / 100 : (high - low) * 0.06; // less is rounding
   return [low === 0 && (chart.from_zero || high - low > 0) ? 0 : low - apart, high === 0 ? 0 : high + apart];
 };
 
@@ -46,7 +46,7 @@ const seriesOf = (chart, column, columns) => {
   if (kind === "low" || kind === "high") return { class: "aux", width: 0, points: { show: false }, spanGaps: true };
   if (kind === "raw") return { class: "aux", stroke, width: 1, alpha: 0.3, points: { show: false }, spanGaps: true };
   return {
-    label: labelOf(chart, line),
+    label: isOf(chart) && chart.names.length === 1 ? data.runs[line.run] : labelOf(chart, line),
     class: "known",
     stroke,
     fill: chart.stacked === null ? undefined : stroke,
@@ -97,6 +97,8 @@ const draw = (figure) => {
   }
   const bands = columns.flatMap(({ kind, line }, at) => (kind === "low"
     ? [{ series: [at + 2, at + 1], fill: () => `color-mix(in srgb, ${colourOf(chart, line)} 20%, transparent)` }] : []));
+  const ink = (at) => colourOf(chart, columns[at - 1].line);
+  const dashed = (at) => dashOf(chart, columns[at - 1].line)[0];
   const u = new uPlot({
     width: frame.clientWidth,
     height: figure.classList.contains("wide") ? 420 : 210,
@@ -109,9 +111,12 @@ const draw = (figure) => {
     series: [{ label: "step", class: "aux" }, ...columns.map((column) => seriesOf(chart, column, columns))],
     bands,
     legend: {
+      // As the lines are: full ones have a full sign.
       markers: {
-        width: 0,
-        fill: (_, at) => (columns[at - 1]?.kind === "line" ? colourOf(chart, columns[at - 1].line) : "transparent"),
+        width: (_, at) => (dashed(at) ? 2 : 0),
+        stroke: (_, at) => ink(at),
+        dash: (_, at) => (dashed(at) > 2 ? "dashed" : "dotted"),
+        fill: (_, at) => (dashed(at) ? "transparent" : ink(at)),
       },
     },
     cursor: {
@@ -120,7 +125,7 @@ const draw = (figure) => {
       sync: { key: "steps", setSeries: false, scales: ["x", null], filters: { pub: (type) => type.startsWith("mousem") || type === "mouseleave" } },
       points: {
         size: 8,
-        fill: (_, at) => (chart.stacked === null ? colourOf(chart, columns[at - 1].line) : "transparent"),
+        fill: (_, at) => (chart.stacked === null ? ink(at) : "transparent"),
         show: (self, at) => (columns[at - 1]?.kind === "line" && chart.stacked === null ? make("div", {}) : undefined),
       },
       dataIdx: (_, at, index) => (at ? nearest(columns[at - 1].values, index) ?? index : index),

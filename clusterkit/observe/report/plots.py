@@ -82,7 +82,7 @@ def tools(runs: Sequence[Run]) -> Html:
         ),
         tag(
             "form",
-            tag("input", list="names", placeholder="any number, or lr, grad_*", aria_label="Numbers to plot"),
+            tag("input", list="names", placeholder="lr, grad_*, time/*", aria_label="Numbers to plot"),
             tag("button", "Add a plot"),
             tag("datalist", id="names"),
             id="add",
