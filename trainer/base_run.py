@@ -25,7 +25,8 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.evaluate import time_split
 from trainer.files import write_atomic
-from trainer.metrics import Monitor, epoch_line, stats_line
+from trainer.machine import origin
+from trainer.metrics import Monitor, epoch_line, named, stats_line
 from trainer.paths import RunPaths
 from trainer.schedule import Schedule, recover_due, save_due, warning_of_late_save
 from trainer.train.distributed import World
@@ -233,6 +234,7 @@ class SteppedRun(ABC):
                 "transformers": transformers.__version__,
                 "python": platform.python_version(),
             },
+            **(origin() if self.world.is_main else {}),
         )
         if step:
             position = self.course.position(step)
@@ -316,23 +318,20 @@ class SteppedRun(ABC):
                 position, round(numbers["n_tokens"]), seconds, self.state.seconds, remaining if number > 2 else None
             )
         )
+        speed = {"step_time_s": round(seconds, 4), "tokens_per_s": round(processed / seconds, 1)}
+        usage = self.monitor.usage()
         self.monitor.record(
             "step",
             **position,
-            step_time_s=round(seconds, 4),
-            tokens_per_s=round(processed / seconds, 1),
+            **speed,
             timings={name: round(value, 4) for name, value in timings.items()},
             stats=numbers,
+            machine=usage,
             task_ids=task_ids,
         )
-        self.monitor.scalars(numbers | named("time", timings), number)
+        self.monitor.scalars(numbers | speed | named("time", timings) | named("machine", usage), number)
         warning = warning_of_late_save(self.config.checkpoint, self.course, seconds)
         if warning and number == self.config.checkpoint.ckpt_first_step:
             self.monitor.warn(warning)
         with self.clock.phase("checkpoint"):
             self._checkpoint(number)
-
-
-def named(prefix: str, values: dict[str, float]) -> dict[str, float]:
-    """Scalars under a prefix, as TensorBoard groups them."""
-    return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.agents.template import encode
-from trainer.base_run import Clock, SteppedRun, named
+from trainer.base_run import Clock, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
@@ -25,7 +25,7 @@ from trainer.evaluate import (
     trained_chunks,
 )
 from trainer.heldout import HeldoutTrajectories
-from trainer.metrics import Monitor
+from trainer.metrics import Monitor, named
 from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward

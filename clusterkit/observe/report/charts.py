@@ -106,6 +106,22 @@ SPEED = (
     ),
     Chart("Step time", "seconds", "From the start of a step to its end.", ("step_time_s",), True),
 )
+MACHINE = (
+    Chart(
+        "GPUs and cores",
+        "share that is busy",
+        "Means over a step, of all GPUs and cores of the first rank's machine.",
+        ("machine/gpu_share", "machine/cpu_share"),
+        True,
+    ),
+    Chart(
+        "Memory",
+        "GiB",
+        "Of the fullest GPU (peak: as PyTorch counts it), and of the machine.",
+        ("machine/gpu_memory_gib", "gpu_memory_peak_gib", "machine/memory_gib"),
+        True,
+    ),
+)
 CONSTANTS = {"disable_value", "mask_no_eos_with_zero"}
 """Flags among the numbers of AReaL's line."""
 
@@ -135,6 +151,7 @@ def sections(runs: Sequence[Run], numbers: Numbers) -> list[Section]:
         ("Is it learning?", [REWARD, HELD_OUT, *LEARNING]),
         ("What does it write?", list(LENGTHS)),
         ("Where does the time go?", [first, *_times(runs, numbers), *more]),
+        ("How busy is the machine?", list(MACHINE)),
     ]
     shown = {name for _, charts in found for chart in charts for name in chart.names}
     found.append(("Other numbers", [Chart(name, "", "", (name,)) for name in sorted(numbers.keys() - shown)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -217,7 +218,7 @@ def origins(runs: Sequence[Run]) -> Html | None:
 def _origin(attempt: Record) -> dict[str, object]:
     """Return what an attempt says of itself; older ones say less."""
     machine = mapping(attempt, "machine")
-    gpus = machine.get("gpus")
+    gpus = machine.get("gpus") if isinstance(machine.get("gpus"), list) else []
     memory = number(machine, "memory_gib")
     parts = [
         machine.get("host"),
@@ -229,7 +230,7 @@ def _origin(attempt: Record) -> dict[str, object]:
         "Command": tag("code", attempt["command"]) if attempt.get("command") else None,
         "Code": attempt.get("code"),
         "Machine": ", ".join(str(part) for part in parts if part),
-        "GPUs": ", ".join(map(str, gpus)) if isinstance(gpus, list) else None,
+        "GPUs": ", ".join(f"{count} x {name}" for name, count in Counter(map(str, gpus)).items()),
         "Ranks": attempt.get("ranks"),
         "Threads of a rank": attempt.get("threads"),
         "Versions": ", ".join(f"{name} {version}" for name, version in mapping(attempt, "versions").items()),

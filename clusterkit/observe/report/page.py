@@ -105,8 +105,9 @@ def _footer(runs: Sequence[Run]) -> Html:
 
 @cache
 def _script() -> str:
-    library, own = _asset("uplot/uPlot.iife.min.js"), "".join(map(_asset, SCRIPTS))
-    return f'{library}\n"use strict";\n(() => {{\n{own}}})();\n'
+    licence, library = _asset("uplot/LICENSE"), _asset("uplot/uPlot.iife.min.js")
+    own = "".join(map(_asset, SCRIPTS))
+    return f'/* uPlot:\n{licence}*/\n{library}\n(() => {{\n"use strict";\n{own}}})();\n'
 
 
 @cache

@@ -30,11 +30,14 @@ const rangeOf = (chart) => (_, low, high) => {
 const axes = (chart) => {
   const font = "12px system-ui, sans-serif";
   const quiet = () => colour("--quiet"), grid = { stroke: () => colour("--border"), width: 1 };
+  // Of many powers of ten only these have a line.
+  const wide = (u) => state.log && u.scales.y.max > 100 * u.scales.y.min;
+  const filter = (u, splits) => (wide(u) ? splits.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-6 ? value : null)) : splits);
   return [
     { font, stroke: quiet, grid: { show: false }, ticks: grid, size: 30, gap: 3, space: 56,
       incrs: [1, 2, 5].flatMap((one) => Array.from({ length: 10 }, (_, power) => one * 10 ** power)).sort((a, b) => a - b),
       values: (_, splits) => splits.map((step) => tick(step, 1)) },
-    { font, stroke: quiet, grid, ticks: { show: false }, gap: 6, space: 34,
+    { font, stroke: quiet, grid: { ...grid, filter }, ticks: { show: false }, gap: 6, space: 34,
       size: (u, texts) => 14 + 7 * Math.max(3, ...(texts ?? []).map((text) => `${text ?? ""}`.length)),
       values: (u, splits, axis, space, apart) => splits.map((value) => tick(value, state.log ? Math.abs(value) || 1 : apart)) },
   ];

@@ -72,6 +72,7 @@ class Run:
             for name in self._numbers.names("time/") - times.keys():
                 times[name] = 0.0  # a part that a step lacks took no time
             own = {name: record.get(name) for name in ("tokens_per_s", "step_time_s")}
+            own |= {f"machine/{name}": value for name, value in mapping(record, "machine").items()}
             for name, value in {**mapping(record, "stats"), **own, **times}.items():
                 self._numbers.add(name, step, value)
         for record in held_out[evals:]:
