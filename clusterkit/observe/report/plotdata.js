@@ -41,11 +41,11 @@ const smoothed = (values) => {
   });
 };
 
-const fits = (wanted) => {
-  const rules = wanted.map((one) => one.split("*").map((part) => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join(".*"));
-  const any = new RegExp(`^(?:${rules.join("|")})$`);
-  return Object.keys(data.numbers).filter((name) => any.test(name));
-};
+// The numbers of these names, in their order; * is any part of one.
+const fits = (wanted) => [...new Set(wanted.flatMap((one) => {
+  const rule = new RegExp(`^${one.split("*").map((part) => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join(".*")}$`);
+  return Object.keys(data.numbers).filter((name) => rule.test(name));
+}))];
 
 // Lines of a plot as {names, place, run, x, mean, low, high}; equal ones of a run are one line with both names.
 const linesOf = (chart, all = false) => {

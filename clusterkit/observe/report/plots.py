@@ -147,7 +147,7 @@ def _figure(number: int, chart: Chart, numbers: Numbers, runs: Sequence[str]) ->
     ]
     caption = tag(
         "figcaption",
-        tag("h3", chart.title, tag("small", chart.unit) if chart.unit else None),
+        tag("h3", chart.title, join(" ", tag("small", chart.unit)) if chart.unit else None),
         tag("p", chart.meaning) if chart.meaning else None,
     )
     drawn = [

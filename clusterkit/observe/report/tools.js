@@ -36,6 +36,7 @@ const redrawAll = () => {
 const begin = (figure, chart) => {
   figure.chart = chart;
   figure.dataset.plot = "";
+  figure.stale = true;
   const act = (label, what, title) => make("button", { type: "button", "data-act": what, title, "aria-label": title }, label);
   const acts = make("span", { class: "acts" }, act("CSV", "csv", "Download these values as CSV"), act("⤢", "wide", "Enlarge or make small"));
   if (figure.dataset.added) acts.append(act("×", "drop", "Remove this plot"));
