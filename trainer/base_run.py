@@ -26,7 +26,7 @@ from trainer.errors import InterruptedRunError, RunError
 from trainer.evaluate import time_split
 from trainer.files import write_atomic
 from trainer.machine import origin
-from trainer.metrics import Monitor, epoch_line, named, stats_line
+from trainer.metrics import Monitor, epoch_line, stats_line, step_scalars
 from trainer.paths import RunPaths
 from trainer.schedule import Schedule, recover_due, save_due, warning_of_late_save
 from trainer.train.distributed import World
@@ -318,18 +318,15 @@ class SteppedRun(ABC):
                 position, round(numbers["n_tokens"]), seconds, self.state.seconds, remaining if number > 2 else None
             )
         )
-        speed = {"step_time_s": round(seconds, 4), "tokens_per_s": round(processed / seconds, 1)}
-        usage = self.monitor.usage()
-        self.monitor.record(
-            "step",
-            **position,
-            **speed,
-            timings={name: round(value, 4) for name, value in timings.items()},
-            stats=numbers,
-            machine=usage,
-            task_ids=task_ids,
-        )
-        self.monitor.scalars(numbers | speed | named("time", timings) | named("machine", usage), number)
+        record = {
+            "step_time_s": round(seconds, 4),
+            "tokens_per_s": round(processed / seconds, 1),
+            "timings": {name: round(value, 4) for name, value in timings.items()},
+            "stats": numbers,
+            "machine": self.monitor.usage(),
+        }
+        self.monitor.record("step", **position, **record, task_ids=task_ids)
+        self.monitor.scalars(step_scalars(record), number)
         warning = warning_of_late_save(self.config.checkpoint, self.course, seconds)
         if warning and number == self.config.checkpoint.ckpt_first_step:
             self.monitor.warn(warning)

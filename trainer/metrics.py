@@ -60,9 +60,26 @@ class _AReaLFormatter(logging.Formatter):
         return f"{stamp}.{int(record.msecs):03d} master worker {record.levelname}: {record.getMessage()}"
 
 
-def named(prefix: str, values: dict[str, float]) -> dict[str, float]:
-    """Scalars under a prefix, as TensorBoard groups them."""
-    return {f"{prefix}/{name}": value for name, value in values.items()}
+def step_scalars(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a `step` record by the names that they have in TensorBoard, W&B and the report."""
+    speed = {name: record[name] for name in ("tokens_per_s", "step_time_s") if name in record}
+    times, machine = _named("time", record.get("timings")), _named("machine", record.get("machine"))
+    return {**_mapping(record.get("stats")), **speed, **times, **machine}
+
+
+def eval_scalars(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the same of an `eval` record."""
+    own = ("accuracy", "sampled_accuracy", "loss", "perplexity")
+    return _named("eval", {**_mapping(record.get("metrics")), **{name: record[name] for name in own if name in record}})
+
+
+def _named(prefix: str, values: object) -> dict[str, Any]:
+    """Return scalars under a prefix, as TensorBoard groups them."""
+    return {f"{prefix}/{name}": value for name, value in _mapping(values).items()}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 class Sink(Protocol):

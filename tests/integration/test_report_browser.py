@@ -292,7 +292,7 @@ def test_any_number_is_plotted_by_its_name_and_stays_after_a_reload(screen: Any,
     assert shown.page.locator("#added figure").count() == 0
     field.fill("entropy, grad_*")
     field.press("Enter")
-    assert _value(shown, "entropy, grad_norm").endswith("entropy 21 grad_norm 10000")
+    assert _value(shown, "entropy, grad_norm").endswith("entropy 21 grad_norm 10k")
 
     shown.page.reload()
     added = shown.page.locator("#added figure")

@@ -30,7 +30,7 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, UserError
 from trainer.files import write_atomic
 from trainer.machine import origin
-from trainer.metrics import Monitor, epoch_line, named, stats_line
+from trainer.metrics import Monitor, epoch_line, stats_line, step_scalars
 from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rewards.qa import qa_metrics
@@ -217,19 +217,15 @@ class RolloutRun:
         }
         self.monitor.info(stats_line(stats).replace("actor_train", "rollout"))
         self.monitor.info(epoch_line(position, round(stats["n_tokens"]), seconds, self.seconds, None))
-        speed = {"step_time_s": round(seconds, 4), "tokens_per_s": round(stats["n_tokens"] / seconds, 1)}
-        timings = {"rollout": round(rollout_s, 4), "other": round(seconds - rollout_s, 4)}
-        usage = self.monitor.usage()
-        self.monitor.record(
-            "step",
-            **position,
-            **speed,
-            timings=timings,
-            stats=stats,
-            machine=usage,
-            task_ids=[group.task.id for group in groups],
-        )
-        self.monitor.scalars(stats | speed | named("time", timings) | named("machine", usage), number)
+        record = {
+            "step_time_s": round(seconds, 4),
+            "tokens_per_s": round(stats["n_tokens"] / seconds, 1),
+            "timings": {"rollout": round(rollout_s, 4), "other": round(seconds - rollout_s, 4)},
+            "stats": stats,
+            "machine": self.monitor.usage(),
+        }
+        self.monitor.record("step", **position, **record, task_ids=[group.task.id for group in groups])
+        self.monitor.scalars(step_scalars(record), number)
 
     def _finish(self) -> None:
         """The table of all trajectories, its summary, and the end of the log."""

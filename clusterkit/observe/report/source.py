@@ -9,10 +9,11 @@ from typing import Any
 from clusterkit.config.presets import leaves
 from clusterkit.observe.report.series import Numbers, Series
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.metrics import History, MetricsTail, Record, mapping, number, whole
+from clusterkit.runs.log.metrics import History, MetricsTail, Record, number, whole
 from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status, observe
 from trainer.errors import RunError
+from trainer.metrics import eval_scalars, step_scalars
 
 
 @dataclass
@@ -68,17 +69,14 @@ class Run:
         held_out = self.history.held_out
         for record in self.history.steps[steps:]:
             step = whole(record, "global_step")
-            times = {f"time/{part}": value for part, value in mapping(record, "timings").items()}
-            for name in self._numbers.names("time/") - times.keys():
-                times[name] = 0.0  # a part that a step lacks took no time
-            own = {name: record.get(name) for name in ("tokens_per_s", "step_time_s")}
-            own |= {f"machine/{name}": value for name, value in mapping(record, "machine").items()}
-            for name, value in {**mapping(record, "stats"), **own, **times}.items():
+            values = step_scalars(record)
+            for name in self._numbers.names("time/") - values.keys():
+                values[name] = 0.0  # a part that a step lacks took no time
+            for name, value in values.items():
                 self._numbers.add(name, step, value)
         for record in held_out[evals:]:
-            own = {name: record.get(name) for name in ("accuracy", "sampled_accuracy", "loss", "perplexity")}
-            for name, value in {**mapping(record, "metrics"), **own}.items():
-                self._numbers.add(f"eval/{name}", whole(record, "global_step"), value)
+            for name, value in eval_scalars(record).items():
+                self._numbers.add(name, whole(record, "global_step"), value)
         self._added = (len(self.history.attempts), len(self.history.steps), len(held_out))
         return self._numbers.series()
 
