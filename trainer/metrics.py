@@ -62,7 +62,7 @@ class _AReaLFormatter(logging.Formatter):
 
 def step_scalars(record: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers of a `step` record by the names that they have in TensorBoard, W&B and the report."""
-    speed = {name: record[name] for name in ("tokens_per_s", "step_time_s") if name in record}
+    speed: dict[str, Any] = {name: record[name] for name in ("tokens_per_s", "step_time_s") if name in record}
     times, machine = _named("time", record.get("timings")), _named("machine", record.get("machine"))
     return {**_mapping(record.get("stats")), **speed, **times, **machine}
 

@@ -10,6 +10,7 @@ from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.observe.report.page import content, document
+from clusterkit.observe.report.rollouts import shown_files
 from clusterkit.observe.report.source import RunReader
 from clusterkit.ui import output
 from clusterkit.ui.page_file import write_page
@@ -22,6 +23,9 @@ def report(run: RunOptions, compare: Sequence[str], out: str | None, *, as_json:
         directories = runs.choose(run.experiment, run.trial, compare)
         for directory in directories:
             runs.fetch_heldout(directory)
+            runs.index_steps(directory)
+            for _, file in shown_files(directory)[-1:]:  # of a cluster's run only the newest: they may be large
+                runs.fetch_step(file)
         read = [RunReader(directory).read() for directory in directories]
         names = [one.name for one in read]
         page = runs.with_original_paths(document(" against ".join(names), content(read, time.time())))

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from clusterkit.observe.report.page import Plots, content, content_policy, document, plots
+from clusterkit.observe.report.page import content, content_policy, document
+from clusterkit.observe.report.plots import Plots, plots
 from clusterkit.observe.report.source import Run, RunReader
 from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import RunDirectory, runs

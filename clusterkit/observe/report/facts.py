@@ -218,7 +218,8 @@ def origins(runs: Sequence[Run]) -> Html | None:
 def _origin(attempt: Record) -> dict[str, object]:
     """Return what an attempt says of itself; older ones say less."""
     machine = mapping(attempt, "machine")
-    gpus = machine.get("gpus") if isinstance(machine.get("gpus"), list) else []
+    gpus = machine.get("gpus")
+    kinds = Counter(map(str, gpus if isinstance(gpus, list) else []))
     memory = number(machine, "memory_gib")
     parts = [
         machine.get("host"),
@@ -230,7 +231,7 @@ def _origin(attempt: Record) -> dict[str, object]:
         "Command": tag("code", attempt["command"]) if attempt.get("command") else None,
         "Code": attempt.get("code"),
         "Machine": ", ".join(str(part) for part in parts if part),
-        "GPUs": ", ".join(f"{count} x {name}" for name, count in Counter(map(str, gpus)).items()),
+        "GPUs": ", ".join(f"{number_of_them} x {name}" for name, number_of_them in kinds.items()),
         "Ranks": attempt.get("ranks"),
         "Threads of a rank": attempt.get("threads"),
         "Versions": ", ".join(f"{name} {version}" for name, version in mapping(attempt, "versions").items()),
