@@ -52,8 +52,7 @@ class Usage:
     def __init__(self) -> None:
         self._times = _cpu_times()
         self._gpus = _Gpus()
-        self._sums: dict[str, float] = defaultdict(float)
-        self._count = 0
+        self._looks: dict[str, list[float]] = defaultdict(list)
         self._lock, self._closed = threading.Lock(), threading.Event()
         if self._gpus.count:
             threading.Thread(target=self._watch, name="usage", daemon=True).start()
@@ -72,9 +71,8 @@ class Usage:
         if {"MemTotal", "MemAvailable"} <= memory.keys():
             found["memory_gib"] = round((memory["MemTotal"] - memory["MemAvailable"]) / GIB, 3)
         with self._lock:
-            sums, count = self._sums, self._count
-            self._sums, self._count = defaultdict(float), 0
-        return found | {name: round(value / count, 4) for name, value in sums.items()}
+            looks, self._looks = self._looks, defaultdict(list)
+        return found | {name: round(sum(values) / len(values), 4) for name, values in looks.items()}
 
     def close(self) -> None:
         """End the looks at the GPUs."""
@@ -84,9 +82,8 @@ class Usage:
         while not self._closed.wait(SAMPLE_SECONDS):
             looked = self._gpus.look()
             with self._lock:
-                self._count += 1
                 for name, value in looked.items():
-                    self._sums[name] += value
+                    self._looks[name].append(value)
 
 
 def _cpu_times() -> tuple[int, int] | None:

@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from builders import small_config
 
+import trainer.machine
 from clusterkit.common.origin import origin_environment
 from clusterkit.observe.report.charts import numbers_of
 from clusterkit.observe.report.source import RunReader
 from clusterkit.runs.directory import RunDirectory
 from trainer.base_run import SteppedRun
 from trainer.checkpoint.start import Start
-from trainer.machine import Usage, commit, origin
+from trainer.machine import GIB, Usage, commit, origin
 from trainer.metrics import Monitor
 from trainer.schedule import Schedule
 from trainer.train.distributed import single_world
@@ -80,6 +83,40 @@ def test_the_use_of_cores_and_memory_is_that_since_the_last_look() -> None:
 
     assert 0.5 / (os.cpu_count() or 1) < found["cpu_share"] <= 1
     assert 0 < found["memory_gib"] < origin()["machine"]["memory_gib"]
+
+
+def driver(_: str) -> Any:
+    """Stands in for NVIDIA's library, as there is no GPU to be had: two GPUs, one of them busy, the other one lost."""
+
+    def put(place: Any, name: str, value: int, code: int = 0) -> int:
+        setattr(place._obj, name, value)
+        return code
+
+    def name(handle: Any, text: Any, _length: int) -> int:
+        text.value = f"GPU {handle.value}".encode()
+        return 0
+
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlDeviceGetCount_v2=lambda number: put(number, "value", 2),
+        nvmlDeviceGetHandleByIndex_v2=lambda index, handle: put(handle, "value", index + 1),
+        nvmlDeviceGetName=name,
+        nvmlDeviceGetUtilizationRates=lambda handle, rates: put(rates, "gpu", 90 if handle.value == 1 else 0),
+        nvmlDeviceGetMemoryInfo=lambda handle, room: put(room, "used", 7 * GIB, 0 if handle.value == 1 else 15),
+    )
+
+
+def test_gpus_are_looked_at_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.machine.ctypes, "CDLL", driver)
+    monkeypatch.setattr(trainer.machine, "SAMPLE_SECONDS", 0.01)
+
+    assert origin()["machine"]["gpus"] == ["GPU 1", "GPU 2"]
+    usage = Usage()
+    found: dict[str, float] = {}
+    while "gpu_share" not in found:
+        found = usage.take()
+    usage.close()
+    assert (found["gpu_share"], found["gpu_memory_gib"]) == (0.45, 7.0)
 
 
 def test_a_run_knows_its_command_its_commit_and_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:

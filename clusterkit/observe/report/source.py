@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by dotted key; empty if they cannot be read."""
-        return dict(leaves(self.directory.saved_values()))
+        return _settings(self.directory, _file(self.directory.config))
 
 
 class RunReader:
@@ -140,6 +141,11 @@ class RunReader:
             return str(ending.get("message") or ending.get("status") or "")
         message = failure_message(self.directory.console(attempt))
         return message.removeprefix("error: ") if message else "ended without a word (killed, or the machine went down)"
+
+
+@lru_cache(maxsize=64)
+def _settings(run: RunDirectory, file: tuple[int, int]) -> dict[str, Any]:  # noqa: ARG001 (a new file is read)
+    return dict(leaves(run.saved_values()))
 
 
 def _file(path: Path) -> tuple[int, int]:
