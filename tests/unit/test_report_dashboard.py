@@ -197,6 +197,28 @@ def test_several_runs_can_be_chosen(server: Dashboard, tmp_path: Path) -> None:
     assert text.count(" checked") >= 2 + 3  # the runs over it, and above the plots all of them
 
 
+def test_runs_of_the_command_are_drawn_until_the_reader_chooses_others(tmp_path: Path) -> None:
+    for trial in ("run1", "run2", "run3"):
+        RunWriter(tmp_path, trial=trial).attempt().steps(1, 3)
+    with Dashboard(0, Views(tmp_path, "tiny-recall", "run1", ["run2"])) as dashboard:
+        thread = threading.Thread(target=dashboard.serve_forever, args=(0.01,))
+        thread.start()
+        heads = {
+            path: _ask(dashboard, path)[1].partition("<h1>")[2].partition("</h1>")[0]
+            for path in ("/", "/?run=", "/?run=&compare=tiny-recall/run3", "/?run=tiny-recall/run3")
+        }
+        dashboard.shutdown()
+        thread.join()
+
+    shown = {path: re.findall(r"tiny-recall/(\w+)", head) for path, head in heads.items()}
+    assert shown == {
+        "/": ["run1", "run2"],
+        "/?run=": ["run1"],
+        "/?run=&compare=tiny-recall/run3": ["run1", "run3"],
+        "/?run=tiny-recall/run3": ["run3"],
+    }
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "tiny-recall/..", "*/*", "tiny-recall/run1/x", "a/%00"])
 def test_names_that_are_paths_or_patterns_are_refused(server: Dashboard, tmp_path: Path, name: str) -> None:
     RunWriter(tmp_path).attempt().steps(1, 3)

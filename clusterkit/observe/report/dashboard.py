@@ -70,12 +70,17 @@ class Views:
         self._readers: dict[RunDirectory, RunReader] = {}
         self._drawn: tuple[list[tuple[Run, int]], Plots] | None = None
 
-    def page(self, run: str, compare: Sequence[str]) -> str:
-        """Return a whole page. `run`, `compare`: `EXPERIMENT/TRIAL`; all empty: those of the command."""
-        title = " against ".join(name for name in (run, *compare) if name) or "clusterkit"
+    def page(self, run: str, compare: Sequence[str] | None) -> str:
+        """Return a whole page.
+
+        Args:
+            run: `EXPERIMENT/TRIAL`; empty: that of the command.
+            compare: the same of the runs over it; None: those of the command.
+        """
+        title = " against ".join(name for name in (run, *(compare or ())) if name) or "clusterkit"
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
-    def content(self, run: str, compare: Sequence[str], known: str = "") -> Html:
+    def content(self, run: str, compare: Sequence[str] | None, known: str = "") -> Html:
         """Return the changing part of that page, without the parts whose versions are `known`.
 
         Raises:
@@ -96,7 +101,7 @@ class Views:
             message = self._mirror.with_original_paths(str(error)) if self._mirror else str(error)
             return tag("p", message, cls="empty")
 
-    def _up_to_date(self, run: str, compare: Sequence[str]) -> list[RunDirectory]:
+    def _up_to_date(self, run: str, compare: Sequence[str] | None) -> list[RunDirectory]:
         if self._mirror is None:
             return self._choose(run, compare)
         self._mirror.index()
@@ -106,24 +111,28 @@ class Views:
             self._mirror.fetch_heldout(directory)
         return directories
 
-    def _choose(self, run: str, compare: Sequence[str]) -> list[RunDirectory]:
-        if run or compare:
+    def _choose(self, run: str, compare: Sequence[str] | None) -> list[RunDirectory]:
+        experiment, trial, _ = self._preset
+        if run:
             experiment, _, trial = run.partition("/")
-            return choose_runs(self.fileroot, experiment or None, trial or None, compare)
-        return choose_runs(self.fileroot, *self._preset)
+        return choose_runs(self.fileroot, experiment or None, trial or None, self._over(run, compare))
+
+    def _over(self, run: str, compare: Sequence[str] | None) -> Sequence[str]:
+        """Return the runs over the first one: those of the command unless the reader has chosen."""
+        return self._preset[2] if compare is None and not run else compare or ()
 
     def _reader(self, directory: RunDirectory) -> RunReader:
         reader = self._readers.pop(directory, None) or RunReader(directory)
         self._readers[directory] = reader  # the most recently used one is last
         return reader
 
-    def _navigation(self, run: str, compare: Sequence[str]) -> Html:
+    def _navigation(self, run: str, compare: Sequence[str] | None) -> Html:
         names = [f"{one.experiment}/{one.trial}" for one in reversed(runs(self.fileroot))][:MOST_LISTED]
-        experiment, trial, with_it = self._preset
+        experiment, trial, _ = self._preset
         preset = "/".join(name for name in (experiment, trial) if name)
         choices = [("", f"newest of {preset}" if preset else "the newest"), *((one, one) for one in names)]
         options = [tag("option", text, value=value, selected=value == run) for value, text in choices]
-        over = compare or (() if run else with_it)
+        over = self._over(run, compare)
         # Of the command, names may be trials alone.
         chosen = {name if "/" in name else f"{(run or experiment or '').partition('/')[0]}/{name}" for name in over}
         boxes = [
@@ -198,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         address = urlsplit(self.path)
-        query = parse_qs(address.query)
+        query = parse_qs(address.query, keep_blank_values=True)
         typed = self._is_token(query.pop("token", [""])[-1])
         if not typed and not self._is_token(self._cookie()):
             self._answer(
@@ -214,7 +223,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         run, known = (query.get(name, [""])[-1] for name in ("run", "drawn"))
-        compare = query.get("compare", [])
+        # The form sends an empty name for the newest run, and no `compare` where every box is empty.
+        compare = query.get("compare", [] if "run" in query else None)
         try:
             if address.path == "/":
                 text = self.server.views.page(run, compare)

@@ -92,7 +92,8 @@ def _part(name: str, title: str, markup: Html | None, is_open: bool, known: str)
 
 def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html:
     names = [join(tag("b", run.name), " ", facts.badge(status)) for run, status in zip(runs, statuses, strict=True)]
-    title = join(names[0], *(join(tag("small", " against "), name) for name in names[1:]))
+    others = names[1:] if len(names) == 2 else [tag("b", f"{len(names) - 1} others")] if names[1:] else []
+    title = join(names[0], *(join(tag("small", " against "), name) for name in others))
     return tag("header", tag("h1", title), tag("p", f"As of {facts.moment(now)}", cls="quiet"))
 
 
