@@ -547,6 +547,38 @@ def test_a_real_run_is_drawn(screen: Any, reference: Trial, tmp_path: Path) -> N
     assert shown.said == []
 
 
+def test_a_dashboard_leaves_plots_as_the_reader_has_them(
+    screen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zoom, an added plot, a line that was hidden and a plot that was enlarged, while steps come."""
+    monkeypatch.setattr("clusterkit.observe.report.dashboard.LIVE_SECONDS", 0.2)
+    writer = RunWriter(tmp_path).attempt().steps(1, 5)
+    with Dashboard(0, Views(tmp_path, None, None)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        shown = screen(server.url)
+        shown.page.get_by_label("Numbers to plot").fill("step_time_s")
+        shown.page.keyboard.press("Enter")
+        shown.page.locator("#from").fill("3")
+        shown.page.keyboard.press("Enter")
+        _plot(shown, "Reward").get_by_role("button", name="Enlarge").click()
+        hidden = _plot(shown, "Throughput").locator(".u-off .u-label")
+        _plot(shown, "Throughput").locator(".u-label").get_by_text("tokens_per_s").click()
+        assert hidden.inner_text() == "tokens_per_s"
+
+        for last in (6, 7):
+            writer.steps(last, last)
+            shown.page.get_by_text(f"{last} of 30").wait_for()
+            assert _value(shown, "step_time_s").endswith("step_time_s 4")
+            assert hidden.inner_text() == "tokens_per_s"
+            assert shown.page.locator("figure.wide h3").inner_text().startswith("Reward")
+            assert (shown.page.locator("#from").input_value(), shown.page.locator("#to").input_value()) == ("3", "5")
+        writer.record("warning", message="no step of the training")  # the plots stay, all of them
+        shown.page.get_by_text("no step of the training").wait_for()
+        assert shown.page.locator("#added canvas").count() == 1
+        assert shown.said == []
+        server.shutdown()
+
+
 def test_a_dashboard_follows_the_run_without_a_reload(
     screen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,13 @@
 const KEPT = "clusterkit.plots";
 const ODD = { save: 0.12, recover: 0.05, restart: 1 }; // height of marks, as a share of the plot
 const AHEAD = "600px 0px"; // what is about to be scrolled to is drawn already
-const state = { zoom: null, smooth: 0, log: false, hidden: [], added: [] };
+const state = { zoom: null, smooth: 0, log: false, hidden: [], added: [], wide: new Set(), off: new Set() };
 const plots = new Map(); // figure -> its plot
 let data = null; // what this page has of its runs
 let active = null; // the plot that is pointed at
 
 const byId = (id) => document.getElementById(id);
+const titleOf = (figure) => figure.querySelector("h3").firstChild.textContent.trim();
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Numbers as text

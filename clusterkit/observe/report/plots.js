@@ -43,22 +43,24 @@ const axes = (chart) => {
   ];
 };
 
-const seriesOf = (chart, column, columns) => {
-  const { kind, line } = column;
+// What stays the same of a line when the plot is drawn anew.
+const keyOf = (figure, line) => `${titleOf(figure)}: ${line.names}, ${data.runs[line.run]}`;
+
+const seriesOf = (figure, chart, { kind, line, values }) => {
+  const on = { spanGaps: true, show: !state.off.has(keyOf(figure, line)) };
   const stroke = () => colourOf(chart, line);
-  if (kind === "low" || kind === "high") return { class: "aux", width: 0, points: { show: false }, spanGaps: true };
-  if (kind === "raw") return { class: "aux", stroke, width: 1, alpha: 0.3, points: { show: false }, spanGaps: true };
+  if (kind === "low" || kind === "high") return { ...on, class: "aux", width: 0, points: { show: false } };
+  if (kind === "raw") return { ...on, class: "aux", stroke, width: 1, alpha: 0.3, points: { show: false } };
   return {
+    ...on,
     label: isOf(chart) && chart.names.length === 1 ? data.runs[line.run] : labelOf(chart, line),
     class: "known",
     stroke,
     fill: chart.stacked === null ? undefined : stroke,
     width: chart.stacked === null ? 1.8 : 0,
     dash: dashOf(chart, line),
-    spanGaps: true,
     points: { size: 5, fill: stroke, ...(chart.stacked === null ? {} : { show: false }) },
     value: (u, _, number, at) => {
-      const values = column.values;
       const found = at === null || at === undefined ? nearest(values, values.length - 1) : nearest(values, at);
       return found === null ? "" : short(values[found]);
     },
@@ -111,7 +113,7 @@ const draw = (figure) => {
       y: { distr: state.log && chart.stacked === null ? 3 : 1, range: rangeOf(chart) },
     },
     axes: axes(chart),
-    series: [{ label: "step", class: "aux" }, ...columns.map((column) => seriesOf(chart, column, columns))],
+    series: [{ label: "step", class: "aux" }, ...columns.map((column) => seriesOf(figure, chart, column))],
     bands,
     legend: {
       // As the lines are: full ones have a full sign.
@@ -136,6 +138,15 @@ const draw = (figure) => {
     },
     hooks: {
       ...(chart.stacked === null ? { drawAxes: [drawMarks(chart)] } : { draw: [drawMarks(chart)] }),
+      setSeries: [(self, at, { show }) => {
+        const line = columns[at - 1]?.line;
+        if (!line || show === undefined) return;
+        if (chart.stacked !== null && !show) self.setSeries(at, { show: true }, false); // those above would stand on nothing
+        else state.off[show ? "delete" : "add"](keyOf(figure, line));
+        columns.forEach((one, place) => {
+          if (one.line === line && one.kind !== "line") self.setSeries(place + 1, { show }, false);
+        });
+      }],
       setCursor: [(self) => self === active && tell(self, figure)],
       setSelect: [(self) => {
         const { left, width } = self.select;

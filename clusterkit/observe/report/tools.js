@@ -41,6 +41,7 @@ const begin = (figure, chart) => {
   const acts = make("span", { class: "acts" }, act("CSV", "csv", "Download these values as CSV"), act("⤢", "wide", "Enlarge or make small"));
   if (figure.dataset.added) acts.append(act("×", "drop", "Remove this plot"));
   figure.querySelector("figcaption").prepend(acts);
+  figure.classList.toggle("wide", state.wide.has(titleOf(figure)));
   seen.observe(figure);
   sized.observe(figure.querySelector(".plot"));
 };
@@ -65,11 +66,12 @@ const fileName = (title) => [...data.runs, title].join(" ").replace(/[^\w.-]+/g,
 document.addEventListener("click", (event) => {
   const { act } = event.target.closest?.("button")?.dataset ?? {};
   const figure = event.target.closest?.("figure");
-  if (act === "csv") download(fileName(figure.querySelector("h3").firstChild.textContent), csv([figure.chart]));
+  if (act === "csv") download(fileName(titleOf(figure)), csv([figure.chart]));
   if (act === "all-csv") download(fileName("all"), csv([{ names: Object.keys(data.numbers), stacked: null }]));
   if (act === "all-steps") zoom(null);
   if (act === "wide") {
-    figure.classList.toggle("wide");
+    if (figure.classList.toggle("wide")) state.wide.add(titleOf(figure));
+    else state.wide.delete(titleOf(figure));
     redraw(figure);
   }
   if (act === "drop") {
@@ -155,9 +157,10 @@ document.addEventListener("change", ({ target }) => {
 
 const start = () => {
   const found = byId("shared");
-  for (const [figure, u] of plots) if (!figure.isConnected || figure.dataset.added) { u.destroy(); plots.delete(figure); }
-  if (!found) return;
-  if (found.dataset.seen) return;
+  if (!found || found.dataset.seen) return; // the plots are those that were here
+  plots.forEach((u) => u.destroy());
+  plots.clear();
+  for (const observer of [seen, sized]) observer.disconnect(); // those of plots that are gone
   found.dataset.seen = "yes";
   data = JSON.parse(found.textContent);
   point(null);
