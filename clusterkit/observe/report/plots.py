@@ -157,8 +157,14 @@ def _figure(number: int, chart: Chart, numbers: Numbers, runs: Sequence[str]) ->
     return tag(
         "figure",
         caption,
-        tag("div", cls="plot", tabindex="0", role="group", aria_label=_description(chart.title, lines)),
-        tag("noscript", still(drawn)),
+        tag(
+            "div",
+            tag("noscript", still(drawn)),
+            cls="plot",
+            tabindex="0",
+            role="group",
+            aria_label=_description(chart.title, lines),
+        ),
         *(tag("p", text, cls="odd") for text in _non_finite_notes(lines)),
         data_chart=number,
     )
