@@ -135,6 +135,10 @@ def test_values_can_be_read_by_touch_and_by_keyboard(screen: Any, address: str) 
     plot.scroll_into_view_if_needed()
     plot.locator(".u-over").tap(position={"x": 100, "y": 50})
     assert "task_reward run1" in shown.tip()
+    shown.page.locator("figure h3").first.tap()
+    assert shown.page.locator(".tip").count() == 0
+    plot.locator(".u-over").tap(position={"x": 100, "y": 50})
+    assert "task_reward run1" in shown.tip()
     shown.page.keyboard.press("Escape")
     assert shown.page.locator(".tip").count() == 0
 

@@ -134,7 +134,10 @@ const draw = (figure) => {
         show: (self, at) => (columns[at - 1]?.kind === "line" && chart.stacked === null ? make("div", {}) : undefined),
       },
       dataIdx: (_, at, index) => (at ? nearest(columns[at - 1].values, index) ?? index : index),
-      bind: { dblclick: () => () => { zoom(null); return null; } },
+      bind: {
+        dblclick: () => () => { zoom(null); return null; },
+        mouseleave: (_, over, handler) => (event) => { if (!touched) handler(event); return null; },
+      },
     },
     hooks: {
       ...(chart.stacked === null ? { drawAxes: [drawMarks(chart)] } : { draw: [drawMarks(chart)] }),
@@ -157,7 +160,7 @@ const draw = (figure) => {
   }, joined, frame);
   u.columns = columns;
   u.over.addEventListener("mouseenter", () => { point(u); });
-  u.over.addEventListener("mouseleave", () => { if (active === u) point(null); });
+  u.over.addEventListener("mouseleave", () => { if (active === u && !touched) point(null); });
   plots.set(figure, u);
 };
 
@@ -211,6 +214,16 @@ const tell = (u, figure) => {
   const room = frame.clientWidth - tip.offsetWidth;
   tip.style.left = `${Math.max(Math.min(start < frame.clientWidth / 2 ? start + 14 : start - tip.offsetWidth - 14, room), 0)}px`;
 };
+
+// What a finger has pointed at stays until it touches another place: where the mouse is says nothing.
+let touched = false;
+document.addEventListener("pointerdown", (event) => {
+  if (touched && !active?.root.contains(event.target)) leave();
+  touched = event.pointerType !== "mouse";
+}, true);
+document.addEventListener("pointermove", (event) => {
+  if (event.pointerType === "mouse" && (event.movementX || event.movementY)) touched = false;
+}, true);
 
 const leave = () => {
   active?.setCursor({ left: -10, top: -10 });
