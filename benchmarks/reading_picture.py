@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reading_records import Arm, Records
 
-from clusterkit.observe.report.plot import Scale, scale, short
 from clusterkit.ui.markup import Html, tag
 from evaluation.intervals import bootstrap
 
@@ -30,6 +29,8 @@ SHOWN = {
 LEFT, TOP, WIDE, HIGH, LINE = 56.0, 44.0, 520.0, 320.0, 24.0
 LEGEND = 330.0
 """Sizes in pixels: margins, the plot, a line of the legend, which is right of the plot."""
+STEPS = (1, 2, 5, 10, 20)
+"""Points of F1 between two lines of the grid."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,18 @@ class Point:
 def picture(records: Records) -> str:
     """The whole file."""
     lines = {arm: points for arm in SHOWN if (points := points_of(records, arm))}
-    top = max((point.high for points in lines.values() for point in points), default=1.0)
-    y = scale(0.0, top or 1.0)
+    most = max((point.high for points in lines.values() for point in points), default=1.0)
+    step = next(step for step in STEPS if 5 * step >= most)
+    top = step * max(1, math.ceil(most / step))
     asked = sum(form != "yes_no" for form in records.forms)
     title = f"F1 of {asked} questions about real documents, 95 % intervals"
     parts = [
         tag("rect", width="100%", height="100%", fill="#ffffff"),
         _text(LEFT, 24, title, size=15),
-        *_axes(records.documents, y),
+        *_axes(records.documents, top, step),
     ]
     for number, (arm, points) in enumerate(lines.items()):
-        parts += [*_line(arm, points, records.documents, y), *_entry(number, arm)]
+        parts += [*_line(arm, points, records.documents, top), *_entry(number, arm)]
     width, height = LEFT + WIDE + LEGEND, TOP + HIGH + 52
     style = "font-family:system-ui,sans-serif"
     view = f"0 0 {width:.0f} {height:.0f}"
@@ -73,21 +75,21 @@ def points_of(records: Records, arm: Arm) -> list[Point]:
     return found
 
 
-def _axes(documents: list[int], y: Scale) -> list[Html]:
+def _axes(documents: list[int], top: int, step: int) -> list[Html]:
     parts = []
-    for tick in y.ticks:
-        at = _y(tick, y)
+    for tick in range(0, top + 1, step):
+        at = _y(tick, top)
         parts.append(tag("path", d=f"M{LEFT} {at}h{WIDE}", stroke="#d0d7de"))
-        parts.append(_text(LEFT - 8, at + 4, short(tick), anchor="end"))
+        parts.append(_text(LEFT - 8, at + 4, str(tick), anchor="end"))
     parts += [_text(_x(number, documents), TOP + HIGH + 20, str(number), anchor="middle") for number in documents]
     parts.append(_text(LEFT + WIDE / 2, TOP + HIGH + 42, "documents of a question", anchor="middle"))
     return parts
 
 
-def _line(arm: Arm, points: list[Point], documents: list[int], y: Scale) -> list[Html]:
+def _line(arm: Arm, points: list[Point], documents: list[int], top: int) -> list[Html]:
     colour, dashes = SHOWN[arm]
-    places = [(_x(point.documents, documents), _y(point.mean, y)) for point in points]
-    bars = "".join(f"M{x} {_y(p.low, y)}V{_y(p.high, y)}" for p, (x, _) in zip(points, places, strict=True))
+    places = [(_x(point.documents, documents), _y(point.mean, top)) for point in points]
+    bars = "".join(f"M{x} {_y(p.low, top)}V{_y(p.high, top)}" for p, (x, _) in zip(points, places, strict=True))
     drawn = [tag("path", d=bars, stroke=colour, stroke_width="1.5", opacity="0.5")]
     if len(points) > 1:
         joined = "M" + "L".join(f"{x} {at}" for x, at in places)
@@ -115,5 +117,5 @@ def _x(number: int, documents: list[int]) -> float:
     return round(LEFT + 16 + share * (WIDE - 32), 1)
 
 
-def _y(value: float, y: Scale) -> float:
-    return round(TOP + (1 - y.share(value)) * HIGH, 1)
+def _y(value: float, top: int) -> float:
+    return round(TOP + (1 - value / top) * HIGH, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +20,7 @@ from evaluation.results import RESULTS, find_results, read_results, row_results
 from evaluation.steps import checkpoint_sha256, keep_scores
 from trainer.assets import resolve_model
 from trainer.files import write_atomic
+from trainer.machine import commit
 
 
 def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Path:
@@ -90,25 +90,13 @@ def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "commit": _commit()}
+    versions = {"python": platform.python_version(), "commit": commit()}
     for package in ("clusterkit", "math-verify", "sympy", "transformers", "torch"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
     return versions
-
-
-def _commit() -> str:
-    """The commit of this code, with + where files were changed; empty outside a clone."""
-    root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
-        return ""
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def _label(name: str, results: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.evaluate import time_split
 from trainer.files import write_atomic
-from trainer.metrics import Monitor, epoch_line, stats_line
+from trainer.metrics import Monitor, epoch_line, stats_line, step_scalars
 from trainer.paths import RunPaths
 from trainer.schedule import Schedule, recover_due, save_due, warning_of_late_save
 from trainer.train.distributed import World
@@ -304,23 +304,17 @@ class SteppedRun(ABC):
                 position, round(numbers["n_tokens"]), seconds, self.state.seconds, remaining if number > 2 else None
             )
         )
-        self.monitor.record(
-            "step",
-            **position,
-            step_time_s=round(seconds, 4),
-            tokens_per_s=round(processed / seconds, 1),
-            timings={name: round(value, 4) for name, value in timings.items()},
-            stats=numbers,
-            task_ids=task_ids,
-        )
-        self.monitor.scalars(numbers | named("time", timings), number)
+        record = {
+            "step_time_s": round(seconds, 4),
+            "tokens_per_s": round(processed / seconds, 1),
+            "timings": {name: round(value, 4) for name, value in timings.items()},
+            "stats": numbers,
+            "machine": self.monitor.usage(),
+        }
+        self.monitor.record("step", **position, **record, task_ids=task_ids)
+        self.monitor.scalars(step_scalars(record), number)
         warning = warning_of_late_save(self.config.checkpoint, self.course, seconds)
         if warning and number == self.config.checkpoint.ckpt_first_step:
             self.monitor.warn(warning)
         with self.clock.phase("checkpoint"):
             self._checkpoint(number)
-
-
-def named(prefix: str, values: dict[str, float]) -> dict[str, float]:
-    """Scalars under a prefix, as TensorBoard groups them."""
-    return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -27,7 +27,7 @@ from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, UserError
 from trainer.files import write_atomic
-from trainer.metrics import epoch_line, stats_line
+from trainer.metrics import epoch_line, stats_line, step_scalars
 from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rewards.qa import qa_metrics
@@ -192,16 +192,15 @@ class RolloutRun:
         }
         self.monitor.info(stats_line(stats).replace("actor_train", "rollout"))
         self.monitor.info(epoch_line(position, round(stats["n_tokens"]), seconds, self.seconds, None))
-        self.monitor.record(
-            "step",
-            **position,
-            step_time_s=round(seconds, 4),
-            tokens_per_s=round(stats["n_tokens"] / seconds, 1),
-            timings={"rollout": round(rollout_s, 4), "other": round(seconds - rollout_s, 4)},
-            stats=stats,
-            task_ids=[group.task.id for group in groups],
-        )
-        self.monitor.scalars(stats, number)
+        record = {
+            "step_time_s": round(seconds, 4),
+            "tokens_per_s": round(stats["n_tokens"] / seconds, 1),
+            "timings": {"rollout": round(rollout_s, 4), "other": round(seconds - rollout_s, 4)},
+            "stats": stats,
+            "machine": self.monitor.usage(),
+        }
+        self.monitor.record("step", **position, **record, task_ids=[group.task.id for group in groups])
+        self.monitor.scalars(step_scalars(record), number)
 
     def _finish(self) -> None:
         """The table of all trajectories, its summary, and the end of the log."""

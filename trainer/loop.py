@@ -8,7 +8,7 @@ from dataclasses import replace
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.agents.template import encode
-from trainer.base_run import Attempt, Clock, SteppedRun, named
+from trainer.base_run import Attempt, Clock, SteppedRun
 from trainer.errors import UserError
 from trainer.evaluate import (
     EvalResult,
@@ -21,6 +21,7 @@ from trainer.evaluate import (
     trained_chunks,
 )
 from trainer.heldout import HeldoutTrajectories
+from trainer.metrics import eval_scalars
 from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward
@@ -220,7 +221,7 @@ class TrainingRun(SteppedRun):
         spec = table_specs(self.config)[0]
         greedy = self._evaluate(spec)
         self._report_eval("heldout", number, spec, greedy)
-        self.monitor.scalars({"eval/accuracy": greedy.accuracy, **named("eval", greedy.metrics)}, number)
+        self.monitor.scalars(eval_scalars({"accuracy": greedy.accuracy, "metrics": greedy.metrics}), number)
 
     def _measure_all(self, name: str) -> dict[EvalSpec, EvalResult]:
         """All lines of the closing table; the training mixture is also sampled at the training temperature."""

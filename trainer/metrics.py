@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config import RunConfig
+from trainer.machine import Usage
 
 log = logging.getLogger("trainer")
 
@@ -59,6 +60,28 @@ class _AReaLFormatter(logging.Formatter):
         return f"{stamp}.{int(record.msecs):03d} master worker {record.levelname}: {record.getMessage()}"
 
 
+def step_scalars(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a `step` record by the names that they have in TensorBoard, W&B and the report."""
+    speed: dict[str, Any] = {name: record[name] for name in ("tokens_per_s", "step_time_s") if name in record}
+    times, machine = _named("time", record.get("timings")), _named("machine", record.get("machine"))
+    return {**_mapping(record.get("stats")), **speed, **times, **machine}
+
+
+def eval_scalars(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the same of an `eval` record."""
+    own = ("accuracy", "sampled_accuracy", "loss", "perplexity")
+    return _named("eval", {**_mapping(record.get("metrics")), **{name: record[name] for name in own if name in record}})
+
+
+def _named(prefix: str, values: object) -> dict[str, Any]:
+    """Return scalars under a prefix, as TensorBoard groups them."""
+    return {f"{prefix}/{name}": value for name, value in _mapping(values).items()}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 class Sink(Protocol):
     """A further destination of scalars."""
 
@@ -77,6 +100,7 @@ class Monitor:
     def __init__(self, folder: Path | None, attempt: int, sinks: list[Sink] | None = None) -> None:
         self.attempt = attempt
         self.sinks = sinks or []
+        self._usage = None if folder is None else Usage()
         self._file = None if folder is None else (folder / "metrics.jsonl").open("ab", buffering=0)
         if self._file is not None and self._file.tell():
             _end_torn_line(self._file)
@@ -101,6 +125,10 @@ class Monitor:
                 self.sinks.remove(sink)
                 self.warn(f"{type(sink).__name__.strip('_')} gets no more numbers: {type(error).__name__}: {error}")
 
+    def usage(self) -> dict[str, float]:
+        """How busy this machine was since the last call; see `Usage.take`."""
+        return self._usage.take() if self._usage is not None else {}
+
     def info(self, message: str) -> None:
         """A line in main.log."""
         if self._file is not None:
@@ -114,6 +142,8 @@ class Monitor:
 
     def close(self) -> None:
         """Flush everything."""
+        if self._usage is not None:
+            self._usage.close()
         for sink in self.sinks:
             with suppress(Exception):
                 sink.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,8 +45,8 @@ class Runs:
         self.fetch(run, logs=logs)
         return run
 
-    def choose(self, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
-        """The run that is meant and the one beside it, up to date; see `choose_runs`."""
+    def choose(self, experiment: str | None, trial: str | None, compare: Sequence[str] = ()) -> list[RunDirectory]:
+        """The run that is meant and those beside it, up to date; see `choose_runs`."""
         self.index()
         with errors_with_original_paths(self):
             chosen = choose_runs(self.folder, experiment, trial, compare)

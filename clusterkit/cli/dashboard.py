@@ -23,8 +23,8 @@ clusterkit dashboard --trial run2 --compare run1
 def dashboard(
     *,
     run: RunOptions,
-    compare: str | None = typer.Option(
-        None, "--compare", help="A second run to draw beside it.", metavar="TRIAL or EXPERIMENT/TRIAL"
+    compare: list[str] | None = typer.Option(  # noqa: B008
+        None, "--compare", help="A run to draw over it; may be repeated.", metavar="TRIAL or EXPERIMENT/TRIAL"
     ),
     port: int = typer.Option(DEFAULT_PORT, "--port", help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
 ) -> None:
@@ -33,4 +33,4 @@ def dashboard(
     Without a name it goes to the run that was started last, on this machine or on the current cluster; --here and
     --cluster NAME say which.
     """
-    actions.dashboard.dashboard(run, compare, port)
+    actions.dashboard.dashboard(run, compare or [], port)

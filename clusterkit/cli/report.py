@@ -22,8 +22,8 @@ clusterkit report --log main.log --out run.html
 def report(
     *,
     run: RunOptions,
-    compare: str | None = typer.Option(
-        None, "--compare", help="A second run to draw beside it.", metavar="TRIAL or EXPERIMENT/TRIAL"
+    compare: list[str] | None = typer.Option(  # noqa: B008
+        None, "--compare", help="A run to draw over it; may be repeated.", metavar="TRIAL or EXPERIMENT/TRIAL"
     ),
     out: str | None = typer.Option(
         None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
@@ -39,6 +39,6 @@ def report(
     --cluster NAME say which.
     """
     if log is not None:
-        actions.report.report_log(log, run, compare, out, as_json=as_json)
+        actions.report.report_log(log, run, compare or [], out, as_json=as_json)
     else:
-        actions.report.report(run, compare, out, as_json=as_json)
+        actions.report.report(run, compare or [], out, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterkit.runs.directory import RunDirectory
@@ -9,23 +10,31 @@ from clusterkit.runs.status import find_run
 from trainer.errors import UserError
 
 
-def choose_runs(fileroot: Path, experiment: str | None, trial: str | None, compare: str | None) -> list[RunDirectory]:
-    """Return the run of those names, and the run to compare it with (`TRIAL` or `EXPERIMENT/TRIAL`).
+def choose_runs(
+    fileroot: Path, experiment: str | None, trial: str | None, compare: Sequence[str] = ()
+) -> list[RunDirectory]:
+    """Return the run of those names, and the runs to compare it with.
+
+    Args:
+        fileroot: the folder of the runs.
+        experiment: None: any.
+        trial: None: the newest.
+        compare: `TRIAL` or `EXPERIMENT/TRIAL` of the others.
 
     Raises:
         RunError: there is no such run.
-        UserError: both runs are the same, or a name is a pattern or a path.
+        UserError: two runs are the same, or a name is a pattern or a path.
     """
-    for name in (experiment, trial, *(compare.split("/", 1) if compare else [])):
+    for name in (experiment, trial, *(part for one in compare for part in one.split("/", 1))):
         _check_name(name)
-    first = find_run(fileroot, experiment, trial)
-    if not compare:
-        return [first]
-    other_experiment, _, other_trial = compare.rpartition("/")
-    second = find_run(fileroot, other_experiment or first.experiment, other_trial)
-    if second == first:
-        raise UserError(f"{first.experiment}/{first.trial} cannot be compared with itself: name another with --compare")
-    return [first, second]
+    chosen = [find_run(fileroot, experiment, trial)]
+    for one in compare:
+        other_experiment, _, other_trial = one.rpartition("/")
+        run = find_run(fileroot, other_experiment or chosen[0].experiment, other_trial)
+        if run in chosen:
+            raise UserError(f"{run.experiment}/{run.trial} cannot be compared with itself: name others with --compare")
+        chosen.append(run)
+    return chosen
 
 
 def _check_name(name: str | None) -> None:

@@ -278,6 +278,9 @@ def test_a_trajectory_of_a_run_of_a_cluster(world: World) -> None:
     older = world("trace", "run1", "--cluster", "c", "--task", "t1")
     assert "wrote  Ada lives in Arnby" in older.stdout
     assert "step 9 is not recorded" in world("trace", "--cluster", "c", "--step", "9", code=2).stderr
+    page = world("report", "--cluster", "c", "--out", "-").stdout
+    assert '{"step":2,"tasks":[[{"task":"t2"' in page
+    assert '{"step":1,' not in page  # of a run elsewhere only the newest step is brought
 
 
 def test_status_of_a_cluster_says_why_its_run_failed(world: World) -> None:

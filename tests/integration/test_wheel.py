@@ -78,7 +78,8 @@ def test_the_wheel_is_whole(wheel: Path) -> None:
     wanted |= {f"clusterkit/_{name}/{path}" for name in ("presets", "images") for path in files_of(REPOSITORY / name)}
 
     assert packed == wanted
-    for name in ("_presets/sizes/tiny.yaml", "_images/versions.env", "observe/report/page.css"):
+    page = [f"observe/report/{name}" for name in ("page.css", "plots.js", "uplot/uPlot.iife.min.js", "uplot/LICENSE")]
+    for name in ("_presets/sizes/tiny.yaml", "_images/versions.env", *page):
         assert f"clusterkit/{name}" in packed
     assert {f"{name}/py.typed" for name in PACKAGES} <= packed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import subprocess
@@ -15,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_writer import RunWriter
 
-from clusterkit.observe.report.charts import Chart, sections
+from clusterkit.observe import report
+from clusterkit.observe.report.charts import numbers_of
 from clusterkit.observe.report.page import content, document
-from clusterkit.observe.report.plot import scale, short
-from clusterkit.observe.report.series import MOST_POINTS, bucket_width, make_series
+from clusterkit.observe.report.series import MOST_POINTS, Numbers, Series, bucket_width
 from clusterkit.observe.report.source import RunReader
 
 CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
@@ -54,9 +55,13 @@ def _page(*writers: RunWriter) -> str:
     return document("a run", content([RunReader(writer.run).read() for writer in writers], writers[0].clock))
 
 
-def _chart(title: str, *writers: RunWriter) -> Chart:
-    charts = [chart for _, drawn in sections([RunReader(writer.run).read() for writer in writers]) for chart in drawn]
-    return next(chart for chart in charts if chart.title == title)
+def _series(name: str, writer: RunWriter) -> Series:
+    return numbers_of([RunReader(writer.run).read()])[name][0]
+
+
+def _data(*writers: RunWriter) -> dict[str, Any]:
+    """What the page's script draws."""
+    return next(data for data in Elements(_page(*writers)).data if isinstance(data, dict) and "charts" in data)
 
 
 def _command(fileroot: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,20 +105,22 @@ def _long(fileroot: Path, trial: str, steps: int) -> RunWriter:
     st.lists(st.tuples(st.integers(1, 5000), st.floats(-1e6, 1e6)), min_size=1, unique_by=lambda pair: pair[0]),
 )
 def test_thinning_keeps_every_extreme_and_accounts_for_every_step(values: list[tuple[int, float]]) -> None:
-    records = [{"kind": "step", "global_step": step, "value": value} for step, value in sorted(values)]
-
-    found = make_series(records, lambda record: record["value"], bucket_width(step for step, _ in values))
+    steps = sorted(step for step, _ in values)
+    numbers = Numbers(bucket_width(steps))
+    for step, value in values:
+        numbers.add("x", step, value)
+    found = numbers.series()["x"]
 
     assert len(found.mean) <= MOST_POINTS + 1  # buckets begin at multiples of their width
     assert max(found.high) == max(value for _, value in values)
     assert min(found.low) == min(value for _, value in values)
-    assert (found.first[0], found.last[-1]) == (records[0]["global_step"], records[-1]["global_step"])
+    assert (found.first[0], found.last[-1]) == (steps[0], steps[-1])
     for low, mean, high in zip(found.low, found.mean, found.high, strict=True):
         assert low - 1e-6 <= mean <= high + 1e-6
 
 
 def test_a_short_run_is_drawn_as_it_is(tmp_path: Path) -> None:
-    line = _chart("Reward", RunWriter(tmp_path).attempt().steps(1, 30)).lines[0].series
+    line = _series("task_reward", RunWriter(tmp_path).attempt().steps(1, 30))
 
     assert line.first == line.last == tuple(range(1, 31))
     assert line.mean == tuple(step / 100 for step in range(1, 31))
@@ -123,7 +130,7 @@ def test_a_short_run_is_drawn_as_it_is(tmp_path: Path) -> None:
 def test_steps_that_were_undone_are_not_drawn(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 9).attempt(resume_step=6).steps(7, 8)
 
-    assert _chart("Reward", writer).lines[0].series.first == tuple(range(1, 9))
+    assert _series("task_reward", writer).first == tuple(range(1, 9))
 
 
 def test_values_that_are_no_finite_numbers_are_told(tmp_path: Path) -> None:
@@ -140,7 +147,9 @@ def test_values_that_are_no_finite_numbers_are_told(tmp_path: Path) -> None:
 def test_numbers_that_no_plot_is_made_for_are_drawn_all_the_same(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().record("step", global_step=1, stats={"device_memory_gb": 61.5})
 
-    assert _chart("device_memory_gb", writer).lines[0].series.mean == (61.5,)
+    data = _data(writer)
+    assert [chart["names"] for chart in data["charts"]] == [["device_memory_gb"]]
+    assert data["numbers"]["device_memory_gb"][0]["mean"] == [61.5]
 
 
 def test_the_page_of_two_long_runs_stays_below_two_megabytes(tmp_path: Path) -> None:
@@ -163,31 +172,53 @@ def test_a_run_without_steps_and_one_without_records_have_a_page(tmp_path: Path)
 def test_records_of_another_shape_cost_nothing_but_their_values(tmp_path: Path, value: Any) -> None:
     writer = RunWriter(tmp_path).attempt().record("step", global_step=1, stats=value).steps(2, 4)
 
-    assert _chart("Reward", writer).lines[0].series.first == (2, 3, 4)
+    assert _series("task_reward", writer).first == (2, 3, 4)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-        (0.0, 7.0, (0.0, 2.0, 4.0, 6.0, 8.0)),
-        (-3.0, 3.0, (-4.0, -2.0, 0.0, 2.0, 4.0)),
-    ],
-)
-def test_axes_have_round_ticks_around_their_values(low: float, high: float, ticks: tuple[float, ...]) -> None:
-    assert scale(low, high).ticks == pytest.approx(ticks)
+def test_the_plots_of_a_page_have_every_number_once_and_the_numbers_of_tensorboard(tmp_path: Path) -> None:
+    """`clusterkit` tells W&B, TensorBoard and the page the same names (trainer/metrics.py)."""
+    writer = (
+        RunWriter(tmp_path)
+        .attempt()
+        .record(
+            "step",
+            global_step=1,
+            stats={"lr": 1e-5},
+            timings={"train": 2.0},
+            machine={"cpu_share": 0.5},
+            tokens_per_s=9.0,
+        )
+    )
+    writer.record("eval", global_step=1, name="heldout", accuracy=0.5, metrics={"f1": 0.25})
+
+    data = _data(writer)
+
+    assert set(data["numbers"]) == {
+        "lr", "time/train", "machine/cpu_share", "tokens_per_s", "eval/accuracy", "eval/f1"
+    }  # fmt: skip
+    drawn = [name for chart in data["charts"] for name in chart["names"]]
+    assert sorted(drawn) == sorted(data["numbers"])
 
 
-@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
-def test_every_range_of_values_gets_an_axis_whose_ticks_can_be_told_apart(one: float, other: float) -> None:
-    low, high = min(one, other), max(one, other)
+def test_a_part_of_a_step_that_some_steps_lack_took_no_time_there(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt()
+    for step, timings in ((1, {"train": 2.0, "eval": 1.0}), (2, {"train": 2.0}), (3, {"train": 2.0, "eval": 3.0})):
+        writer.record("step", global_step=step, timings=timings)
 
-    found = scale(low, high)
+    assert _series("time/eval", writer).mean == (1.0, 0.0, 3.0)
 
-    rounding = 1e-9 * max(abs(low), abs(high))
-    assert found.low <= low + rounding
-    assert found.high >= high - rounding
-    assert len({short(tick) for tick in found.ticks}) == len(found.ticks) >= 2
+
+def test_numbers_of_a_growing_run_are_those_of_one_that_is_read_at_once(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 900)
+    reader = RunReader(writer.run)
+    numbers_of([reader.read()])
+    writer.steps(901, 1500)  # from here on two steps make a point
+    numbers_of([reader.read()])
+    writer.attempt(resume_step=1200).steps(1201, 1210)  # and steps are undone
+
+    grown = numbers_of([reader.read()])
+    assert grown == numbers_of([RunReader(writer.run).read()])
+    assert grown["task_reward"][0].last[-1] == 1210
 
 
 # What is told
@@ -214,10 +245,43 @@ def test_two_runs_are_told_apart_by_their_settings(tmp_path: Path) -> None:
     page = Elements(_page(one, other))
 
     assert "seed12" in page.text  # a row: the name, and a value for each
-    assert "learning_rate" not in page.text
-    shared = next(data for data in page.data if isinstance(data, dict))
-    assert shared["runs"] == ["run1", "run2"]
-    assert shared["x"] == [1, 5]
+    different = page.text.partition("Settings that differ")[2].partition("Command, code and machine")[0]
+    assert "learning_rate" not in different
+    data = _data(one, other)
+    assert data["runs"] == ["run1", "run2"]
+    assert data["x"] == [1, 5]
+
+
+def test_any_number_of_runs_is_drawn_over_one_another(tmp_path: Path) -> None:
+    runs = [RunWriter(tmp_path, trial=f"run{number}").attempt().steps(1, number) for number in range(1, 12)]
+    other = RunWriter(tmp_path, "other", "run1").attempt().steps(1, 3)
+
+    data = _data(*runs, other)
+
+    assert [line["run"] for line in data["numbers"]["task_reward"]] == list(range(12))
+    assert data["runs"][0] == "tiny-recall/run1"  # two trials have this name
+    assert data["runs"][-1] == "other/run1"
+
+
+def test_the_page_has_the_configuration_and_what_a_run_was_started_with(tmp_path: Path) -> None:
+    machine = {"host": "node7", "system": "Linux 6", "cores": 32, "memory_gib": 256.0, "gpus": ["H200", "H200"]}
+    writer = RunWriter(tmp_path).config("train.learning_rate=3e-5")
+    origin = {"command": "clusterkit train --preset tiny", "code": "4bad1dea+", "versions": {"torch": "2.9"}}
+    writer.record("attempt", attempt=1, total_steps=3, ranks=2, machine=machine, **origin)
+
+    text = Elements(_page(writer.steps(1, 3))).text
+
+    assert "Commandclusterkit train --preset tinyCode4bad1dea+" in text
+    assert "Machinenode7, Linux 6, 32 cores, 256 GiBGPUs2 x H200Ranks2" in text
+    assert "Versionstorch 2.9" in text
+    assert "train.learning_rate3e-05" in text
+
+
+@pytest.mark.parametrize("value", [7, "x", [], {"gpus": 7, "memory_gib": "much"}, {"gpus": [None]}])
+def test_a_machine_of_another_shape_costs_nothing_but_itself(tmp_path: Path, value: Any) -> None:
+    writer = RunWriter(tmp_path).record("attempt", attempt=1, machine=value, versions=value, command=value, ranks=1)
+
+    assert "Ranks1" in Elements(_page(writer)).text
 
 
 def test_a_reader_follows_a_run_that_grows_and_notices_one_that_began_afresh(tmp_path: Path) -> None:
@@ -268,6 +332,24 @@ def test_a_page_loads_nothing_from_anywhere(tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
 
 
+def test_the_plotting_library_is_the_pinned_one_with_its_licence(tmp_path: Path) -> None:
+    """scripts/uplot.sh renews it."""
+    folder = Path(report.__file__).parent / "uplot"
+    name, *sums = folder.joinpath("PINNED").read_text().splitlines()
+    pinned = dict(reversed(line.split()) for line in sums)
+
+    assert pinned == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "PINNED"
+    }  # fmt: skip
+    library = folder.joinpath("uPlot.iife.min.js").read_text()
+    assert f"(v{name.split()[1]})" in library.partition("\n")[0]
+    text = _page(RunWriter(tmp_path).attempt().steps(1, 3))
+    assert library in text
+    assert "Copyright (c) 2022 Leon Sorokin" in text
+
+
 # The command
 
 
@@ -276,14 +358,16 @@ def test_the_command_writes_one_file_and_names_it(tmp_path: Path) -> None:
     RunWriter(tmp_path, trial="run2").attempt().steps(1, 3)
 
     written = _command(tmp_path, "--trial", "run1")
-    compared = _command(tmp_path, "--trial", "run1", "--compare", "run2", "--out", "two.html", "--json")
+    RunWriter(tmp_path, "other", "run3").attempt().steps(1, 3)
+    others = ("--compare", "run2", "--compare", "other/run3")
+    compared = _command(tmp_path, "--trial", "run1", *others, "--out", "three.html", "--json")
 
     assert (written.returncode, written.stdout) == (0, f"{tmp_path / 'tiny-recall-run1.html'}\n")
     assert (tmp_path / "tiny-recall-run1.html").read_text().startswith("<!DOCTYPE html>")
     facts = json.loads(compared.stdout)
-    assert facts["runs"] == ["tiny-recall/run1", "tiny-recall/run2"]
-    assert facts["bytes"] == (tmp_path / "two.html").stat().st_size
-    assert {path.name for path in tmp_path.iterdir()} == {"logs", "tiny-recall-run1.html", "two.html"}
+    assert facts["runs"] == ["tiny-recall/run1", "tiny-recall/run2", "other/run3"]
+    assert facts["bytes"] == (tmp_path / "three.html").stat().st_size
+    assert {path.name for path in tmp_path.iterdir()} == {"logs", "tiny-recall-run1.html", "three.html"}
     assert _command(tmp_path, "--trial", "run1", "--out", "-").stdout.startswith("<!DOCTYPE html>")
 
 
@@ -302,6 +386,7 @@ def test_records_that_cannot_be_read_are_said(tmp_path: Path) -> None:
         (["--trial", "run9"], 1, "no run */run9"),
         (["--compare", "run9"], 1, "no run tiny-recall/run9"),
         (["--compare", "run1"], 2, "compared with itself"),
+        (["--trial", "run1", "--compare", "run2", "--compare", "run2"], 2, "compared with itself"),
         (["--compare", "../run1"], 2, "'..' is no name"),
         (["--experiment", "*"], 2, "'*' is no name"),
         (["--out", "."], 2, "is a folder: name a file"),
@@ -309,7 +394,8 @@ def test_records_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
-    RunWriter(tmp_path).attempt().steps(1, 3)
+    for trial in ("run2", "run1"):
+        RunWriter(tmp_path, trial=trial).attempt().steps(1, 3)
 
     result = _command(tmp_path, *arguments)
 

@@ -25,7 +25,7 @@ CLUSTERKIT = str(Path(sys.executable).with_name("clusterkit"))
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Dashboard]:
-    with Dashboard(0, Views(tmp_path, None, None, None)) as dashboard:
+    with Dashboard(0, Views(tmp_path, None, None)) as dashboard:
         thread = threading.Thread(target=dashboard.serve_forever, args=(0.01,))
         thread.start()
         yield dashboard
@@ -81,7 +81,7 @@ def test_a_browser_gets_in_by_the_printed_address_and_keeps_no_token_in_its_own(
 
 
 def test_every_start_has_a_token_of_its_own(server: Dashboard, tmp_path: Path) -> None:
-    with Dashboard(0, Views(tmp_path, None, None, None)) as second:
+    with Dashboard(0, Views(tmp_path, None, None)) as second:
         assert len({server.token, second.token}) == 2
         assert server.cookie != second.cookie
     assert len(server.token) >= 40
@@ -158,15 +158,15 @@ def test_it_waits_for_the_first_run_and_follows_the_newest(server: Dashboard, tm
 def test_plots_that_the_page_has_already_are_not_sent_again(server: Dashboard, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 3)
     first = _ask(server, "/page")[1]
-    version = first.partition('data-version="')[2].partition('"')[0]
+    version = first.partition('id="plots" data-version="')[2].partition('"')[0]
 
     again = _ask(server, f"/page?drawn={version}")[1]
-    assert "<svg" in first
-    assert "<svg" not in again
+    assert 'id="shared"' in first
+    assert 'id="shared"' not in again
     assert "3 of 30" in again
 
     writer.steps(4, 4)
-    assert "<svg" in _ask(server, f"/page?drawn={version}")[1]
+    assert 'id="shared"' in _ask(server, f"/page?drawn={version}")[1]
 
 
 def test_held_out_questions_are_shown_and_not_sent_again(
@@ -182,16 +182,41 @@ def test_held_out_questions_are_shown_and_not_sent_again(
     write_heldout(writer.run.logs, mini_hotpotqa, "after", careful)
     again = _ask(server, f"/page?drawn={versions}")[1]
     assert "\\\\boxed{Yarrow}" in again
-    assert "<svg" not in again
+    assert 'id="shared"' not in again
 
 
-def test_two_runs_can_be_chosen(server: Dashboard, tmp_path: Path) -> None:
-    for trial in ("run1", "run2"):
+def test_several_runs_can_be_chosen(server: Dashboard, tmp_path: Path) -> None:
+    for trial in ("run1", "run2", "run3"):
         RunWriter(tmp_path, trial=trial).config().attempt().steps(1, 3)
 
     text = _ask(server, "/?run=tiny-recall/run1&compare=tiny-recall/run2")[1]
-
     assert "Both runs have the same settings" in text
+
+    text = _ask(server, "/?run=tiny-recall/run1&compare=tiny-recall/run2&compare=tiny-recall/run3")[1]
+    assert "All runs have the same settings" in text
+    assert text.count(" checked") >= 2 + 3  # the runs over it, and above the plots all of them
+
+
+def test_runs_of_the_command_are_drawn_until_the_reader_chooses_others(tmp_path: Path) -> None:
+    for trial in ("run1", "run2", "run3"):
+        RunWriter(tmp_path, trial=trial).attempt().steps(1, 3)
+    with Dashboard(0, Views(tmp_path, "tiny-recall", "run1", ["run2"])) as dashboard:
+        thread = threading.Thread(target=dashboard.serve_forever, args=(0.01,))
+        thread.start()
+        heads = {
+            path: _ask(dashboard, path)[1].partition("<h1>")[2].partition("</h1>")[0]
+            for path in ("/", "/?run=", "/?run=&compare=tiny-recall/run3", "/?run=tiny-recall/run3")
+        }
+        dashboard.shutdown()
+        thread.join()
+
+    shown = {path: re.findall(r"tiny-recall/(\w+)", head) for path, head in heads.items()}
+    assert shown == {
+        "/": ["run1", "run2"],
+        "/?run=": ["run1"],
+        "/?run=&compare=tiny-recall/run3": ["run1", "run3"],
+        "/?run=tiny-recall/run3": ["run3"],
+    }
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "tiny-recall/..", "*/*", "tiny-recall/run1/x", "a/%00"])
@@ -206,7 +231,7 @@ def test_names_that_are_paths_or_patterns_are_refused(server: Dashboard, tmp_pat
 
 def test_a_port_that_is_taken_is_said(server: Dashboard, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"port {server.server_port} of 127.0.0.1 cannot be had"):
-        Dashboard(server.server_port, Views(tmp_path, None, None, None))
+        Dashboard(server.server_port, Views(tmp_path, None, None))
 
 
 def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_page_without_records_or_with_damaged_ones_lacks_the_part_alone(tmp_pa
     (writer.run.logs / "rollouts" / "eval_after.jsonl.zst").write_bytes(b"no zstd")
     text = page(writer)
     assert 'id="heldout"' not in text
-    assert "<svg" in text
+    assert 'id="shared"' in text
 
 
 def test_two_runs_have_one_part_each(tmp_path: Path, mini_hotpotqa: Path) -> None:
@@ -105,5 +105,5 @@ def test_two_runs_have_one_part_each(tmp_path: Path, mini_hotpotqa: Path) -> Non
         write_heldout(writer.run.logs, mini_hotpotqa, "before", model)
 
     text = page(*writers)
-    assert text.count('class="heldout"') == 2
+    assert text.count('class="heldout clicked"') == 2
     assert text.index("<h3>tiny-recall/run1</h3>") < text.index("<h3>tiny-recall/run2</h3>")

@@ -96,14 +96,14 @@ def test_another_sample_and_json(run: RunDirectory) -> None:
     assert found["turns"][0]["over"] < 0  # nothing was written, while others did
 
 
-def test_the_page_shows_the_best_trajectory_and_nothing_of_a_text_runs(run: RunDirectory, tmp_path: Path) -> None:
+def test_the_page_has_all_samples_turn_by_turn(run: RunDirectory, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     trace(run, "--out", str(out), app=report_app)
     page = out.read_text()
 
-    assert "How the memory grew" in page
-    assert "kept as sem_0001" in page
-    assert "&lt;script&gt;" in page
+    assert '"did":"kept as sem_0001","text":"bako lamp","worth":"valid; holds the answer to 1 question"' in page
+    assert '"sample":1,' in page
+    assert "honey \\u003cscript>" in page
     assert "honey <script>" not in page
 
 

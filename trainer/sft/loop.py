@@ -17,6 +17,7 @@ from torch import Tensor
 from trainer.base_run import Attempt, Clock, SteppedRun
 from trainer.errors import UserError
 from trainer.files import write_atomic
+from trainer.metrics import eval_scalars
 from trainer.rollout.batch import set_weights
 from trainer.schedule import Schedule
 from trainer.sft.encoding import Encoder
@@ -220,7 +221,7 @@ class SftRun(SteppedRun):
             seconds=round(time.perf_counter() - began, 3),
         )
         self.monitor.info(f"Evaluation {name}: loss {loss:.4f} per answer token on {len(examples)} examples.")
-        self.monitor.scalars({"eval/loss": loss}, number)
+        self.monitor.scalars(eval_scalars(result), number)
         return result
 
     def _finish(self) -> None:

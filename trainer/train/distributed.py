@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trainer.errors import UserError
+from trainer.machine import origin
 from trainer.train.rendezvous import meet
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
@@ -68,7 +69,8 @@ class World:
         """What an attempt runs on, for its first record."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         versions["python"] = platform.python_version()
-        return {"pid": os.getpid(), "ranks": self.size, "threads": torch.get_num_threads(), "versions": versions}
+        facts = {"pid": os.getpid(), "ranks": self.size, "threads": torch.get_num_threads(), "versions": versions}
+        return facts | origin() if self.is_main else facts
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks, the same on each; in place."""

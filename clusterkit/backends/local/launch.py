@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from clusterkit.backends.local.interpreter import missing_packages
+from clusterkit.common.origin import origin_environment
 from clusterkit.runs.directory import FILEROOT, RunDirectory
 from trainer.config import RunConfig
 from trainer.disk import file_failures
@@ -101,7 +102,8 @@ def run_trainer(
     The first SIGINT, SIGTERM or SIGHUP is handed on as SIGTERM, once; a second one kills its process group.
     `on_poll` is called a few times a second and once after the end, `on_interrupt` after the first signal.
     """
-    environment = {**os.environ, "CLUSTERKIT_ATTEMPT": str(attempt), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    own = {"CLUSTERKIT_ATTEMPT": str(attempt), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = {**os.environ, **origin_environment(), **own}
     child: subprocess.Popen[bytes] | None = None
     interrupts = handed_on = 0
     first_at = 0.0

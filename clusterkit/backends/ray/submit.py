@@ -20,6 +20,7 @@ from clusterkit.backends.ray.jobs import (
     submit_or_attach,
 )
 from clusterkit.backends.ray.storage import drop_config, fetch_records, put_code, put_config
+from clusterkit.common.origin import origin_environment
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.trials import TrialState, choose_trial, completed_trial, run_directory
 from clusterkit.ssh.api import Session
@@ -97,6 +98,7 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
             f"exec python3 -m trainer.launch.job {shlex.quote(str(run.config))} {shlex.quote(str(submitted))} {digest}",
             # The user's name, not the container's: runs of several people on one cluster lie beside each other.
             environment={
+                **origin_environment(),
                 "PYTHONPATH": code,
                 "USER": user,
                 "LOGNAME": user,

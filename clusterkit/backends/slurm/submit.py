@@ -18,6 +18,7 @@ from clusterkit.backends.local.launch import require_trainer, require_writable, 
 from clusterkit.backends.own_code import own_files
 from clusterkit.backends.slurm.script import APPTAINER, PYXIS, SlurmContainer, SlurmOptions, sbatch_options, script
 from clusterkit.common.node_code import content_of, node_files
+from clusterkit.common.origin import origin_environment
 from clusterkit.config.resolve import Resolved
 from clusterkit.hosts.folders import write_private
 from clusterkit.provision.images.versions import versions
@@ -169,6 +170,7 @@ def _sbatch(options: tuple[str, ...], file: Path) -> str:
         # A job that is submitted from within another one is none of that one's business.
         if not name.startswith(tuple(inside)) or name == "SLURM_CONF"
     }
+    environment |= origin_environment()
     try:
         answer = slurm(["sbatch", "--parsable", *options, str(file)], environment)
     except SlurmError as error:

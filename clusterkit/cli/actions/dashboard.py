@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
@@ -12,8 +13,8 @@ from clusterkit.observe.report.dashboard import Dashboard, Views
 from clusterkit.ui import output
 
 
-def dashboard(run: RunOptions, compare: str | None, port: int) -> None:
-    """Serve a run's page, beside that of `compare`, on a port of this machine."""
+def dashboard(run: RunOptions, compare: Sequence[str], port: int) -> None:
+    """Serve a run's page, with those of `compare` over it, on a port of this machine."""
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
         if backend.where:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterkit.backends.table import open_backend
@@ -10,19 +11,23 @@ from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.observe.report.log_source import LogRun
 from clusterkit.observe.report.page import content, document
+from clusterkit.observe.report.rollouts import shown_files
 from clusterkit.observe.report.source import RunReader
 from clusterkit.runs.log.reader import cache_folder, log_reader
 from clusterkit.ui import output
 from clusterkit.ui.page_file import write_page
 
 
-def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bool) -> None:
-    """Write a run, and the one beside it, as one page. out: the file, or - for stdout."""
+def report(run: RunOptions, compare: Sequence[str], out: str | None, *, as_json: bool) -> None:
+    """Write a run, and those of `compare` over it, as one page. out: the file, or - for stdout."""
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
         directories = runs.choose(run.experiment, run.trial, compare)
         for directory in directories:
             runs.fetch_heldout(directory)
+            runs.index_steps(directory)
+            for _, file in shown_files(directory)[-1:]:  # of a cluster's run only the newest: they may be large
+                runs.fetch_step(file)
         read = [RunReader(directory).read() for directory in directories]
         names = [one.name for one in read]
         page = runs.with_original_paths(document(" against ".join(names), content(read, time.time())))
@@ -35,7 +40,7 @@ def report(run: RunOptions, compare: str | None, out: str | None, *, as_json: bo
     )
 
 
-def report_log(log: str, run: RunOptions, compare: str | None, out: str | None, *, as_json: bool) -> None:
+def report_log(log: str, run: RunOptions, compare: Sequence[str], out: str | None, *, as_json: bool) -> None:
     """Write what a log says of a run as one page. log: the file, or - for standard input."""
     run.require_no_run(*(["--compare"] if compare else []))
     path = Path(log) if log == "-" else Path(log).expanduser()

@@ -73,5 +73,5 @@ def _chosen_run(run: RunOptions) -> Iterator[tuple[Runs, RunDirectory]]:
     """The runs of the place that the options mean, and the one of them that they name."""
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
-        (chosen,) = runs.choose(run.experiment, run.trial, None)
+        (chosen,) = runs.choose(run.experiment, run.trial)
         yield runs, chosen

@@ -1,25 +1,20 @@
-"""The plots of one run, or of two on one another: which numbers share a plot, and their meaning."""
+"""The plots of one run, or of several over one another: which numbers share a plot, and their meaning.
+
+Numbers have the names that TensorBoard and W&B get (trainer/metrics.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from clusterkit.common.text_plot import size
-from clusterkit.observe.report.series import Series, bucket_width, make_series
+from clusterkit.observe.report.series import Series, bucket_width
 from clusterkit.observe.report.source import Run
-from clusterkit.runs.log.metrics import Record, mapping, number, whole
+from clusterkit.runs.log.metrics import number, whole
 
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a plot. `colour`: number in the palette; `run`: 0, or 1 for the second run."""
-
-    label: str
-    colour: int
-    run: int
-    series: Series
+Numbers = dict[str, dict[int, Series]]
+"""By name and number of the run."""
 
 
 @dataclass(frozen=True)
@@ -34,68 +29,99 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One plot over the steps. `from_zero`: the axis begins at 0; `stacked`: areas instead of lines."""
+    """One plot over the steps.
 
-    title: str
-    unit: str
-    meaning: str
-    lines: tuple[Line, ...] = ()
-    from_zero: bool = False
-    stacked: bool = False
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A plot of some numbers of `stats`."""
+    Args:
+        title: its heading.
+        unit: of all its numbers.
+        meaning: one sentence.
+        names: of the numbers that it shows.
+        from_zero: the axis begins at 0.
+        stacked: number of the run whose numbers are stacked as areas; None: lines of all runs.
+    """
 
     title: str
     unit: str
     meaning: str
     names: tuple[str, ...]
     from_zero: bool = False
+    stacked: int | None = None
 
 
-REWARD = Spec(
+REWARD = Chart(
     "Reward",
     "mean of a step",
     "What the task gives; final_reward is after limits and penalties.",
     ("task_reward", "final_reward"),
 )
 LEARNING = (
-    Spec(
+    Chart(
         "Clip ratio",
         "share of tokens",
         "Tokens whose update was clipped. Rising: the policy moves too fast.",
         ("actor_clip_ratio",),
         True,
     ),
-    Spec(
+    Chart(
         "KL",
         "nats a token",
         "How far the policy moved: within a step, from the reference, from the sampling engine.",
         ("ppo_approx_kl", "kl_reward", "mismatch_kl"),
     ),
-    Spec(
+    Chart(
         "Importance weight",
         "ratio",
         "New to old probability of a token; 1 where nothing moved.",
         ("importance_weight",),
     ),
-    Spec("Entropy", "nats a token", "Falling to 0 early: the policy has stopped exploring.", ("entropy",), True),
-    Spec("Loss", "", "The policy's loss; its course says little about success.", ("actor_loss",)),
-    Spec("Gradient norm", "", "Before clipping.", ("grad_norm",), True),
-    Spec("Learning rate", "", "By the schedule.", ("lr",), True),
+    Chart("Entropy", "nats a token", "Falling to 0 early: the policy has stopped exploring.", ("entropy",), True),
+    Chart("Loss", "", "The policy's loss; its course says little about success.", ("actor_loss",)),
+    Chart("Gradient norm", "", "Before clipping.", ("grad_norm",), True),
+    Chart("Learning rate", "", "By the schedule.", ("lr",), True),
 )
 LENGTHS = (
-    Spec("Lengths", "tokens a turn", "Prompt alone, and prompt with answer.", ("avg_seq_len", "avg_prompt_len"), True),
-    Spec("No end of sequence", "share of answers", "Final answers that ran into the limit.", ("no_eos_ratio",), True),
-    Spec("The agent's memory", "turns a step", "Memories that came out empty, or were cut off at their limit.",
+    Chart("Lengths", "tokens a turn", "Prompt alone, and prompt with answer.", ("avg_seq_len", "avg_prompt_len"), True),
+    Chart("No end of sequence", "share of answers", "Final answers that ran into the limit.", ("no_eos_ratio",), True),
+    Chart("The agent's memory", "turns a step", "Memories that came out empty, or were cut off at their limit.",
          ("empty_memory", "truncated_memory"), True),
-    Spec("Cut off or failed", "trajectories a step", "Answers and contexts over their limit, and failures.",
+    Chart("Cut off or failed", "trajectories a step", "Answers and contexts over their limit, and failures.",
          ("truncated_final", "truncated_context", "failed_trajectories"), True),
-    Spec("Groups without a signal", "groups a step", "All of a group's answers had one reward: nothing to learn from.",
+    Chart("Groups without a signal", "groups a step", "All of a group's answers had one reward: nothing to learn from.",
          ("zero_variance_groups",), True),
 )  # fmt: skip
+HELD_OUT = Chart(
+    "Held-out accuracy",
+    "share of tasks",
+    "Tasks that it never trains on.",
+    ("eval/accuracy", "eval/sampled_accuracy"),
+    True,
+)
+SPEED = (
+    Chart(
+        "Throughput",
+        "tokens/s",
+        "Tokens read, sampled and trained on, over the step's seconds.",
+        ("tokens_per_s",),
+        True,
+    ),
+    Chart("Step time", "seconds", "From the start of a step to its end.", ("step_time_s",), True),
+)
+MACHINE = (
+    Chart(
+        "GPUs and cores",
+        "share that is busy",
+        "Means over a step, of all GPUs and cores of the first rank's machine.",
+        ("machine/gpu_share", "machine/cpu_share"),
+        True,
+    ),
+    Chart(
+        "Memory",
+        "GiB",
+        "Of the fullest GPU (peak: as PyTorch counts it), and of the machine.",
+        ("machine/gpu_memory_gib", "gpu_memory_peak_gib", "machine/memory_gib"),
+        True,
+    ),
+)
 CONSTANTS = {"disable_value", "mask_no_eos_with_zero"}
 """Flags among the numbers of AReaL's line."""
 
@@ -107,96 +133,48 @@ TIMINGS = ("rollout", "train", "publish", "checkpoint", "eval", "other")
 Section = tuple[str, list[Chart]]
 
 
-def sections(runs: Sequence[Run]) -> list[Section]:
-    """Return the plots under their headings, without those that have no value in any run."""
-    width = max((bucket_width(_steps(run)) for run in runs), default=1)
+def numbers_of(runs: Sequence[Run]) -> Numbers:
+    """Return all numbers of the runs, with the same steps per point."""
+    width = max((bucket_width(run.step_numbers()) for run in runs), default=1)
+    found: Numbers = {}
+    for index, run in enumerate(runs):
+        for name, series in run.numbers(width).items():
+            if name not in CONSTANTS:
+                found.setdefault(name, {})[index] = series
+    return found
 
-    def plot(spec: Spec) -> Chart:
-        return _plot(spec, runs, width)
 
+def sections(runs: Sequence[Run], numbers: Numbers) -> list[Section]:
+    """Return the plots under their headings, without numbers that no run has."""
+    first, *more = SPEED
     found: list[Section] = [
-        ("Is it learning?", [plot(REWARD), _held_out(runs, width), *map(plot, LEARNING)]),
-        ("What does it write?", [plot(spec) for spec in LENGTHS]),
-        ("Where does the time go?", [_throughput(runs, width), *_times(runs, width), _step_time(runs, width)]),
-        ("Other numbers", [plot(Spec(name, "", "", (name,))) for name in _others(runs)]),
+        ("Is it learning?", [REWARD, HELD_OUT, *LEARNING]),
+        ("What does it write?", list(LENGTHS)),
+        ("Where does the time go?", [first, *_times(runs, numbers), *more]),
+        ("How busy is the machine?", list(MACHINE)),
     ]
-    drawn = [(title, [chart for chart in charts if chart.lines]) for title, charts in found]
-    return [(title, charts) for title, charts in drawn if charts]
+    shown = {name for _, charts in found for chart in charts for name in chart.names}
+    found.append(("Other numbers", [Chart(name, "", "", (name,)) for name in sorted(numbers.keys() - shown)]))
+    drawn = [(title, [_with_values(chart, numbers) for chart in charts]) for title, charts in found]
+    kept = [(title, [chart for chart in charts if chart.names]) for title, charts in drawn]
+    return [(title, charts) for title, charts in kept if charts]
 
 
-def _steps(run: Run) -> list[int]:
-    return [whole(step, "global_step") for step in run.history.steps]
+def _with_values(chart: Chart, numbers: Numbers) -> Chart:
+    return replace(chart, names=tuple(name for name in chart.names if name in numbers))
 
 
-def _stat(name: str) -> Callable[[Record], Any]:
-    return lambda record: mapping(record, "stats").get(name)
-
-
-def _lines(
-    runs: Sequence[Run], width: int, values: Sequence[tuple[str, Callable[[Record], Any]]], kind: str = "steps"
-) -> tuple[Line, ...]:
-    lines = []
-    for position, (label, value) in enumerate(values):
-        for index, run in enumerate(runs):
-            found = make_series(getattr(run.history, kind), value, width)
-            if found:
-                # Every line has its own colour; lines of the second run are also dashed.
-                lines.append(Line(label, position * len(runs) + index, index, found))
-    return tuple(lines)
-
-
-def _plot(spec: Spec, runs: Sequence[Run], width: int) -> Chart:
-    lines = _lines(runs, width, [(name, _stat(name)) for name in spec.names])
-    return Chart(spec.title, spec.unit, spec.meaning, lines, from_zero=spec.from_zero)
-
-
-def _held_out(runs: Sequence[Run], width: int) -> Chart:
-    values = [("greedy", lambda r: r.get("accuracy")), ("sampled", lambda r: r.get("sampled_accuracy"))]
-    lines = _lines(runs, width, values, "held_out")
-    return Chart("Held-out accuracy", "share of tasks", "Tasks that it never trains on.", lines, from_zero=True)
-
-
-def _throughput(runs: Sequence[Run], width: int) -> Chart:
-    lines = _lines(runs, width, [("tokens_per_s", lambda record: record.get("tokens_per_s"))])
-    meaning = "Tokens read, sampled and trained on, over the step's seconds."
-    return Chart("Throughput", "tokens/s", meaning, lines, from_zero=True)
-
-
-def _step_time(runs: Sequence[Run], width: int) -> Chart:
-    lines = _lines(runs, width, [("step_time_s", lambda record: record.get("step_time_s"))])
-    return Chart("Step time", "seconds", "From the start of a step to its end.", lines, from_zero=True)
-
-
-def _times(runs: Sequence[Run], width: int) -> list[Chart]:
+def _times(runs: Sequence[Run], numbers: Numbers) -> list[Chart]:
     """Return a plot of the parts of a step for each run."""
     charts = []
     for index, run in enumerate(runs):
-        recorded = {part for step in run.history.steps for part in mapping(step, "timings")}
-        parts = [part for part in TIMINGS if part in recorded] + sorted(recorded - set(TIMINGS))
-        lines = []
-        for colour, part in enumerate(parts):
-            # A part that a step lacks took no time: stacked areas need a value everywhere.
-            found = make_series(run.history.steps, _part(part), width)
-            if any(found.high):
-                lines.append(Line(part, colour, index, found))
+        parts = {name for name, lines in numbers.items() if name.startswith("time/") and index in lines}
+        known = [f"time/{part}" for part in TIMINGS]
+        names = [name for name in [*known, *sorted(parts.difference(known))] if name in parts]
+        taken = tuple(name for name in names if any(numbers[name][index].high))
         title = "Time of a step" if len(runs) == 1 else f"Time of a step, {run.directory.trial}"
-        meaning = "Its parts on one another."
-        charts.append(Chart(title, "seconds", meaning, tuple(lines), from_zero=True, stacked=True))
+        charts.append(Chart(title, "seconds", "Its parts on one another.", taken, True, stacked=index))
     return charts
-
-
-def _part(name: str) -> Callable[[Record], Any]:
-    def seconds(record: Record) -> float:
-        return number(mapping(record, "timings"), name) or 0.0
-
-    return seconds
-
-
-def _others(runs: Sequence[Run]) -> list[str]:
-    """Return the numbers that no plot above shows, such as new ones of a trainer."""
-    shown = {name for spec in (REWARD, *LEARNING, *LENGTHS) for name in spec.names} | CONSTANTS
-    names = {name for run in runs for step in run.history.steps for name in mapping(step, "stats")}
-    return sorted(names - shown)
 
 
 def marks(runs: Sequence[Run]) -> list[Mark]:

@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from clusterkit.observe.report.page import Plots, content, content_policy, document, plots
+from clusterkit.observe.report.page import content, content_policy, document
+from clusterkit.observe.report.plots import Plots, plots
 from clusterkit.observe.report.source import Run, RunReader
 from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import RunDirectory, runs
@@ -33,7 +35,7 @@ LIVE_SECONDS = 3.0
 """Seconds between requests of an open page for new content."""
 
 MOST_READERS = 8
-"""Records of so many runs are kept in memory."""
+"""Records of so many runs are kept in memory, or of those that are shown."""
 
 MOST_LISTED = 200
 
@@ -49,7 +51,7 @@ class Views:
         fileroot: the folder.
         experiment: of the run that is shown first; None: any.
         trial: of that run; None: the newest.
-        compare: a second run.
+        compare: runs over it.
         mirror: where the runs are, which updates copies of remote ones before every look.
     """
 
@@ -58,22 +60,27 @@ class Views:
         fileroot: Path,
         experiment: str | None,
         trial: str | None,
-        compare: str | None,
+        compare: Sequence[str] = (),
         mirror: Runs | None = None,
     ) -> None:
         self.fileroot = fileroot
         self._mirror = mirror
-        self._preset = (experiment, trial, compare)
+        self._preset = (experiment, trial, tuple(compare))
         self._lock = threading.Lock()
         self._readers: dict[RunDirectory, RunReader] = {}
         self._drawn: tuple[list[tuple[Run, int]], Plots] | None = None
 
-    def page(self, run: str, compare: str) -> str:
-        """Return a whole page. `run`, `compare`: `EXPERIMENT/TRIAL`; empty: those of the command."""
-        title = " against ".join(name for name in (run, compare) if name) or "clusterkit"
+    def page(self, run: str, compare: Sequence[str] | None) -> str:
+        """Return a whole page.
+
+        Args:
+            run: `EXPERIMENT/TRIAL`; empty: that of the command.
+            compare: the same of the runs over it; None: those of the command.
+        """
+        title = " against ".join(name for name in (run, *(compare or ())) if name) or "clusterkit"
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
-    def content(self, run: str, compare: str, known: str = "") -> Html:
+    def content(self, run: str, compare: Sequence[str] | None, known: str = "") -> Html:
         """Return the changing part of that page, without the parts whose versions are `known`.
 
         Raises:
@@ -83,6 +90,8 @@ class Views:
             directories = self._up_to_date(run, compare)
             with self._lock:
                 found = [self._reader(directory).read() for directory in directories]
+                while len(self._readers) > max(MOST_READERS, len(directories)):
+                    del self._readers[next(iter(self._readers))]
                 key = [(one, one.records) for one in found]
                 if self._drawn is None or not _same(self._drawn[0], key):
                     self._drawn = (key, plots(found))
@@ -92,7 +101,7 @@ class Views:
             message = self._mirror.with_original_paths(str(error)) if self._mirror else str(error)
             return tag("p", message, cls="empty")
 
-    def _up_to_date(self, run: str, compare: str) -> list[RunDirectory]:
+    def _up_to_date(self, run: str, compare: Sequence[str] | None) -> list[RunDirectory]:
         if self._mirror is None:
             return self._choose(run, compare)
         self._mirror.index()
@@ -102,34 +111,38 @@ class Views:
             self._mirror.fetch_heldout(directory)
         return directories
 
-    def _choose(self, run: str, compare: str) -> list[RunDirectory]:
-        if run or compare:
+    def _choose(self, run: str, compare: Sequence[str] | None) -> list[RunDirectory]:
+        experiment, trial, _ = self._preset
+        if run:
             experiment, _, trial = run.partition("/")
-            return choose_runs(self.fileroot, experiment or None, trial or None, compare or None)
-        return choose_runs(self.fileroot, *self._preset)
+        return choose_runs(self.fileroot, experiment or None, trial or None, self._over(run, compare))
+
+    def _over(self, run: str, compare: Sequence[str] | None) -> Sequence[str]:
+        """Return the runs over the first one: those of the command unless the reader has chosen."""
+        return self._preset[2] if compare is None and not run else compare or ()
 
     def _reader(self, directory: RunDirectory) -> RunReader:
         reader = self._readers.pop(directory, None) or RunReader(directory)
         self._readers[directory] = reader  # the most recently used one is last
-        while len(self._readers) > MOST_READERS:
-            del self._readers[next(iter(self._readers))]
         return reader
 
-    def _navigation(self, run: str, compare: str) -> Html:
+    def _navigation(self, run: str, compare: Sequence[str] | None) -> Html:
         names = [f"{one.experiment}/{one.trial}" for one in reversed(runs(self.fileroot))][:MOST_LISTED]
-        preset = "/".join(name for name in self._preset[:2] if name)
-
-        def choice(label: str, name: str, nothing: str, chosen: str) -> Html:
-            options = [
-                tag("option", text, value=value, selected=value == chosen)
-                for value, text in [("", nothing), *((one, one) for one in names)]
-            ]
-            return tag("label", label, tag("select", *options, name=name))
-
+        experiment, trial, _ = self._preset
+        preset = "/".join(name for name in (experiment, trial) if name)
+        choices = [("", f"newest of {preset}" if preset else "the newest"), *((one, one) for one in names)]
+        options = [tag("option", text, value=value, selected=value == run) for value, text in choices]
+        over = self._over(run, compare)
+        # Of the command, names may be trials alone.
+        chosen = {name if "/" in name else f"{(run or experiment or '').partition('/')[0]}/{name}" for name in over}
+        boxes = [
+            tag("label", tag("input", type="checkbox", name="compare", value=name, checked=name in chosen), name)
+            for name in names
+        ]
         form = tag(
             "form",
-            choice("Run", "run", f"newest of {preset}" if preset else "the newest", run),
-            choice("against", "compare", self._preset[2] or "none", compare),
+            tag("label", "Run", tag("select", *options, name="run")),
+            tag("details", tag("summary", f"against {len(over) or 'none'}"), tag("div", *boxes), cls="choice"),
             tag("button", "Show"),
             method="get",
             action="/",
@@ -194,8 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         address = urlsplit(self.path)
-        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        typed = self._is_token(query.pop("token", ""))
+        query = parse_qs(address.query, keep_blank_values=True)
+        typed = self._is_token(query.pop("token", [""])[-1])
         if not typed and not self._is_token(self._cookie()):
             self._answer(
                 HTTPStatus.FORBIDDEN,
@@ -205,9 +218,13 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         if typed and address.path == "/":  # remove the token from the address that the browser shows and remembers
-            self._answer(HTTPStatus.SEE_OTHER, "", "text/plain", "/" + (f"?{urlencode(query)}" if query else ""))
+            self._answer(
+                HTTPStatus.SEE_OTHER, "", "text/plain", "/" + (f"?{urlencode(query, doseq=True)}" if query else "")
+            )
             return
-        run, compare, known = (query.get(name, "") for name in ("run", "compare", "drawn"))
+        run, known = (query.get(name, [""])[-1] for name in ("run", "drawn"))
+        # The form sends an empty name for the newest run, and no `compare` where every box is empty.
+        compare = query.get("compare", [] if "run" in query else None)
         try:
             if address.path == "/":
                 text = self.server.views.page(run, compare)

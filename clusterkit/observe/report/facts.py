@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -9,13 +12,16 @@ from typing import Any
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.final_evaluation import read_summary, summary_rows, supervised_text
-from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.log.metrics import Record, mapping, number
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.run_status import is_supervised, warmup_text
 
 AVERAGED = 20
 """The first and the latest reward are means of so many steps."""
+
+LONG = 70
+"""A fact with more characters takes the width of a phone."""
 
 MOST_ROWS = 30
 """Most rows of a table; older ones are left out."""
@@ -32,14 +38,28 @@ def badge(status: Status) -> Html:
 
 
 def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
-    """Return a table with one row per fact and one column per run, without facts that no run has."""
+    """Return a card per fact, or of several runs a table with one column each; without facts that no run has."""
     pairs = list(zip(runs, statuses, strict=True))
+    if len(pairs) == 1:
+        facts = FACTS if statuses[0].message else FACTS[1:]  # the heading has the state
+        found = [(label, fact(*pairs[0])) for label, fact in facts]
+        cards = [tag("div", tag("dt", label), tag("dd", value), cls=_width(value)) for label, value in found if value]
+        return tag("dl", *cards, cls="cards")
     rows: list[list[object]] = []
     for label, fact in FACTS:
         cells = [fact(run, status) for run, status in pairs]
         if any(cells):
             rows.append([label, *(cell or _NOTHING for cell in cells)])
-    return table(["", *(run.name for run in runs)], rows, "facts two" if len(runs) > 1 else "facts")
+    return table(["", *(run.name for run in runs)], rows, "facts")
+
+
+def _width(value: object) -> str | None:
+    return "long" if len(re.sub("<[^>]*>", "", str(value))) > LONG else None
+
+
+def _value(value: str, note: str = "") -> Html:
+    """Return what is read first, and what is read next."""
+    return join(tag("b", value), tag("small", f" {note}") if note else None)
 
 
 def _state(_: Run, status: Status) -> object:
@@ -47,12 +67,12 @@ def _state(_: Run, status: Status) -> object:
     return join(badge(status), f" {message}" if message else None)
 
 
-def _step(run: Run, status: Status) -> str:
+def _step(run: Run, status: Status) -> Html:
     last = run.history.steps[-1] if run.history.steps else {}
-    text = f"{run.history.global_step} of {status.total_steps or '?'}"
-    if last.get("epoch"):
-        text += f" (epoch {last['epoch']} of {last.get('epochs', '?')})"
-    return text
+    epoch = f"epoch {last['epoch']} of {last.get('epochs', '?')}" if last.get("epoch") else ""
+    done, total = run.history.global_step, status.total_steps
+    bar = tag("progress", value=min(done, total), max=total, aria_label="Steps that are done") if total else None
+    return join(_value(f"{done} of {total or '?'}", epoch), bar)
 
 
 def _remaining(_: Run, status: Status) -> str:
@@ -75,17 +95,17 @@ def _silence(_: Run, status: Status) -> str:
     return f"{duration(status.silence)} ago" if status.alive and status.silence is not None else ""
 
 
-def _reward(run: Run, _: Status) -> str:
+def _reward(run: Run, _: Status) -> object:
     values = run.history.stat("task_reward")
     if not values:
         return ""
     some = min(AVERAGED, max(len(values) // 2, 1))
     first, latest = sum(values[:some]) / some, sum(values[-some:]) / some
     steps = "step" if some == 1 else f"{some} steps"
-    return f"{latest:.3f} (latest {steps}); first {steps}: {first:.3f}; best step: {max(values):.3f}"
+    return _value(f"{latest:.3f}", f"latest {steps}; first {steps}: {first:.3f}; best step: {max(values):.3f}")
 
 
-def _held_out(run: Run, _: Status) -> str:
+def _held_out(run: Run, _: Status) -> object:
     found = [
         (accuracy, record)
         for record in run.history.held_out
@@ -94,15 +114,15 @@ def _held_out(run: Run, _: Status) -> str:
     if not found:
         return ""
     best, latest = max(found, key=lambda pair: pair[0]), found[-1]
-    return (
-        f"{latest[0]:.1%} at step {latest[1].get('global_step', '?')}; "
-        f"best {best[0]:.1%} at step {best[1].get('global_step', '?')}"
+    return _value(
+        f"{latest[0]:.1%}",
+        f"at step {latest[1].get('global_step', '?')}; best {best[0]:.1%} at step {best[1].get('global_step', '?')}",
     )
 
 
-def _speed(run: Run, _: Status) -> str:
+def _speed(run: Run, _: Status) -> object:
     speed = number(run.history.steps[-1], "tokens_per_s") if run.history.steps else None
-    return f"{count(speed)} tokens/s, {duration(run.history.step_time())} a step" if speed else ""
+    return _value(f"{count(speed)} tokens/s", f"{duration(run.history.step_time())} a step") if speed else ""
 
 
 def _time(run: Run, _: Status) -> str:
@@ -154,7 +174,7 @@ FACTS: tuple[tuple[str, Fact], ...] = (
 
 
 def different_settings(runs: Sequence[Run]) -> Html | None:
-    """Return the settings in which two runs differ; None for one run."""
+    """Return the settings in which the runs differ; None for one run."""
     if len(runs) < 2:
         return None
     settings = [run.settings() for run in runs]
@@ -167,8 +187,57 @@ def different_settings(runs: Sequence[Run]) -> Html | None:
         if len({repr(one.get(key, "(absent)")) for one in settings}) > 1
     ]
     if not rows:
-        return tag("p", "Both runs have the same settings.")
+        return tag("p", f"{'Both' if len(runs) == 2 else 'All'} runs have the same settings.")
     return table(["setting", *(run.name for run in runs)], rows)
+
+
+def all_settings(runs: Sequence[Run]) -> Html | None:
+    """Return every setting of the runs, one column each; None if none can be read."""
+    settings = [run.settings() for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    if not keys:
+        return None
+    rows: list[list[object]] = [[key, *(_text(one.get(key, "(absent)")) for one in settings)] for key in keys]
+    field = tag(
+        "input", type="search", placeholder="find a setting", aria_label="Find a setting", data_filter="settings"
+    )
+    return join(field, table(["setting", *(run.name for run in runs)], rows, "settings"))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def origins(runs: Sequence[Run]) -> Html | None:
+    """Return what the runs were made with, one column each: command, code, machine, versions; None if unknown."""
+    found = [_origin(run.history.attempts[-1]) if run.history.attempts else {} for run in runs]
+    labels = dict.fromkeys(label for one in found for label, value in one.items() if value)
+    rows: list[list[object]] = [[label, *(one.get(label) or _NOTHING for one in found)] for label in labels]
+    return table(["", *(run.name for run in runs)], rows) if rows else None
+
+
+def _origin(attempt: Record) -> dict[str, object]:
+    """Return what an attempt says of itself; older ones say less."""
+    machine = mapping(attempt, "machine")
+    gpus = machine.get("gpus")
+    kinds = Counter(map(str, gpus if isinstance(gpus, list) else []))
+    memory = number(machine, "memory_gib")
+    parts = [
+        machine.get("host"),
+        machine.get("system"),
+        f"{machine['cores']} cores" if machine.get("cores") else None,
+        f"{memory:.0f} GiB" if memory else None,
+    ]
+    return {
+        "Command": tag("code", attempt["command"]) if attempt.get("command") else None,
+        "Code": attempt.get("code"),
+        "Machine": ", ".join(str(part) for part in parts if part),
+        "GPUs": ", ".join(f"{number_of_them} x {name}" for name, number_of_them in kinds.items()),
+        "Ranks": attempt.get("ranks"),
+        "Threads of a rank": attempt.get("threads"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in mapping(attempt, "versions").items()),
+        "Began": moment(number(attempt, "time")),
+    }
 
 
 def restarts(runs: Sequence[Run]) -> Html | None:

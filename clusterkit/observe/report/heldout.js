@@ -1,43 +1,7 @@
 // Held-out tasks: a question is chosen, and its sections are stepped through. Text is set as text, never as markup.
-"use strict";
 (() => {
   const NAMES = { before: "Before training", after: "After training" };
-  const MOST_CELLS = 4e6; // of a comparison: two memories of 2,000 words each
   const chosen = new Map(); // place on the page -> where its reader is, for the next content of a dashboard
-
-  const make = (name, attributes, ...children) => {
-    const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes ?? {})) element.setAttribute(key, value);
-    element.append(...children.filter((child) => child !== null));
-    return element;
-  };
-
-  // Words of both texts as [kind, words]: 0 in both, 1 only in the new one, -1 only in the old one.
-  const compare = (old, now) => {
-    const [was, is] = [old, now].map((text) => text.match(/\S+\s*/g) ?? []);
-    const [a, b] = [was, is].map((words) => words.map((word) => word.trimEnd()));
-    if (a.length * b.length > MOST_CELLS) return [[1, is.join("")]];
-    const width = b.length + 1;
-    const common = new Uint16Array((a.length + 1) * width);
-    for (let i = a.length - 1; i >= 0; i--) {
-      for (let j = b.length - 1; j >= 0; j--) {
-        common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1
-          : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
-      }
-    }
-    const found = [];
-    const add = (kind, word) => {
-      if (found.at(-1)?.[0] === kind) found.at(-1)[1] += word;
-      else found.push([kind, word]);
-    };
-    let i = 0, j = 0;
-    while (i < a.length || j < b.length) {
-      if (i < a.length && j < b.length && a[i] === b[j]) { add(0, is[j]); i++; j++; }
-      else if (j === b.length || (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])) add(-1, was[i++]);
-      else add(1, is[j++]);
-    }
-    return found;
-  };
 
   const memory = (task, at, name) => {
     const now = task.sections[at][name];
@@ -48,10 +12,7 @@
       return column;
     }
     const text = make("p", { class: "text", tabindex: "0" });
-    for (const [kind, words] of compare(at ? task.sections[at - 1][name]?.text ?? "" : "", now.text)) {
-      if (kind < 0) text.append(/(^|\s)$/.test(text.textContent) ? "" : " ", make("del", {}, words.trim()), " ");
-      else text.append(kind ? make("ins", {}, words) : words);
-    }
+    showChanges(text, at ? task.sections[at - 1][name]?.text ?? "" : "", now.text);
     if (!now.text.trim()) text.append(make("span", { class: "quiet" }, "(empty)"));
     if (now.cut) text.append(make("span", { class: "cut" }, now.cut));
     const chip = (held, label) => make("li", { class: held ? "held" : "" }, `${held ? "✓" : "✗"} ${label}`);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -39,11 +38,6 @@ def heldout_of(runs: Sequence[Run]) -> Html | None:
     return join(*(join(tag("h3", name) if len(runs) > 1 else None, markup) for name, markup in found))
 
 
-def version_of(markup: Html | None) -> str:
-    """Return what changes with the content."""
-    return hashlib.sha256((markup or "").encode()).hexdigest()[:16]
-
-
 def _stamps(run: RunDirectory) -> tuple[tuple[str, int, int], ...]:
     """Return what changes with the records of a run."""
     found = []
@@ -65,7 +59,7 @@ def _markup(run: RunDirectory, stamps: tuple[tuple[str, int, int], ...]) -> Html
     except UserError:  # a file is damaged: the page works without it, and `clusterkit trace` says so
         return None
     note = tag("noscript", tag("p", "This part needs scripts; clusterkit trace --heldout shows the same.", cls="quiet"))
-    return tag("div", json_data(page_data(tasks)), note, cls="heldout")
+    return tag("div", json_data(page_data(tasks)), note, cls="heldout clicked")
 
 
 def page_data(tasks: Sequence[HeldoutTask]) -> dict[str, Any]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from clusterkit.evaluate.scores import scores_of
 from clusterkit.observe.report import facts
-from clusterkit.observe.report.charts import MOST_MARKS, marks, sections
-from clusterkit.observe.report.heldout import heldout_of, version_of
-from clusterkit.observe.report.memory import memory_of
-from clusterkit.observe.report.plot import Plotter
+from clusterkit.observe.report.heldout import heldout_of
+from clusterkit.observe.report.plots import Plots, plots, tools
+from clusterkit.observe.report.rollouts import rollouts_of
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.status import Status
 from clusterkit.ui.markup import Html, join, tag
 
-_MARKS = (("recover", "recover checkpoint"), ("save", "checkpoint kept"), ("restart", "restart"))
+SCRIPTS = ("texts.js", "plotdata.js", "plots.js", "tools.js", "heldout.js", "rollouts.js", "live.js")
+"""Ours: one script in one scope, after the library."""
 
 
 def document(title: str, content: Html, above: Html | None = None, live_s: float | None = None) -> str:
@@ -33,7 +32,7 @@ def document(title: str, content: Html, above: Html | None = None, live_s: float
         tag("meta", name="referrer", content="no-referrer"),
         tag("link", rel="icon", href="data:,"),  # else browsers ask for one
         tag("title", title),
-        tag("style", Html(_asset("page.css"))),
+        tag("style", Html(_asset("uplot/uPlot.min.css") + _asset("page.css"))),
     )
     body = tag("body", above, tag("main", content), tag("script", Html(_script())), data_live=live_s)
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
@@ -49,107 +48,53 @@ def content_policy() -> str:
     )
 
 
-@dataclass(frozen=True)
-class Plots:
-    """The plots of runs; `version` changes with their content."""
-
-    markup: Html
-    version: str
-
-
 def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: str = "") -> Html:
-    """Return the content of the page of one run, or of two.
+    """Return the content of the page of one run, or of several over one another.
 
     Args:
-        runs: one or two.
+        runs: one or more.
         now: Unix seconds.
         drawn: their plots, if they were drawn already.
         known: versions of the parts that the reader has, apart by blanks: these are then left out.
     """
     drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]
-    heldout = heldout_of(runs)
-    first = [("closing", "Before and after", facts.final_evaluation(runs), True)]
-    tables = [
-        ("memory", "How the memory grew", memory_of(runs), True),
+    first = ("closing", "Before and after", facts.final_evaluation(runs), True)
+    parts = [
+        ("heldout", "How held-out questions are read", heldout_of(runs), True),
+        ("rollouts", "Rollouts", rollouts_of(runs), True),
         ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
         ("restarts", "Restarts", facts.restarts(runs), True),
         ("checkpoints", "Checkpoints that are kept", facts.checkpoints(runs), False),
         ("warnings", "Warnings", facts.warnings(runs), True),
+        ("origin", "Command, code and machine", facts.origins(runs), True),
+        ("configuration", "Configuration", facts.all_settings(runs), False),
     ]
     return join(
         _header(runs, statuses, now),
         facts.key_numbers(runs, statuses),
+        tools(runs) if drawn.some else None,
         tag("div", None if drawn.version in known.split() else drawn.markup, id="plots", data_version=drawn.version),
-        _foldable(first),
-        None if heldout is None else _heldout(heldout, known),
-        _foldable(tables),
+        *(_part(*one, known) for one in (first, *parts)),
         _footer(runs),
     )
 
 
-def _foldable(tables: Sequence[tuple[str, str, Html | None, bool]]) -> Html:
-    """Return those of the tables that have something, as (id, title, content, whether it is open)."""
-    return join(
-        *(
-            tag("details", tag("summary", title), inside, id=name, open=is_open)
-            for name, title, inside, is_open in tables
-            if inside
-        )
-    )
-
-
-def _heldout(markup: Html, known: str) -> Html:
-    version = version_of(markup)
-    inside = None if version in known.split() else join(tag("summary", "How held-out questions are read"), markup)
-    return tag("details", inside, id="heldout", data_version=version, open=True)
+def _part(name: str, title: str, markup: Html | None, is_open: bool, known: str) -> Html | None:
+    """Return a part that folds, without its content where the reader has it; None without any."""
+    if not markup:
+        return None
+    version = hashlib.sha256(markup.encode()).hexdigest()[:16]
+    inside = None if version in known.split() else join(tag("summary", title), markup)
+    return tag("details", inside, id=name, data_version=version, open=is_open)
 
 
 def _header(runs: Sequence[Run], statuses: Sequence[Status], now: float) -> Html:
     names = [join(tag("b", run.name), " ", facts.badge(status)) for run, status in zip(runs, statuses, strict=True)]
-    title = join(names[0], *(join(tag("small", " against "), name) for name in names[1:]))
+    others = names[1:] if len(names) == 2 else [tag("b", f"{len(names) - 1} others")] if names[1:] else []
+    title = join(names[0], *(join(tag("small", " against "), name) for name in others))
     return tag("header", tag("h1", title), tag("p", f"As of {facts.moment(now)}", cls="quiet"))
-
-
-def plots(runs: Sequence[Run]) -> Plots:
-    """Draw the plots, which change only with the records."""
-    found = sections(runs)
-    if not found:
-        return Plots(tag("p", "No training step has ended yet: plots begin with the first one.", cls="empty"), "none")
-    plotter = Plotter(found, marks(runs), [run.directory.trial for run in runs])
-    drawn = []
-    for title, charts in found:
-        figures = tag("div", *map(plotter.figure, charts), cls="grid-of-plots")
-        if title == "Other numbers":
-            drawn.append(tag("details", tag("summary", title), figures, id="others"))
-        else:
-            drawn.append(tag("section", tag("h2", title), figures))
-    thinned = any(line.series.thinned for _, charts in found for chart in charts for line in chart.lines)
-    markup = join(_key(runs, {mark.kind for mark in plotter.marks}, thinned), *drawn, plotter.shared())
-    return Plots(markup, hashlib.sha256(markup.encode()).hexdigest()[:16])
-
-
-def _key(runs: Sequence[Run], kinds: set[str], thinned: bool) -> Html:
-    """Return the legend of line styles and marks."""
-    items = []
-    if len(runs) > 1:
-        items += [tag("span", tag("i", cls=f"style r{index}"), run.name) for index, run in enumerate(runs)]
-    some = {
-        kind
-        for run in runs
-        for kind, written in (("recover", run.recovers()), ("save", run.history.saves))
-        if len(written) > MOST_MARKS
-    }
-    items += [
-        tag("span", tag("i", cls=f"mark {kind}"), text, " (not all drawn)" if kind in some else None)
-        for kind, text in _MARKS
-        if kind in kinds
-    ]
-    if thinned:
-        items.append(tag("span", tag("i", cls="bandkey"), "least to greatest value; the line is the mean"))
-    items.append(tag("span", "x: training steps"))
-    return tag("div", *items, cls="legend key")
 
 
 def _footer(runs: Sequence[Run]) -> Html:
@@ -161,7 +106,9 @@ def _footer(runs: Sequence[Run]) -> Html:
 
 @cache
 def _script() -> str:
-    return _asset("page.js") + _asset("heldout.js")
+    licence, library = _asset("uplot/LICENSE"), _asset("uplot/uPlot.iife.min.js")
+    own = "".join(map(_asset, SCRIPTS))
+    return f'/* uPlot:\n{licence}*/\n{library}\n(() => {{\n"use strict";\n{own}}})();\n'
 
 
 @cache

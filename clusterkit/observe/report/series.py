@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.runs.log.metrics import Record, whole
-
-MOST_POINTS = 300
-"""Points of a line: a plot is 400 to 1200 pixels wide, and a page of two long runs stays below 2 MB."""
+MOST_POINTS = 1000
+"""Points of a line: a plot is 400 to 1400 pixels wide, and a page of two long runs stays below 2 MB."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,6 @@ class Series:
     high: tuple[float, ...] = ()
     non_finite: tuple[int, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.first or self.non_finite)
-
     @property
     def thinned(self) -> bool:
         """Whether a point is the mean of several steps."""
@@ -43,29 +38,65 @@ def bucket_width(steps: Iterable[int]) -> int:
     return -(-(max(known) - min(known) + 1) // MOST_POINTS)
 
 
-def make_series(records: Sequence[Record], value: Callable[[Record], Any], width: int) -> Series:
-    """Collect `value` over records with a `global_step`, `width` steps per point.
+@dataclass(slots=True)
+class _Bucket:
+    first: int
+    last: int
+    sum: float
+    count: int
+    low: float
+    high: float
 
-    None is skipped. Values that are no finite number (JSON has "nan" and "inf" as text) are listed in `non_finite`.
-    """
-    buckets: dict[int, list[tuple[int, float]]] = {}
-    non_finite: list[int] = []
-    for record in records:
-        step, found = whole(record, "global_step"), value(record)
-        if found is None or isinstance(found, bool):
-            continue
-        if not isinstance(found, int | float) or found - found != 0:
-            non_finite.append(step)
-            continue
-        # Buckets begin at multiples of the width, so those of two runs cover the same steps.
-        buckets.setdefault((step - 1) // width, []).append((step, float(found)))
-    parts = [buckets[key] for key in sorted(buckets)]
-    values = [[value for _, value in part] for part in parts]
-    return Series(
-        first=tuple(min(step for step, _ in part) for part in parts),
-        last=tuple(max(step for step, _ in part) for part in parts),
-        mean=tuple(sum(part) / len(part) for part in values),
-        low=tuple(map(min, values)),
-        high=tuple(map(max, values)),
-        non_finite=tuple(non_finite),
-    )
+
+class Numbers:
+    """Numbers by name with `width` steps per point; a value that is added costs no look at those before it."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._buckets: dict[str, dict[int, _Bucket]] = {}
+        self._non_finite: dict[str, list[int]] = {}
+
+    def add(self, name: str, step: int, value: Any) -> None:
+        """Add the value of a step.
+
+        Args:
+            name: of the number.
+            step: the training step; steps may come in any order.
+            value: None and booleans are skipped; what is no finite number (JSON has "nan" and "inf" as text) is
+                listed in `non_finite`.
+        """
+        if value is None or isinstance(value, bool):
+            return
+        if not isinstance(value, int | float) or value - value != 0:
+            self._non_finite.setdefault(name, []).append(step)
+            return
+        # Buckets begin at multiples of the width, so those of several runs cover the same steps.
+        buckets = self._buckets.setdefault(name, {})
+        known = buckets.get((step - 1) // self.width)
+        if known is None:
+            buckets[(step - 1) // self.width] = _Bucket(step, step, float(value), 1, float(value), float(value))
+            return
+        known.first, known.last = min(known.first, step), max(known.last, step)
+        known.sum, known.count = known.sum + value, known.count + 1
+        known.low, known.high = min(known.low, value), max(known.high, value)
+
+    def names(self, prefix: str) -> set[str]:
+        """Return the names that begin with `prefix`."""
+        return {name for name in self._buckets if name.startswith(prefix)}
+
+    def series(self) -> dict[str, Series]:
+        """Return all numbers that have a value."""
+        names = dict.fromkeys((*self._buckets, *self._non_finite))
+        return {name: self._series(name) for name in names}
+
+    def _series(self, name: str) -> Series:
+        buckets = self._buckets.get(name, {})
+        parts = [buckets[key] for key in sorted(buckets)]
+        return Series(
+            first=tuple(part.first for part in parts),
+            last=tuple(part.last for part in parts),
+            mean=tuple(part.sum / part.count for part in parts),
+            low=tuple(part.low for part in parts),
+            high=tuple(part.high for part in parts),
+            non_finite=tuple(self._non_finite.get(name, ())),
+        )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from clusterkit.config.presets import leaves
+from clusterkit.observe.report.series import Numbers, Series
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.metrics import History, MetricsTail, Record, number, whole
 from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status, observe
 from trainer.errors import RunError
+from trainer.metrics import eval_scalars, step_scalars
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Run:
     warnings: list[Record] = field(default_factory=list)
     damaged: int = 0
     records: int = 0
+    _numbers: Numbers = field(default_factory=lambda: Numbers(1))
+    _added: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def name(self) -> str:
@@ -50,9 +55,35 @@ class Run:
         found = {whole(record, "global_step"): record for record in self.history.recovers}
         return {step: found[step] for step in sorted(found) if step <= self.history.global_step}
 
+    def step_numbers(self) -> list[int]:
+        """Return the training steps that have ended."""
+        return [whole(step, "global_step") for step in self.history.steps]
+
+    def numbers(self, width: int) -> dict[str, Series]:
+        """Return all numbers over the steps by the names that TensorBoard gets, `width` steps per point.
+
+        Only records since the last call are looked at, unless the width has changed or steps were undone.
+        """
+        attempts, steps, evals = self._added
+        if width != self._numbers.width or attempts != len(self.history.attempts):
+            self._numbers, steps, evals = Numbers(width), 0, 0
+        held_out = self.history.held_out
+        for record in self.history.steps[steps:]:
+            step = whole(record, "global_step")
+            values = step_scalars(record)
+            for name in self._numbers.names("time/") - values.keys():
+                values[name] = 0.0  # a part that a step lacks took no time
+            for name, value in values.items():
+                self._numbers.add(name, step, value)
+        for record in held_out[evals:]:
+            for name, value in eval_scalars(record).items():
+                self._numbers.add(name, whole(record, "global_step"), value)
+        self._added = (len(self.history.attempts), len(self.history.steps), len(held_out))
+        return self._numbers.series()
+
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by dotted key; empty if they cannot be read."""
-        return dict(leaves(self.directory.saved_values()))
+        return _settings(self.directory, _file(self.directory.config))
 
 
 class RunReader:
@@ -112,6 +143,11 @@ class RunReader:
         return (
             message.removeprefix("error: ") if message else "ended without a message (killed, or the machine went down)"
         )
+
+
+@lru_cache(maxsize=64)
+def _settings(run: RunDirectory, file: tuple[int, int]) -> dict[str, Any]:  # noqa: ARG001 (a new file is read)
+    return dict(leaves(run.saved_values()))
 
 
 def _file(path: Path) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from clusterkit.common.text_plot import iso_time
 
 Record = dict[str, Any]
 
-_MAPPINGS = ("stats", "timings", "metrics", "versions")
+_MAPPINGS = ("stats", "timings", "metrics", "versions", "machine")
 _LATEST_TIME = 1e11
 """Unix seconds, some thousand years from now: a larger value is no time."""
 

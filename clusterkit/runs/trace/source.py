@@ -67,18 +67,23 @@ def find_group(
     )
 
 
-def read_groups(path: Path, otherwise: str = "look at another step with --step") -> dict[str, list[Record]]:
+def read_groups(
+    path: Path, otherwise: str = "look at another step with --step", most: int | None = None
+) -> dict[str, list[Record]]:
     """Return the trajectories of a file by task, in the order of the file.
 
     Args:
         path: the file.
         otherwise: what to do where it cannot be read.
+        most: only the first tasks, so many; a file has those of a task one after the other.
 
     Raises:
         RunError: it cannot be read.
     """
     groups: dict[str, list[Record]] = {}
     for record in _read(path, otherwise):
+        if len(groups) == most and str(record["task_id"]) not in groups:
+            break
         groups.setdefault(str(record["task_id"]), []).append(record)
     return groups
 
