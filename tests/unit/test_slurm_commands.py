@@ -16,7 +16,8 @@ LOST = "Unable to contact slurm controller (connect failure)"
     [
         (
             [LOST, LOST],
-            f"squeue failed: {LOST}\nscontrol ping shows whether Slurm's controller answers; then give the command again",
+            f"squeue failed: {LOST}\nscontrol ping shows whether Slurm's controller answers; then give the command "
+            "again",
         ),
         (["Invalid user: nobody"], "squeue failed: Invalid user: nobody"),
         ([], "squeue failed: exit code 1"),
