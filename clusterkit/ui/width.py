@@ -20,7 +20,13 @@ _ASCII = {
 
 
 def terminal_width(otherwise: int | None = None) -> int | None:
-    """The columns that stdout has: $COLUMNS, else those of its terminal, else what is given."""
+    """The columns that stdout has: $COLUMNS, else those of its terminal, else what is given.
+
+    otherwise: None where lines are for scripts, too: then $COLUMNS counts on a terminal only. Programs that use
+    readline leave it to their children.
+    """
+    if otherwise is None and not sys.stdout.isatty():
+        return None
     if (typed := os.environ.get("COLUMNS", "")).isdigit() and int(typed):
         return int(typed)
     try:

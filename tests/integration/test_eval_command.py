@@ -118,7 +118,7 @@ def test_two_checkpoints_are_compared_question_by_question(tmp_path: Path) -> No
         (["--data-names", "recall", "--temperature", "0"], "temperature"),
         (["--data-names", "recall", "--compare", "nowhere"], "no results.json of an evaluation there"),
         (["--data-names", "recall", "--engine", "openai"], "give the address of a running server"),
-        (["--data-names", "recall", "--prompt-type", "x", "--model-path", "/nowhere"], "is neither a folder nor"),
+        (["--data-names", "recall", "--prompt-type", "x", "--model-path", "/nowhere"], "there is no such folder"),
         (["--watch", "/nowhere"], "there is no such folder"),
     ],
     ids=str,

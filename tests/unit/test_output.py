@@ -115,17 +115,18 @@ def test_presets_and_their_plans_fit_60_columns(words: list[str], monkeypatch: p
 def test_a_line_goes_on_under_the_column_that_it_began_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
 
-    assert fitted(["  ok    gpus  two hosts of eight each"]).splitlines() == [
+    assert fitted(["  ok    gpus  two hosts of eight each"], 100).splitlines() == [
         "  ok    gpus  two hosts of",
         "              eight each",
     ]
+    assert fitted(["a " * 40]) == "a " * 40  # no terminal: a script may read it
     monkeypatch.delenv("COLUMNS")
     assert fitted(["a " * 40], 100) == "a " * 40
 
 
 def test_a_command_that_is_cut_off_can_still_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    text = fitted(["Train it: clusterkit train --preset 7B_n4 --cluster default n_nodes=2"])
+    text = fitted(["Train it: clusterkit train --preset 7B_n4 --cluster default n_nodes=2"], 100)
 
     assert max(map(len, text.splitlines())) <= 40
     assert text.replace("\\\n", "").split() == (

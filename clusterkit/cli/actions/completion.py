@@ -109,6 +109,8 @@ def candidates(words: list[str]) -> Candidates:
         elif word in _commands(command):
             command, arguments = command.get_command(None, word), 0
             path.append(word)
+        elif _commands(command):  # no command of this name
+            return []
         else:
             arguments += 1
     option, equals, value = last.partition("=")

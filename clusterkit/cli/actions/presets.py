@@ -20,7 +20,7 @@ from trainer.allocation_text import parse
 from trainer.errors import UserError
 
 PROSE_COLUMNS = 116
-"""Width of a plan where stdout is no terminal."""
+"""Width where stdout is no terminal."""
 
 
 def list_all(as_json: bool) -> None:
@@ -61,7 +61,7 @@ def list_all(as_json: bool) -> None:
         "  clusterkit train --preset tiny --dry-run",
         "  clusterkit presets plan 1.5B_n4 --nodes 2",
     ]
-    output.lines(lines)
+    output.lines(lines, PROSE_COLUMNS)
 
 
 def show(name: str, task: str | None, as_json: bool) -> None:
@@ -81,7 +81,7 @@ def explain(name: str, key: str | None, task: str | None, *, everything: bool, a
     if as_json:
         output.result_json(explanations)
     else:
-        output.lines(_paragraph(explanation) for explanation in explanations)
+        output.lines((_paragraph(explanation) for explanation in explanations), PROSE_COLUMNS)
 
 
 def diff(first: str, second: str, task: str | None, as_json: bool) -> None:

@@ -1,0 +1,37 @@
+"""What is told when one of Slurm's commands fails. A script stands in for squeue: a real one fails by its network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterkit.runs.slurm.commands import SlurmError, slurm
+
+LOST = "Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (
+            [LOST, LOST],
+            f"squeue failed: {LOST}\nscontrol ping shows whether Slurm's controller answers; then give the command "
+            "again",
+        ),
+        (["Invalid user: nobody"], "squeue failed: Invalid user: nobody"),
+        ([], "squeue failed: exit code 1"),
+    ],
+    ids=["lost", "refused", "silent"],
+)
+def test_slurms_own_message_is_told_once_with_what_to_do(
+    printed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(f"echo 'squeue: error: {line}' >&2\n" for line in printed)
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{lines}exit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    with pytest.raises(SlurmError) as failed:
+        slurm(["squeue"])
+    assert str(failed.value) == said
