@@ -5,8 +5,8 @@
 Every server has a port and a registration of its own, as one of a run has. How long it takes follows `Machine`; ids and
 log-probs are drawn, responses have lengths around the mean of the rates. A line `lose NAME N` on standard input has a
 server end without a word once it has taken N more requests, `return NAME 0` begin again as one that was started anew.
-At the end of the input it prints, for every server, a JSON object: requests, seconds at work, and seconds by which its
-answers were late on average.
+At the end of the input it prints, for every server, a JSON object: requests, seconds at work, seconds by which its
+answers were late on average, and its part of this process's CPU seconds.
 """
 
 from __future__ import annotations
@@ -221,6 +221,7 @@ async def serve(servers: dict[str, StandIn]) -> None:
     for name, server in servers.items():
         late = server.late / max(1, server.requests)
         told = {"server": name, "requests": server.requests, "busy_s": server.machine.busy, "late_s": late}
+        told["cpu_s"] = time.process_time() / len(servers)
         print(json.dumps(told), flush=True)
 
 
