@@ -298,7 +298,9 @@ def summary(
         "slowest_load_s": slowest, "version_change_over_slowest": median("publish_interruption_s") / slowest,
         "failed_trajectories": sum(one["failed"] for one in steps),
         "stand_ins_late_s": statistics.fmean(one["late_s"] for one in servers) if servers else None,
-        "cpu_ms_per_request_of_stand_ins": 1000 * sum(one.get("cpu_s", 0.0) for one in servers) / requests if requests else None,
+        "cpu_ms_per_request_of_stand_ins": (
+            1000 * sum(one.get("cpu_s", 0.0) for one in servers) / requests if requests else None
+        ),
     }  # fmt: skip
 
 
