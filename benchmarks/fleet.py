@@ -287,7 +287,7 @@ def summary(
     steps = [one for one in told if one["event"] == "step"]
     calm = [one for one in steps[1:] if not one["lost"] and not one["sent_again"]] or steps
     median = lambda name: statistics.median(one[name] for one in calm)  # noqa: E731
-    requests = sum(one["requests"] for one in servers)
+    requests, cpu = (sum(one[name] for one in servers) for name in ("requests", "cpu_s"))
     beyond = statistics.median(1 - one["servers_own_s"] / one["wait_s"] for one in calm)
     return {
         "event": "summary", "servers": config.num_servers, "steps": len(calm),
@@ -298,9 +298,7 @@ def summary(
         "slowest_load_s": slowest, "version_change_over_slowest": median("publish_interruption_s") / slowest,
         "failed_trajectories": sum(one["failed"] for one in steps),
         "stand_ins_late_s": statistics.fmean(one["late_s"] for one in servers) if servers else None,
-        "cpu_ms_per_request_of_stand_ins": (
-            1000 * sum(one.get("cpu_s", 0.0) for one in servers) / requests if requests else None
-        ),
+        "cpu_ms_per_request_of_stand_ins": 1000 * cpu / requests if requests else None,
     }  # fmt: skip
 
 
