@@ -47,8 +47,7 @@ def test_server_and_trainer_take_turns_and_agree_at_the_end(rig: Servers, tmp_pa
     registry.write(registry.folder_of(paths.logs), node)
     start = digest_of(folder_tensors(rig.folder))
 
-    world, monitor = single_world(), Monitor(paths.logs, 1)
-    TrainingRun(Attempt(config, rig.folder, world, monitor, lambda: False, Start(None))).run()
+    TrainingRun(Attempt(config, rig.folder, single_world(), Monitor(paths.logs, 1), lambda: False, Start(None))).run()
 
     state = rig.state(server)
     (checkpoint,) = paths.checkpoints.iterdir()
