@@ -252,7 +252,7 @@ install() {
   require_wheels
   local done_mark
   done_mark="$(sha256sum "$GPU_LOCK" | cut -d' ' -f1) $PWD"
-  if [ "$(cat "$GPU_VENV/.ready" 2>/dev/null || true)" = "$done_mark" ]; then return; fi
+  if [ "$(cat "$GPU_VENV/.ready" 2>/dev/null || true)" = "$done_mark" ] && [ -z "$(damaged 2>&1 || echo "does not run")" ]; then return; fi
   require_disk
   uv="$(find_uv)"
   make_venv

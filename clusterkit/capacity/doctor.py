@@ -190,8 +190,9 @@ def _fitted(name: str, machine: Machine) -> tuple[RunConfig, str]:
 
 def _require_packages(config: RunConfig, machine: Machine) -> None:
     """Raise UserError where the Python that would train lacks something."""
-    this, gpu = machine.pythons[0], machine.pythons[min(1, len(machine.pythons) - 1)]
-    python = gpu if config.gpus else this
+    python = machine.pythons[0]
+    if config.gpus:
+        python = next((one for one in machine.pythons if one.path == machine.gpu_python), python)
     if not _has(python, _TRAINER):
         raise UserError(f"{python.path} lacks PyTorch or transformers: {'make gpu' if config.gpus else 'make setup'}")
     if config.gpus and not python.cuda:

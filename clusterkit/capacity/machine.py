@@ -74,6 +74,7 @@ class Machine:
         cuda: the newest CUDA that the driver knows; empty where it is unknown.
         capabilities: compute capability of each GPU.
         pythons: this command's first; then that which runs on GPUs, and those that variables name for engines.
+        gpu_python: path of the one that runs on GPUs.
         disks: free bytes by folder.
     """
 
@@ -84,14 +85,16 @@ class Machine:
     cuda: str
     capabilities: tuple[str, ...]
     pythons: tuple[Interpreter, ...]
+    gpu_python: str
     disks: dict[str, int]
 
 
 def look(*folders: Path) -> Machine:
     """Look at this machine. folders: whose disks are asked for room."""
+    for_gpus = gpu_python()
     names = [
         sys.executable,
-        gpu_python(),
+        for_gpus,
         *(os.environ.get(f"CLUSTERKIT_{name.upper()}_PYTHON", "") for name in ENGINES),
     ]
     with ThreadPoolExecutor() as pool:
@@ -116,6 +119,7 @@ def look(*folders: Path) -> Machine:
         cuda=cuda[1] if cuda else "",
         capabilities=tuple(row.rpartition(",")[2].strip() for row in rows if row[:1].isdigit()) if not code else (),
         pythons=pythons,
+        gpu_python=for_gpus,
         disks={str(folder): _free(folder) for folder in folders},
     )
 

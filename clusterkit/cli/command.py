@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -92,7 +92,8 @@ def present_spelling(words: list[str], params: list[Any], commands: Any = ()) ->
             continue
         elif word in options:
             is_value = takes_value(options[word])
-        elif "--set" in options and _SETTING.match(word) and not Path(word).exists():
+        # os.path, because pathlib raises for names that are too long.
+        elif "--set" in options and _SETTING.match(word) and not os.path.exists(word):  # noqa: PTH110
             found.append("--set")
         found.append(word)
     return found

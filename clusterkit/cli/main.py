@@ -41,7 +41,7 @@ COMMANDS = {
     "logs": Command("clusterkit.cli.logs", "Print a run's log, and go on printing it."),
     "serve": Command("clusterkit.cli.serve", "Engine servers of a run: list them, add one while it trains, end one."),
     "jobs": Command("clusterkit.cli.jobs", "List what a cluster, Slurm or this machine works on."),
-    "report": Command("clusterkit.cli.report", "Write a run, or two compared, as one web page."),
+    "report": Command("clusterkit.cli.report", "Write a run, or several over one another, as one web page."),
     "trace": Command("clusterkit.cli.trace", "Show how a memory grew chunk by chunk, and what each call was worth."),
     "dashboard": Command("clusterkit.cli.dashboard", "Serve that page live to a browser on this machine."),
     "diagnose": Command(

@@ -92,8 +92,6 @@ def _values(word: str) -> list[_Swept]:
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UserError(f"--sweep {word}: write KEY=V1,V2, such as --sweep train.learning_rate=1e-5,2e-5")
-    if key in NAMES:
-        raise UserError(f"--sweep {key}: every trial gets a name of its own that tells its values; sweep a setting")
     values: list[_Swept] = []
     for value in split_values(text):
         if not value.strip():
@@ -106,7 +104,9 @@ def _values(word: str) -> list[_Swept]:
 
 
 def _swept(key: str, value: str) -> _Swept:
-    settings = translate(key, value).settings
+    settings = {key: value} if key in NAMES else translate(key, value).settings
+    if any(ours in NAMES for ours in settings):
+        raise UserError(f"--sweep {key}: every trial gets a name of its own that tells its values; sweep a setting")
     if len(settings) != 1:  # a key of another tool for several of ours: they are told as it was typed
         parse_overrides([f"{key}={value}"])
         return _Swept(f"{key}={value}", key, value)

@@ -1,4 +1,4 @@
-"""Evaluations in a process of this machine, of one checkpoint or of each one as it appears (`--watch`)."""
+"""Evaluations in a process of this machine, of one checkpoint or of each one as it appears (`--watch-dir`)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def output_folder(head: Head, typed: str, user: str | None = None) -> str:
     """Where the answers lie there: below the runs' place, for a name.
 
     Args:
-        typed: --output-path.
+        typed: --out.
         user: whose answers; None for ours.
 
     Raises:

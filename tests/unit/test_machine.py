@@ -15,11 +15,11 @@ import pytest
 from builders import small_config
 
 import trainer.machine
-from clusterkit.common.origin import origin_environment
+from clusterkit.common.origin import masked, origin_environment
 from clusterkit.observe.report.charts import numbers_of
 from clusterkit.observe.report.source import RunReader
 from clusterkit.runs.directory import RunDirectory
-from trainer.base_run import SteppedRun
+from trainer.base_run import Attempt, SteppedRun
 from trainer.checkpoint.start import Start
 from trainer.machine import GIB, Usage, commit, origin
 from trainer.metrics import Monitor
@@ -57,7 +57,8 @@ def test_tensorboard_wandb_and_the_page_have_the_same_names(tmp_path: Path) -> N
     run = RunDirectory(tmp_path, "me", "tiny-recall", "run1")
     run.logs.mkdir(parents=True)
     sink = Sink()
-    trained = Run(small_config(), single_world(), Monitor(run.logs, 1, [sink]), lambda: False, Start(None))
+    monitor = Monitor(run.logs, 1, [sink])
+    trained = Run(Attempt(small_config(), run.logs, single_world(), monitor, lambda: False, Start(None)))
     trained.course = Schedule(4, 4, 64, 16)
     with trained.clock.phase("train"):
         pass
@@ -117,6 +118,19 @@ def test_gpus_are_looked_at_in_the_background(monkeypatch: pytest.MonkeyPatch) -
         found = usage.take()
     usage.close()
     assert (found["gpu_share"], found["gpu_memory_gib"]) == (0.45, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "recorded"),
+    [
+        ("judge.url=http://me:secret@host:80/v1", "judge.url=http://me:***@host:80/v1"),
+        ("'servers.flags=[--api-key,secret,--x]'", "'servers.flags=[--api-key,***,--x]'"),
+        ('["--api-key", "secret"]', '["--api-key", "***"]'),
+        ("--hf-token-file /a servers.url=http://host:8000/v1", "--hf-token-file /a servers.url=http://host:8000/v1"),
+    ],
+)
+def test_what_is_recorded_of_a_command_has_no_secret(typed: str, recorded: str) -> None:
+    assert masked(typed) == recorded
 
 
 def test_a_run_knows_its_command_its_commit_and_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:

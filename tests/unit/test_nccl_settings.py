@@ -42,10 +42,10 @@ exec "${{@:3:2}}" "${{5//\\/run\\/clusterkit/{folder}/$2}}"
 
 
 class Hosts:
-    """Two hosts with two GPUs each, and a running container."""
+    """Two hosts with two GPUs each, and a running container. without_gpus: a host that has none."""
 
-    def __init__(self, folder: Path, printed: str, fails_unless: str = "") -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, printed: str, fails_unless: str = "", without_gpus: str = "") -> None:
+        self.folder, self.without_gpus = folder, without_gpus
         for name, text in {"python3": RANK, "docker": DOCKER.format(folder=folder)}.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
@@ -57,7 +57,7 @@ class Hosts:
         gpus = tuple(Gpu(index=index, name="NVIDIA H200") for index in range(2))
         return {
             name: Facts(
-                gpus=gpus,
+                gpus=() if name == self.without_gpus else gpus,
                 docker=Docker(
                     containers=(Container(id="1", name=container, state="running", labels={LABEL_CLUSTER: "c"}),)
                 ),
@@ -118,6 +118,40 @@ def test_hosts_that_do_not_reach_one_another_any_more_keep_nothing(tmp_path: Pat
     assert "status=12" in first.message
     assert [hosts.kept(host) for host in HOSTS] == [None, None]
     assert hosts.told_later() == []
+
+
+def test_where_gpus_are_in_use_what_was_kept_stays_and_nothing_is_left_out(tmp_path: Path) -> None:
+    Hosts(tmp_path, RDMA).reduce()
+    busy = Hosts(tmp_path, RDMA + "torch.OutOfMemoryError: CUDA out of memory.\n", fails_unless="NCCL_IB_DISABLE")
+
+    findings = busy.reduce()
+
+    assert {one.level for one in findings} == {Level.FAIL}
+    assert [kept.settings.get("NCCL_IB_DISABLE") for host in HOSTS if (kept := busy.kept(host))] == [None, None]
+
+
+def test_a_failure_that_has_passed_leaves_nothing_out(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, RDMA, fails_unless="FAILED_ONCE")
+    rank = (tmp_path / "python3").read_text()
+    mark = f"{tmp_path}/failed-$RANK"
+    once = f"[ ! -e {mark} ] || export FAILED_ONCE=1\ntouch {mark}\n"
+    (tmp_path / "python3").write_text(rank.replace("#!/bin/bash\n", f"#!/bin/bash\n{once}"))
+
+    speed, _ = hosts.reduce()
+
+    assert speed.level is Level.OK
+    assert (kept := hosts.kept("n1")) is not None
+    assert "NCCL_IB_DISABLE" not in kept.settings
+
+
+def test_a_head_without_gpus_is_no_rank_and_is_not_warned_about(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, RDMA, without_gpus="n2")
+
+    speed, runs = hosts.reduce()
+
+    assert speed.message.startswith("all-reduce over 2 GPUs")
+    assert runs.message.endswith("on n1")
+    assert [one.level for one in hosts.told_later()] == [Level.OK]
 
 
 def test_a_host_with_a_new_container_is_named(tmp_path: Path) -> None:

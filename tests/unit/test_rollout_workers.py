@@ -63,7 +63,7 @@ class Stand(Workers):
     def _start(self, place: int, before: tuple[float, ...] = ()) -> _Worker:
         here, there = Pipe()
         self.processes.append(Process(place, there))
-        return _Worker(place, self.processes[-1], here, (*before, time.monotonic()))
+        return _Worker(place, self.processes[-1], here, (*before, time.monotonic()), self._cannot_send)
 
     def said(self, process: int) -> list[tuple[Any, ...]]:
         """What a process was told since the last call."""
@@ -97,6 +97,18 @@ async def asked(stand: Stand, *numbers: int) -> list[asyncio.Future[Group]]:
     groups = [asyncio.ensure_future(stand.group(number, 0, PLAN, lambda: None)) for number in numbers]
     await until(lambda: sum(len(one.orders) for one in stand._workers) == len(numbers))
     return groups
+
+
+def test_a_task_that_cannot_be_sent_ends_the_run_with_what_to_do() -> None:
+    async def main() -> None:
+        stand = Stand(1)
+        stand._make_task = lambda number: Task(f"task-{number}", "", (), meta={"check": lambda: number})
+        async with asyncio.timeout(10):
+            with pytest.raises(UserError, match=r"tasks must be picklable; or set rollout\.controllers=0"):
+                await stand.group(1, 0, PLAN, lambda: None)
+        stand.close()
+
+    asyncio.run(main())
 
 
 def test_a_controller_that_died_too_often_while_it_had_nothing_to_do_ends_the_run() -> None:

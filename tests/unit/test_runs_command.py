@@ -167,7 +167,7 @@ def test_runs_of_others_are_counted_and_listed_by_their_name(machine: Path) -> N
 
 @pytest.mark.parametrize("width", [60, 40])
 def test_the_table_fits_the_terminal(machine: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("clusterkit.cli.actions.runs.terminal_width", lambda: width)
     for rate in ("1e-5", "2e-5"):
         writer = RunWriter(machine, trial=f"learning_rate-{rate}_seed-1").config(f"train.learning_rate={rate}")
         measured(writer.attempt().steps(1, 3), 0.5, 3).finish()

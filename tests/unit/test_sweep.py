@@ -105,6 +105,7 @@ def test_names_of_values_that_look_alike_or_are_long_differ() -> None:
         (["--sweep", "seed=1", "--sweep", "seed=2"], "seed is given twice"),
         (["--sweep", "seed=1,2", "seed=3"], "seed is swept and also set to 3"),
         (["--sweep", "trial_name=a,b"], "every trial gets a name of its own"),
+        (["--sweep", "cluster.fileroot=a,b"], "every trial gets a name of its own"),
         (["--sweep", "sed=1,2"], "unknown key sed"),
         (["--sweep", "train.learning_rate=1e-5,-1"], "must be a number above 0"),
         (["--sweep", "train.ranks=1,64", "train.threads=1000000"], "No trial was started"),

@@ -17,6 +17,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -92,10 +93,14 @@ class _Controller:
         messages: asyncio.Queue[Any] = asyncio.Queue()
 
         def receive() -> None:
-            with suppress(OSError, EOFError):
+            try:
                 while True:
                     loop.call_soon_threadsafe(messages.put_nowait, pickle.loads(self.pipe.recv_bytes()))
-            os._exit(0)  # rank 0 has ended: nobody wants what is under way
+            except (OSError, EOFError):
+                os._exit(0)  # rank 0 has ended: nobody wants what is under way
+            except Exception:  # of a class of the user's own, say
+                traceback.print_exc()
+            os._exit(1)
 
         collect_seldom()
         await self.engine.hold()  # until the first version is named

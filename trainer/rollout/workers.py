@@ -66,15 +66,16 @@ class _Order:
 class _Worker:
     """A controller's process.
 
-    starts: times at which one was started at its place, this one last. orders: what it is at, by number. up: it can
-    begin. held: it sends no requests. idle: nor is any under way. ready: tasks that it has made ready. stats: its
-    engine's running totals. servers: of its own.
+    starts: times at which one was started at its place, this one last. unsendable: hears what cannot be sent.
+    orders: what it is at, by number. up: it can begin. held: it sends no requests. idle: nor is any under way.
+    ready: tasks that it has made ready. stats: its engine's running totals. servers: of its own.
     """
 
     place: int
     process: Any
     pipe: Connection
     starts: tuple[float, ...]
+    unsendable: Callable[[str, Exception], None]
     orders: dict[int, _Order] = field(default_factory=dict)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,6 +100,9 @@ class _Worker:
                     self.pipe.send_bytes(pickle.dumps(message))
             except OSError:  # it has died, which its reader notices
                 alive = False
+            except Exception as error:  # of a task of the user's own, say
+                alive = False
+                self.unsendable(self.process.name, error)
         self.pipe.close()
 
     def end(self) -> None:
@@ -268,7 +272,7 @@ class Workers:
         process = context.Process(target=work, args=(self._job, there), name=f"controller-{place}", daemon=True)
         process.start()
         there.close()
-        return _Worker(place, process, here, (*before, time.monotonic()))
+        return _Worker(place, process, here, (*before, time.monotonic()), self._cannot_send)
 
     def _listen(self) -> asyncio.AbstractEventLoop:
         """Read what the controllers say, on this loop, from the first call on."""
@@ -349,6 +353,12 @@ class Workers:
         self._tell(fresh)
         for order in orders:
             self._hand_out(order)
+
+    def _cannot_send(self, name: str, error: Exception) -> None:
+        text = f"{name}: a task cannot be sent to it ({type(error).__name__}: {error})"
+        assert self._loop is not None
+        unsendable = UserError(f"{text}: tasks must be picklable; or set rollout.controllers=0")
+        self._loop.call_soon_threadsafe(self._fail, unsendable)
 
     def _fail(self, error: UserError) -> None:
         """End the run: all that is under way fails, and what is asked for later."""

@@ -40,7 +40,9 @@ async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -
     ends = zlib.decompress(await read_output(head, _ends(fileroot, user), fileroot), wbits=31)
     for part in ends.split(_MARK)[1:]:
         first, _, records = part.partition(b"\n")
-        written, size, name = first.decode(errors="replace").split(" ", 2)
+        written, size, name = (*first.decode(errors="replace").split(" ", 2), "", "")[:3]
+        if not (written.isdigit() and size.isdigit()):
+            continue  # the mark stood within damaged records
         if int(size) > TAIL_BYTES:
             records = records.partition(b"\n")[2]  # the first line is half a one
         experiment, _, trial = name.removesuffix(f"/{METRICS}").partition("/")

@@ -121,9 +121,9 @@ def _start_remote(cluster: RayBackend, request: JudgeRequest, preset: str, expec
     name = request.model.rstrip("/").rpartition("/")[2]
     place = ["--cluster", cluster.cluster.name]
     _print_train_command(request, name, preset, expected_model, place)
-    names = ["--preset", preset, "--experiment", request.experiment, "--trial", request.trial, *place]
-    output.note(f"  all of them  {shlex.join(['clusterkit', 'serve', 'judge', '--list', *names])}")
-    output.note(f"  end them     {shlex.join(['clusterkit', 'serve', 'judge', '--stop', *names])}")
+    names = ["--judges", "--experiment", request.experiment, "--trial", request.trial, *place]
+    output.note(f"  all of them  {shlex.join(['clusterkit', 'serve', 'list', *names])}")
+    output.note(f"  end them     {shlex.join(['clusterkit', 'serve', 'stop', *names])}")
 
 
 def _print_train_command(request: JudgeRequest, model: str, preset: str, expected_model: str, more: list[str]) -> None:

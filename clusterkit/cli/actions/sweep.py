@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -225,12 +226,18 @@ def _print_result(records: Runs, listed: Sequence[RunOverview], code: int, as_js
 
 def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) -> None:
     """Print what to type next, for the trial that reads best and for one that has failed."""
-    best = max(listed, key=lambda one: (one.accuracy or 0.0, one.reward or 0.0))
+    finished = [one for one in listed if one.state == "finished"]
+    best = max(finished or listed, key=lambda one: (_or_least(one.accuracy), _or_least(one.reward), -(one.loss or 0.0)))
+    measure = "loss" if best.accuracy is None and best.loss is not None else "accuracy"
     named = backend.options(records.original(best.run))
     all_named = named.removesuffix(f" --trial {best.run.trial}")
-    lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort accuracy"]
+    lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort {measure}"]
     if any(one.alive for one in listed):
         lines.append(f"  follow one        clusterkit status --watch {named}")
     else:
         lines.append(f"  the best one      clusterkit status {named}")
     output.note("\n".join(lines))
+
+
+def _or_least(value: float | None) -> float:
+    return -math.inf if value is None else value

@@ -227,10 +227,17 @@ def _print_console(run: RunDirectory) -> None:
 
 def again_command(arguments: Sequence[str]) -> str:
     """The typed command that goes on with the run: as it was, but without asking for a fresh start."""
-    return shlex.join(["clusterkit", *(item for item in arguments if item != "recover_mode=disabled")])
+    return shlex.join(["clusterkit", *(item for item in _bare(arguments) if item != "recover_mode=disabled")])
 
 
 def further_command(arguments: Sequence[str], trial: str, total_steps: int) -> str:
     """The command that trains a complete run for more steps."""
-    kept = [item for item in arguments if not item.startswith(("trial_name=", "train.total_steps=", "recover_mode="))]
+    kept = [
+        item for item in _bare(arguments) if not item.startswith(("trial_name=", "train.total_steps=", "recover_mode="))
+    ]
     return shlex.join(["clusterkit", *kept, f"trial_name={trial}", f"train.total_steps={total_steps}"])
+
+
+def _bare(arguments: Sequence[str]) -> list[str]:
+    """The words with settings as KEY=VALUE, those that were typed as --set KEY=VALUE, too."""
+    return [item.removeprefix("--set=") for item in arguments if item != "--set"]

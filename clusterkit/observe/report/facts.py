@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from clusterkit.common.origin import masked
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
 from clusterkit.runs.final_evaluation import read_summary, summary_rows, supervised_text
@@ -205,7 +206,7 @@ def all_settings(runs: Sequence[Run]) -> Html | None:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return masked(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def origins(runs: Sequence[Run]) -> Html | None:

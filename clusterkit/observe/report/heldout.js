@@ -112,7 +112,7 @@
     root.append(make("label", {}, "Question ", select), about, steps, where, shown, make("p", { class: "quiet" },
       "Underlined words are new since the section before, struck ones are gone; ★ marks sections with a gold sentence. " +
       "Arrow keys step through the sections. A memory has a gold sentence with four fifths of its words." +
-      (notes.length ? ` Left out: ${notes.join(" and ")}; clusterkit trace --heldout --task K has all.` : "")));
+      (notes.length ? ` Left out: ${notes.join(" and ")}; clusterkit trace --heldout --task-id K has all.` : "")));
     open(state.task, state.at);
   };
 

@@ -107,7 +107,7 @@
     });
     root.append(make("div", { class: "choices" }, make("label", {}, "Step", stepSelect), make("label", {}, "Task", taskSelect)), samples, facts, turns, where, shown,
       make("p", { class: "quiet" }, "Underlined words are new since the turn before, struck ones are gone. Arrow keys step through " +
-        "the turns. The first tasks of some steps are here; clusterkit trace --step N --task K has all."));
+        "the turns. The first tasks of some steps are here; clusterkit trace --step N --task-id K has all."));
     showStep(state.step);
   };
 

@@ -62,6 +62,8 @@ REMEDIES = (
     ),
 )
 
+_BUSY = re.compile(r"out of memory|address already in use|EADDRINUSE", re.IGNORECASE)
+
 # Bus bandwidth as nccl-tests counts it: bytes / seconds * 2 (n - 1) / n.
 _ALL_REDUCE = f"""
 import datetime, os, time, torch, torch.distributed as dist
@@ -133,10 +135,11 @@ async def all_reduce(
     results = await run({})
     findings = judge_all_reduce(results, sum(ranks.values()), kind)
     remedy: Remedy | None = None
-    if kind == "GPU" and _failed(findings):
+    if kind == "GPU" and _failed(findings) and not _is_busy(results):
         remedy, results, findings = await _without_a_part(run, results, findings, sum(ranks.values()), say)
     if _failed(findings):
-        if all(isinstance(result, Result) for result in results.values()):  # else a connection of ours was lost
+        # What was kept is not at fault where a connection of ours was lost, or GPUs or ports are another's.
+        if all(isinstance(result, Result) for result in results.values()) and not _is_busy(results):
             await nccl_kept.forget(sessions, containers, root=root)
         return findings
     settings = {
@@ -164,7 +167,8 @@ async def _without_a_part(
         say: gets a line on each try.
 
     Returns:
-        What was left out, the results and the findings on them; None and what was given where all tries fail.
+        What was left out, the results and the findings on them; None with what was given where all tries fail, and with
+        those of another try where nothing has to be left out.
     """
     printed = "".join(result.stdout + result.stderr for result in results.values() if isinstance(result, Result))
     for remedy in REMEDIES:
@@ -175,6 +179,9 @@ async def _without_a_part(
         judged = judge_all_reduce(again, world)
         if _failed(judged):
             continue
+        by_itself = await run({})  # what failed the first time may have passed by now
+        if not _failed(found := judge_all_reduce(by_itself, world)):
+            return None, by_itself, found
         settings = told(remedy.settings)
         reason = next(finding.message for finding in findings if finding.level is Level.FAIL)
         judged = [
@@ -188,6 +195,13 @@ async def _without_a_part(
         ]
         return remedy, again, judged
     return None, results, findings
+
+
+def _is_busy(results: Mapping[str, Result | HostError]) -> bool:
+    """Whether GPUs or ports of a host are in use, by a run say."""
+    return any(
+        isinstance(one, Result) and not one.ok and _BUSY.search(one.stdout + one.stderr) for one in results.values()
+    )
 
 
 def _failed(findings: Sequence[Finding]) -> bool:

@@ -64,7 +64,7 @@ async def keep(
     """
     made = time.time()
     written = await _in_containers(
-        sessions, containers, lambda host: keep_script(KeptSettings(settings[host], made)), root
+        sessions, containers, lambda host: keep_script(KeptSettings(settings.get(host, {}), made)), root
     )
     failed = {host: answer for host, answer in written.items() if isinstance(answer, str)}
     findings = _what_runs_get({host: settings[host] for host in settings if host not in failed}, "")
@@ -89,7 +89,7 @@ async def kept_findings(
     if not known:
         return []
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(one.made for one in known.values())))
-    without = [host for host in kept if host not in known]
+    without = [host for host, one in kept.items() if one is None]
     findings = _what_runs_get({host: one.settings for host, one in known.items()}, f", from the all-reduce of {made}")
     if without:
         message = f"no settings are kept on {', '.join(without)}, which have a new container or joined since {made}"
