@@ -77,5 +77,7 @@ def missing_packages(python: str, names: Sequence[str]) -> list[str]:
 
 
 def _made_by_make_gpu() -> Path | None:
-    places = (folder / FOLDER / "bin" / "python" for folder in (REPOSITORY, Path(sys.prefix).parent))
-    return next((place for place in places if os.access(place, os.X_OK)), None)
+    folders = (folder / FOLDER for folder in (REPOSITORY, Path(sys.prefix).parent))
+    # Where others may make folders, as in /tmp, theirs is none of ours.
+    ours = (folder for folder in folders if folder.is_dir() and folder.stat().st_uid in (0, os.geteuid()))
+    return next((place for folder in ours if os.access(place := folder / "bin" / "python", os.X_OK)), None)
