@@ -73,4 +73,4 @@ import torch
 if torch.version.cuda:
     print("setup: note: this is PyTorch's CUDA build; TORCH_WHEELS=<index of CPU wheels> make setup saves gigabytes")
 PY
-say "done"
+say "done: the command is $VENV/bin/clusterkit (export PATH=\"$(cd "$VENV/bin" && pwd):\$PATH\")"

@@ -162,6 +162,8 @@ def main() -> None:
     if "--debug" in arguments:
         output.debug = True
         arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if arguments and arguments[0] in HOST_COMMANDS:
         arguments = expand_arguments(arguments)
     output.tolerate_any_encoding()

@@ -30,11 +30,12 @@ def trace(
         metavar="TRIAL or EXPERIMENT/TRIAL",
         help="The run, as --experiment and --trial say it, too; the newest one when left out.",
     ),
-    task: str = typer.Option(
-        "0",
+    task: str | None = typer.Option(
+        None,
         "--task-id",
         metavar="K",
-        help="Number of a task within its step or among the held-out ones, or a task's id.",
+        help="Number of a task within its step or among the held-out ones, or a task's id. Default: the first one; of "
+        "the held-out ones the first whose answer became better.",
     ),
     heldout: bool = typer.Option(
         False, "--heldout", help="A held-out task, before training beside after training, section by section."
@@ -57,7 +58,7 @@ def trace(
     experiment, _, trial = (name or "").rpartition("/")
     run = replace(run, experiment=experiment or None, trial=trial or None) if name else run
     if not heldout:
-        actions.trace.trace(run, task, step, sample or 0, full=full, as_json=as_json)
+        actions.trace.trace(run, task or "0", step, sample or 0, full=full, as_json=as_json)
         return
     if step is not None or sample is not None:
         raise UserError("--heldout has one trajectory before training and one after it: leave out --step and --sample")

@@ -31,7 +31,7 @@ def show_usage_error(error: Exception, arguments: Sequence[str]) -> bool:
     if not isinstance(error, _UsageError):
         return False
     context: Any = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "clusterkit"
+    command = context.command_path if context is not None else " ".join(["clusterkit", *arguments[:1]])
     if type(error).__name__ == "NoArgsIsHelpError":
         output.note(context.get_help())
     else:
@@ -56,6 +56,9 @@ def _unknown_words(error: Any) -> str:
     """Words that the command does not know."""
     text = str(error.format_message())
     if (option := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
+        if re.match(r"--[a-z_]+\.", option):
+            told = f"settings are typed without dashes, as {option[2:]}=VALUE"
+            return f"{error.ctx.command_path} has no option {option}: {told}"
         options = [name for param in error.ctx.command.params if not param.hidden for name in param.opts]
         return f"{error.ctx.command_path} has no option {option}.{did_you_mean(option, options)}"
     return re.sub(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", r"more words than it takes: \1", text)

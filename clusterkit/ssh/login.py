@@ -189,6 +189,8 @@ def _refused_login(endpoint: Endpoint, client: Client, offers: Offers, reason: s
     if offers.notes:
         message += f" Not tried: {'; '.join(offers.notes)}."
     fix = f"Name the key that the host knows (--private-key-file) and the user (--username). {_try_it(endpoint)}"
+    if not client.tried:
+        fix += "\nWithout a key: ssh-keygen -t ed25519 makes one, ssh-copy-id takes it to the host"
     if {"password", "keyboard-interactive"} & set(client.offered):
         fix += "\nWith a password: --ask-password"
     return HostError(endpoint.name, ErrorKind.LOGIN, message, fix)

@@ -122,6 +122,7 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ("dashboard --port 99999", "--port 99999: give at most 65535"),
         ("dashboard --port x", "--port x: give a whole number"),
         ("ask", "--question is missing: What is asked about them"),
+        ("train --train.total_steps=6", "settings are typed without dashes, as train.total_steps=VALUE"),
         ("report --tril x", "clusterkit report has no option --tril. Did you mean --trial?"),
         ("use a b", "more words than it takes: b"),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from clusterkit.cli.trace import app
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.trace.evidence import Place, held, places_of
+from clusterkit.runs.trace.heldout import HeldoutTask, Reading, learned_task
 from clusterkit.runs.trace.heldout_view import changes
 from trainer.errors import RunError, UserError
 
@@ -219,3 +220,16 @@ def test_long_texts_are_cut_unless_all_is_wanted(run: RunDirectory, mini_hotpotq
     assert "word119+}" in trace(run)
     assert "word199" not in trace(run)
     assert "word199+}" in trace(run, "--full")
+
+
+def test_without_a_number_the_first_task_is_shown_whose_answer_became_better() -> None:
+    def read(score: float) -> Reading:
+        return Reading((), "", {"f1": score}, "")
+
+    tasks = [
+        HeldoutTask(f"t{number}", "", (), (), (), read(float(before)) if before else None, read(after))
+        for number, (before, after) in enumerate([("1.0", 1.0), ("", 1.0), ("0.5", 0.4), ("0.2", 0.9), ("0.0", 1.0)])
+    ]
+
+    assert learned_task(tasks) == 3
+    assert learned_task(tasks[:3]) == 0

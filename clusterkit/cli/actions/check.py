@@ -30,7 +30,7 @@ def check(hosts: HostOptions, preset: str | None, *, probes: bool, bandwidth: bo
     needs = needs_of_preset(preset) if preset else Needs()
     selection = select(hosts_of_cluster(hosts))
     request = CheckRequest(selection.cluster, selection.hosts, needs, probes, bandwidth, nccl)
-    output.note(f"checking {len(request.hosts)} host(s)")
+    output.note(f"checking {len(request.hosts)} host{'s' * (len(request.hosts) > 1)}")
     report = asyncio.run(check_hosts(request, lambda host: connect(host, selection.ssh), output.note))
     if as_json:
         output.result_json(_json(report))

@@ -12,7 +12,7 @@ from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.trace.heldout import choose_task, heldout_tasks
+from clusterkit.runs.trace.heldout import choose_task, heldout_tasks, learned_task
 from clusterkit.runs.trace.heldout_view import heldout_lines
 from clusterkit.runs.trace.model import trace_of
 from clusterkit.runs.trace.source import find_group
@@ -46,12 +46,12 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
     output.result("\n".join(lines_of(found, full)))
 
 
-def trace_heldout(run: RunOptions, task: str, *, full: bool, as_json: bool) -> None:
+def trace_heldout(run: RunOptions, task: str | None, *, full: bool, as_json: bool) -> None:
     """Print how a held-out task was read before and after training.
 
     Args:
         run: what the command says about the run.
-        task: its number among those that are recorded, or its id.
+        task: its number among those that are recorded, or its id; None for the first whose answer became better.
         full: do not cut texts.
         as_json: print JSON.
     """
@@ -59,7 +59,7 @@ def trace_heldout(run: RunOptions, task: str, *, full: bool, as_json: bool) -> N
         runs.fetch_heldout(chosen)
         with errors_with_original_paths(runs):
             tasks = heldout_tasks(chosen)
-    number = choose_task(tasks, task)
+    number = learned_task(tasks) if task is None else choose_task(tasks, task)
     name = f"{chosen.experiment}/{chosen.trial}"
     if as_json:
         output.result_json({"run": name, "tasks": [one.task for one in tasks], **asdict(tasks[number])})

@@ -27,7 +27,7 @@ LONG = 70
 MOST_ROWS = 30
 """Most rows of a table; older ones are left out."""
 
-_GLYPHS = {"running": "▶", "finished": "✓", "failed": "✗", "killed": "✗", "stalled": "⏸", "interrupted": "⏹"}
+_GLYPHS = {"running": "▶", "finished": "✓", "failed": "✗", "killed": "✗", "stalled": "‖", "interrupted": "■"}
 _NOTHING = "-"
 
 Fact = Callable[[Run, Status], object]

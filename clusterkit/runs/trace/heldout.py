@@ -39,6 +39,11 @@ class Reading:
     scores: dict[str, float]
     error: str
 
+    @property
+    def score(self) -> float:
+        """F1 of the answer, or where it has none its accuracy."""
+        return self.scores.get("f1", self.scores.get("accuracy", 0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class HeldoutTask:
@@ -92,6 +97,12 @@ def choose_task(tasks: Sequence[HeldoutTask], wanted: str) -> int:
         f"{len(tasks)} held-out tasks are recorded, none of them {wanted}: give --task-id a number from 0 to "
         f"{len(tasks) - 1}, or an id such as {', '.join(ids[:3])}; eval.save_trajectories says how many a run records"
     )
+
+
+def learned_task(tasks: Sequence[HeldoutTask]) -> int:
+    """Return the number of the first task whose answer training made better; 0 if there is none."""
+    both = ((number, one.before, one.after) for number, one in enumerate(tasks))
+    return next((number for number, before, after in both if before and after and after.score > before.score), 0)
 
 
 def heldout_file(run: RunDirectory, name: str) -> Path:
