@@ -108,7 +108,7 @@ def test_servers_whose_gpus_do_not_divide_the_heads(forks: Forks, tmp_path: Path
 def test_an_engine_that_is_not_installed(forks: Forks, tmp_path: Path, model: Path) -> None:
     assert importlib.util.find_spec("sglang") is None
     said = refused(forks, tmp_path, model, **ONE_SERVER_ONE_RANK)
-    assert re.search(r"SGLang is not installed in \S+: install sglang .* and clusterkit\[gpu\]", said)
+    assert re.search(r"SGLang is not installed in \S+: `make gpu` installs it", said)
     (tmp_path / "runs" / "config.yaml").unlink()
     said = refused(forks, tmp_path, model, **{"servers.engine": "vllm", "servers.python": sys.executable})
     assert f"vLLM is not installed in {sys.executable}: " in said

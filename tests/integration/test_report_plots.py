@@ -37,6 +37,13 @@ def _plot(shown: Any, title: str) -> Any:
     return shown.page.locator("figure").filter(has=shown.page.get_by_role("heading", name=re.compile(rf"^{title}\b")))
 
 
+def _focus(shown: Any, title: str) -> None:
+    """Focus a plot, which is drawn once it is in sight."""
+    _plot(shown, title).scroll_into_view_if_needed()
+    _plot(shown, title).locator(".u-over").wait_for()
+    _plot(shown, title).locator(".plot").focus()
+
+
 def _at(shown: Any, title: str, step: int, steps: int = 20) -> None:
     """Point at a step, of plots that show the steps 1 to `steps`."""
     _plot(shown, title).scroll_into_view_if_needed()
@@ -83,7 +90,7 @@ def test_dragging_zooms_into_steps_in_all_plots_and_a_double_click_shows_all(scr
         act()
     assert [end.input_value() for end in ends] == ["5", "10"]
     for key, step in (("ArrowRight", 5), ("ArrowLeft", 10)):
-        _plot(shown, "Entropy").locator(".plot").focus()
+        _focus(shown, "Entropy")
         shown.page.keyboard.press(key)
         assert shown.tip().startswith(f"step {step}\n")
         shown.page.keyboard.press("Escape")
@@ -93,7 +100,7 @@ def test_dragging_zooms_into_steps_in_all_plots_and_a_double_click_shows_all(scr
     ends[0].fill("12")
     ends[1].fill("14")
     ends[1].press("Enter")
-    _plot(shown, "Reward").locator(".plot").focus()
+    _focus(shown, "Reward")
     shown.page.keyboard.press("ArrowRight")
     assert shown.tip().startswith("step 12\n")
     shown.page.get_by_role("button", name="All steps").click()
@@ -203,7 +210,7 @@ def test_a_run_of_100_000_steps_is_a_small_page_that_loses_no_spike(screen: Any,
     shown.page.get_by_text("Other numbers").click()
     shown.page.locator(".u-over").first.wait_for()
     _at(shown, "number_0", 77_777, 100_000)
-    _plot(shown, "number_0").locator(".plot").focus()
+    _focus(shown, "number_0")
     for _ in range(9):  # a pixel is several points wide
         if "1M" in shown.tip():
             break

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 REPOSITORY = Path(__file__).parents[2]
-EXTRAS = ("train", "eval", "assets", "data", "dev")
+EXTRAS = ("train", "eval", "assets", "data", "docs", "dev")
 
 
 def pins_of(file: Path) -> dict[str, str]:
