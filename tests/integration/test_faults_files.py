@@ -104,7 +104,7 @@ def test_train_with_a_disk_that_fills_after_the_folder_was_made(disk: Path, tmp_
         (["report", "--out", "DISK/r.html", "--fileroot", "RUNS"], {}, "name another file with --out"),
         (["data", "prepare", "math", "--from", "SUMS", "--out", "DISK/d"], {}, "choose a folder on another disk"),
         (["assets", "get", "amc23", "--from", "SUMS"], {"CACHE": "cache"}, "choose a folder on another disk"),
-        (["eval", "--output-path", "DISK/e", "--model-path", "MODEL", "--data-names", "SUMS"], {}, "--output-path"),
+        (["eval", "--out", "DISK/e", "--model-path", "MODEL", "--data-names", "SUMS"], {}, "--out"),
         (["setup", "--hostnames", "127.0.0.1:1"], {"STATE": "state"}, "CLUSTERKIT_STATE"),
         (["down", "--hostnames", "127.0.0.1:1", "--yes"], {"STATE": "state"}, "CLUSTERKIT_STATE"),
     ],
