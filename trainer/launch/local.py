@@ -180,8 +180,7 @@ def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
         return Warmup(config, cache_folder(config) / "warmup", report, stop).result()
     except WarmupInterruptedError as error:
         raise InterruptedRunError(
-            f"interrupted by {stop.signal_name} during the warm-up: its state is written; the same command goes on "
-            "from there"
+            "interrupted during the warm-up: its state is written; the same command goes on from there"
         ) from error
 
 
