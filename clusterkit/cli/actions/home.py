@@ -89,7 +89,10 @@ def _of_run(one: RunOverview, named: str) -> list[tuple[str, str]]:
         if heldout_file(one.run, AFTER).is_file():
             steps.append(("see it read", command("trace --heldout")))
         return steps
-    return [("why it ended", command("diagnose")), ("go on with it", "the same clusterkit train command again")]
+    return [
+        ("why it ended", command("diagnose")),
+        ("go on with it", one.again or "the same clusterkit train command again"),
+    ]
 
 
 def _table(listed: list[RunOverview]) -> list[str]:

@@ -19,7 +19,7 @@ from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.runs import print_table
 from clusterkit.cli.actions.sweep_trials import SweptRun, submit_all, train_in_turn
-from clusterkit.cli.actions.train import again_command, place_for
+from clusterkit.cli.actions.train import place_for
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
@@ -27,6 +27,7 @@ from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.config.sweep import Combination, combinations
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.overview import RunOverview, differing, flat, overview
+from clusterkit.runs.train_command import again_command
 from clusterkit.runs.trials import TrialState, choose_trial
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
