@@ -63,6 +63,15 @@ def test_the_recorded_command_goes_on_with_that_run(machine: Path, typed: str, a
     assert recorded(started(machine, f"clusterkit {typed}")) == f"clusterkit {again}"
 
 
+def test_a_run_that_was_stopped_in_its_warm_up_has_recorded_its_command_at_its_end(machine: Path) -> None:
+    writer = RunWriter(machine).config()
+    writer.record("warmup", phase="sft", step=4, steps=9)
+    command = "clusterkit train --preset tiny trial_name=run1"
+    writer.record("finish", status="interrupted", global_step=0, message="", command=command)
+
+    assert recorded(writer) == command
+
+
 def test_a_run_of_another_folder_is_named_with_it(tmp_path: Path) -> None:
     elsewhere = tmp_path / "my runs"
     named = f"--fileroot '{elsewhere}'"

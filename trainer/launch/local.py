@@ -110,7 +110,8 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         raise
     finally:
         with suppress(OSError):  # on a full disk there is an error to be told already
-            monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed)
+            command = os.environ.get("CLUSTERKIT_COMMAND", "")  # a run that ends in its warm-up has no `attempt` record
+            monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed, command=command)
         monitor.close()
 
 
