@@ -14,11 +14,11 @@ class StopFlag:
     """Set by the first SIGINT, SIGTERM or SIGHUP. Calling it tells whether it is set."""
 
     def __init__(self) -> None:
-        self.signal_name = ""
+        self._is_set = False
 
     def __call__(self) -> bool:
         """Whether the run is to stop."""
-        return bool(self.signal_name)
+        return self._is_set
 
     def install(self) -> StopFlag:
         """Catch the signals from now on (main thread only). Under nohup a hang-up stays ignored."""
@@ -27,8 +27,8 @@ class StopFlag:
                 signal.signal(number, self._set)
         return self
 
-    def _set(self, number: int, _frame: FrameType | None) -> None:
-        self.signal_name = signal.Signals(number).name
+    def _set(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_set = True
 
 
 def end_with_input(number: int) -> None:

@@ -17,6 +17,7 @@ from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.status import find_run, observe
+from clusterkit.runs.train_command import recorded_command
 from clusterkit.ui.run_status import status_lines
 from trainer.errors import RunError
 
@@ -72,7 +73,8 @@ class FolderBackend:
         run = self._watched.setdefault(selector, self._watched.get(selector) or self._find(selector))
         seen = observe(run, time.time())
         facts = {**seen.as_dict(), "diagnosis": findings_of(seen)}
-        return Observation(facts, status_lines(seen), int(seen.state in BAD), not seen.alive)
+        lines = status_lines(seen, self.options(run), recorded_command(seen.history, run))
+        return Observation(facts, lines, int(seen.state in BAD), not seen.alive)
 
     def runs(self, fileroot: str | None = None) -> Runs:
         """See `Backend.runs`."""

@@ -14,15 +14,17 @@ app = new_app()
     examples="""
 clusterkit use
 clusterkit use lab
+clusterkit use --here
 """
 )
 def use(
     name: str | None = typer.Argument(None, metavar="NAME", help="The cluster; all are listed when left out."),
+    here: bool = typer.Option(False, "--here", help="No cluster: commands go to this machine."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Choose the cluster that commands go to when they name none, or list the clusters.
+    """Choose the cluster that commands go to when they name none, or this machine; or list the clusters.
 
-    The first set-up of a cluster chooses it, too. $CLUSTERKIT_CLUSTER chooses for one shell, --cluster NAME for one
-    command; --here means this machine.
+    The first set-up of a cluster chooses it, too. $CLUSTERKIT_CLUSTER chooses for one shell, --cluster NAME and --here
+    for one command.
     """
-    actions.use.use(name, as_json)
+    actions.use.use(name, here=here, as_json=as_json)

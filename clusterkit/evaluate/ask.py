@@ -18,7 +18,7 @@ import yaml
 from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.data.datasets.passages import text_blocks, text_lines, titled_passages
 from clusterkit.evaluate.process import OutputParser, failure_of, run_node
-from clusterkit.evaluate.request import choose_checkpoint, make_request, run_settings
+from clusterkit.evaluate.request import checkpoint_here, make_request, run_settings
 from evaluation.config import AskConfig
 from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig
@@ -67,7 +67,7 @@ def ask(question: Question, say: Say, show: Show) -> None:
     """
     if not question.question.strip():
         raise UserError("the question is empty: --question TEXT")
-    checkpoint = choose_checkpoint(question.model_path, folder_of_runs(question.fileroot))
+    checkpoint = checkpoint_here(question.model_path, folder_of_runs(question.fileroot))
     trained = run_settings(checkpoint, question.preset)
     titled = trained is not None and isinstance(trained.task, HotpotqaConfig) and not question.plain
     with _folder() as folder:

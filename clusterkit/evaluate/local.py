@@ -14,7 +14,7 @@ from clusterkit.evaluate.process import Finished, require_evaluator, run_evaluat
 from clusterkit.evaluate.request import (
     EvalArguments,
     SubmittedEval,
-    choose_checkpoint,
+    checkpoint_here,
     default_names,
     make_request,
     run_settings,
@@ -42,7 +42,7 @@ class LocalEvaluator:
 
     def plan(self, arguments: EvalArguments) -> EvalConfig:
         """See `Evaluator.plan`."""
-        return self._request(arguments, choose_checkpoint(arguments.model_path, folder_of_runs(arguments.fileroot)))
+        return self._request(arguments, checkpoint_here(arguments.model_path, folder_of_runs(arguments.fileroot)))
 
     def require(self) -> None:
         """See `Evaluator.require`."""

@@ -15,6 +15,7 @@ from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.trials import saved_config
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import checkpoints_in, place_of_run
+from trainer.assets import MODEL_ASSETS
 from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES
 from trainer.config_tasks import HotpotqaConfig, MathConfig
@@ -107,6 +108,32 @@ def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
     raise RunError(
         f"no checkpoint of a run under {fileroot}: name one with --model-path FOLDER, or train first, such as "
         "clusterkit train --preset tiny"
+    )
+
+
+def checkpoint_here(typed: str | None, fileroot: Path) -> str:
+    """As `choose_checkpoint`, on this machine, which downloads nothing: a name that means nothing here is refused.
+
+    Raises:
+        UserError: the folder that was typed is not there. RunError: there is no such run or asset, or the run has no
+            checkpoint.
+    """
+    checkpoint = choose_checkpoint(typed, fileroot)
+    if Path(checkpoint).exists() or checkpoint.lower() in MODEL_ASSETS:
+        return checkpoint
+    known = runs(fileroot)
+    names = [f"{run.experiment}/{run.trial}" for run in known]
+    if checkpoint in names:
+        raise RunError(
+            f"{checkpoint} under {fileroot} has no checkpoint yet (clusterkit status shows how it is doing); name "
+            "another with --model-path"
+        )
+    listed = f"; runs: {', '.join(names[-5:])}" if names else ", which has no runs (--fileroot DIR for another folder)"
+    if "/" in checkpoint:
+        raise RunError(f"no run {checkpoint} under {fileroot}{listed}. There is no folder of that name either")
+    raise RunError(
+        f"--model-path {checkpoint} is no folder and no asset ({', '.join(MODEL_ASSETS)}). A run is named "
+        f"EXPERIMENT/TRIAL, under {fileroot}{listed}"
     )
 
 

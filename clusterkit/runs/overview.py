@@ -17,6 +17,7 @@ from clusterkit.runs.log.metrics import History, number
 from clusterkit.runs.log.newest import newest_history
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.runs.status import ENDED, Status, observe
+from clusterkit.runs.train_command import recorded_command
 
 NAMES = {"experiment_name", "trial_name", "fileroot", "cache_dir", "code_dir"}
 """Settings that say where a run is, not what it does."""
@@ -42,6 +43,7 @@ class RunOverview:
         last_record: Unix seconds of its newest record.
         settings: its configuration, by dotted key.
         problems: what is damaged in its folder.
+        again: the command that goes on with a run of this machine; empty where the end of its records has none.
     """
 
     run: RunDirectory
@@ -57,6 +59,7 @@ class RunOverview:
     last_record: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    again: str = ""
 
     @property
     def name(self) -> str:
@@ -151,6 +154,7 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
         history.last_time,
         settings,
         tuple(problems),
+        recorded_command(history, run),
     )
 
 

@@ -58,7 +58,7 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
         named_by_user: whether its trial_name was typed.
 
     Raises:
-        UserError: the unfinished trial was started with other settings, or lacks a recover checkpoint.
+        UserError: the trial was started with other settings, or lacks a recover checkpoint.
     """
     if named_by_user:
         return _judge(config, config.trial_name, named_by_user=True)
@@ -159,12 +159,14 @@ def _judge_run(config: RunConfig, run: RunDirectory, named_by_user: bool) -> Tri
     if holder_of(run):  # the caller refuses it; differences from a running trial would only confuse
         return Trial(run, TrialState.RESUME, history)
     if is_complete(history, config if named_by_user else None):
+        if named_by_user:
+            _refuse_differences(config, run, history)
         return Trial(run, TrialState.COMPLETE, history)
     if config.recover_mode == "disabled":
         return Trial(run, TrialState.NEW, history)
     if not history.steps and not run.has_recover_checkpoint:
         return _demand_checkpoint(config, Trial(run, TrialState.NEW, history))  # nothing was learned
-    _refuse_differences(config, run)
+    _refuse_differences(config, run, history)
     return _demand_checkpoint(config, Trial(run, TrialState.RESUME, history))
 
 
@@ -195,7 +197,7 @@ def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
     return trial
 
 
-def _refuse_differences(config: RunConfig, run: RunDirectory) -> None:
+def _refuse_differences(config: RunConfig, run: RunDirectory, history: History) -> None:
     try:
         old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -205,8 +207,12 @@ def _refuse_differences(config: RunConfig, run: RunDirectory) -> None:
         raise UserError(f"{run.config} cannot be read ({reason}): repair it, or add trial_name=NEW") from None
     different = differences(old if isinstance(old, dict) else {}, config)
     if different:
+        complete = is_complete(history)
+        go_on = "Go on with it: repeat the command with the old values"
+        another = f"{'Keep it and train another' if complete else 'Start another run'}: add trial_name=NEW"
         raise UserError(
-            f"{run.experiment}/{run.trial} is unfinished and was started with other settings (was → now):\n"
+            f"{run.experiment}/{run.trial} is {'complete' if complete else 'unfinished'} and was started with other "
+            "settings (was → now):\n"
             + "\n".join(f"  {line}" for line in different)
-            + "\nGo on with it: repeat the command with the old values. Start another run: add trial_name=NEW"
+            + (f"\n{another}. {go_on}" if complete else f"\n{go_on}. {another}")
         )

@@ -226,7 +226,7 @@ def make_current(name: str, *, is_new: bool) -> str:
         A line about it; empty where nothing changed.
     """
     with suppress(UserError):  # a damaged choice is replaced
-        if not is_new and current().name:
+        if not is_new and ((now := current()).name or now.here):
             return ""
     try:
         choose(name)

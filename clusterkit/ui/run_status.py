@@ -12,8 +12,14 @@ from clusterkit.runs.status import Status
 SHOWN_WARNINGS = 3
 
 
-def status_lines(status: Status) -> list[str]:
-    """Return one line per fact, with a label."""
+def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
+    """Return one line per fact, with a label.
+
+    Args:
+        status: of the run.
+        named: options with which a printed command means this run.
+        again: the command that goes on with it; empty where it is not known.
+    """
     history, run = status.history, status.run
     rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
@@ -44,7 +50,9 @@ def status_lines(status: Status) -> list[str]:
     rows += [("warning", warning) for warning in history.warnings[-SHOWN_WARNINGS:]]
     rows.append(("folder", str(run.logs)))
     if status.state in ("interrupted", "killed", "failed", "new"):
-        rows.append(("next", "repeat the `clusterkit train` command: it goes on with this run"))
+        go_on = again or "repeat the `clusterkit train` command: it goes on with this run"
+        failed = status.state == "failed"
+        rows += [("next", f"clusterkit diagnose {named}".rstrip()), ("go on", go_on)] if failed else [("next", go_on)]
     return [f"{label:<12} {text}" for label, text in rows if text]
 
 

@@ -63,7 +63,8 @@ def test_stopped_in_the_warmup(forks: Forks, tmp_path: Path, reference: Trial, n
         assert attempt.reach(lambda phase=phase: any(r["phase"] == phase for r in trial.records("warmup")))
         attempt.send(number)
         assert attempt.end() == 130
-        assert f"interrupted by {number.name} during the warm-up: its state is written" in trial.said()
+        # Ctrl-C reaches the trainer as SIGTERM: a name of a signal would be another one than the user's.
+        assert "error: interrupted during the warm-up: its state is written" in trial.said()
         assert list((cache_folder(trial.config) / "warmup").glob("*.partial"))
 
     seen = len(trial.records("warmup"))

@@ -126,7 +126,6 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ("report --tril x", "clusterkit report has no option --tril. Did you mean --trial?"),
         ("use a b", "more words than it takes: b"),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
-        ("eval --model-path nobody/nothing", "--model-path nobody/nothing is neither a folder nor"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
         ("train --preset memalpha-4B allocation_mode=sglang:d3p1t1 --dry-run", "clusterkit serve judge --model-path"),
         ("train --preset tiny valid_dataset.path=x", "held-out tasks come from the data of task.path"),

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 from run_writer import RunWriter
 
-from clusterkit.cli.actions.train import again_command, further_command
 from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.ui.progress import LiveDisplay, PlainLines, live_lines
@@ -146,16 +145,3 @@ def test_a_summary_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> 
 
     assert read_summary(writer.run) is None
     assert summary_lines({})[0].startswith("held-out accuracy")
-
-
-def test_what_to_type_next_is_a_command_a_shell_understands() -> None:
-    typed = ["train", "--preset", "tiny", "task.path=/my data", "recover_mode=disabled", "train.total_steps=30"]
-
-    assert again_command(typed) == "clusterkit train --preset tiny 'task.path=/my data' train.total_steps=30"
-    assert further_command(typed, "run3", 60) == (
-        "clusterkit train --preset tiny 'task.path=/my data' trial_name=run3 train.total_steps=60"
-    )
-    assert again_command(["train", "--set=seed=2", "--set", "recover_mode=disabled"]) == "clusterkit train seed=2"
-    assert (
-        further_command(["train", "--set=trial_name=a"], "a", 9) == "clusterkit train trial_name=a train.total_steps=9"
-    )

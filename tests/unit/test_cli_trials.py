@@ -127,6 +127,33 @@ def test_a_named_complete_run_is_complete_until_more_steps_are_asked_for(tmp_pat
     assert _choose(tmp_path, "trial_name=mine", "train.total_steps=0").state is TrialState.RESUME  # a whole epoch
 
 
+@pytest.mark.parametrize("steps", ["train.total_steps=30", "train.total_steps=60"])
+def test_a_named_complete_run_with_other_settings_is_refused_and_not_called_unfinished(
+    tmp_path: Path, steps: str
+) -> None:
+    _complete(tmp_path, "seed=5", trial="mine")
+
+    assert _choose(tmp_path, "trial_name=mine", "seed=5", "train.total_steps=30").state is TrialState.COMPLETE
+    with pytest.raises(UserError) as raised:
+        _choose(tmp_path, "trial_name=mine", "rollout.group_size=4", steps)
+
+    message = str(raised.value)
+    assert message.startswith("tiny-recall/mine is complete and was started with other settings (was → now):\n")
+    assert "  seed: 5 → 1\n" in message
+    assert "rollout.group_size: " in message
+    assert "Keep it and train another: add trial_name=NEW" in message
+    assert "unfinished" not in message
+    assert raised.value.exit_code == 2
+
+
+def test_a_complete_run_that_was_not_named_refuses_no_other_settings(tmp_path: Path) -> None:
+    _complete(tmp_path, "seed=5")
+
+    trial = _choose(tmp_path, "seed=4")
+
+    assert (trial.run.trial, trial.state) == ("run2", TrialState.NEW)
+
+
 def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:
     writer = _unfinished(tmp_path, "seed=3")
     with hold_lock(writer.run.logs / "run.lock") as held:

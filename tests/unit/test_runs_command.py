@@ -16,6 +16,7 @@ from clusterkit.backends.options_here import options_here
 from clusterkit.cli.main import app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.ray import current
 from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.log.metrics import read_history
@@ -252,10 +253,17 @@ def test_alone_it_names_the_current_cluster_and_says_here_for_runs_of_this_machi
         inventory.save(Cluster(name=name, hosts=(Host(name="h1", address="127.0.0.1", port=1),)))
     told = CliRunner().invoke(app, []).stdout
     assert "Clusters: lab, other, not set up: clusterkit setup --cluster lab" in told
+    current.choose("lab")
+    told = CliRunner().invoke(app, []).stdout
+    assert "Cluster lab (the current one), 1 host, not set up: clusterkit setup --cluster lab" in told
+    assert "commands go there" not in told
+    current.forget("lab")
     for name in ("lab", "other"):
         local_file(name).parent.mkdir(parents=True)
         local_file(name).write_text("0" * 64)
-    assert "none is the current one: clusterkit use NAME" in CliRunner().invoke(app, []).stdout
+    inventory.save(Cluster(name="new", hosts=(Host(name="h1", address="127.0.0.1", port=1),)))
+    told = CliRunner().invoke(app, []).stdout
+    assert "Clusters: lab, new (not set up), other; none is the current one: clusterkit use NAME" in told
 
     monkeypatch.setenv("CLUSTERKIT_CLUSTER", "lab")
     writer = RunWriter(machine).config().attempt().steps(1, 2).finish()

@@ -20,6 +20,7 @@ from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray import current
 from clusterkit.provision.ray.token import local_file
+from clusterkit.setup.command import make_current
 
 HERE = "here"
 RUNS = {
@@ -76,7 +77,7 @@ def keep(*names: str, ready: bool = True) -> None:
 
 def said(*words: str) -> str:
     """All that a command prints, its error included."""
-    argv = expand_arguments(list(words)) if words[0] in HOST_COMMANDS else list(words)
+    argv = expand_arguments(list(words)) if words and words[0] in HOST_COMMANDS else list(words)
     result = CliRunner().invoke(app, argv)
     error = "" if isinstance(result.exception, SystemExit | None) else f"error: {result.exception}"
     return result.output + error
@@ -261,6 +262,43 @@ def test_what_the_user_chose_is_kept(machine: Path) -> None:
     assert (machine / "config" / "current").stat().st_mode & 0o777 == 0o600
     assert "knows no Ray of it yet" in said("use", "new")
     assert current.current().name == "new"
+
+
+@pytest.mark.parametrize("names", [("lab",), ("lab", "sea")])
+def test_this_machine_can_be_chosen_although_there_are_clusters(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    keep(*names)
+    said("use", "lab")
+    assert went("status") == "lab"
+
+    assert said("use", "--here") == "commands go to this machine now\n"
+
+    for words in (*RUNS.values(), *STARTS.values()):
+        assert went(*words) == HERE
+    assert f"on this machine (clusters: {', '.join(names)}; clusterkit use NAME chooses one)" in said("status")
+    assert went("status", "--cluster", "lab") == "lab"
+    assert "commands go to this machine; to a cluster: clusterkit use NAME" in said("use")
+    assert json.loads(CliRunner().invoke(app, ["use", "--json"]).stdout)["current"] is None
+    assert "; commands go to this machine; to one of them: clusterkit use NAME" in said()
+    assert make_current("lab", is_new=False) == "", "a set-up that is repeated changes no choice"
+
+    monkeypatch.setenv(current.VARIABLE, "lab")
+    assert "in this shell they still go to lab, until: unset CLUSTERKIT_CLUSTER" in said("use", "--here")
+    assert went("status") == "lab"
+    monkeypatch.delenv(current.VARIABLE)
+    said("use", "lab")
+    assert went("status") == "lab"
+    assert (machine / "config" / "current").read_text() == "lab\n"
+
+
+def test_a_command_that_only_a_cluster_can_do_needs_no_choice_while_there_is_one() -> None:
+    keep("lab")
+    said("use", "--here")
+    assert went("ray-status") == "lab"
+    keep("sea")
+    assert "several clusters (lab, sea)" in went("ray-status")
+    assert "--here and NAME are two places: choose one" in said("use", "lab", "--here")
 
 
 def test_a_cluster_that_is_gone_is_no_longer_current() -> None:

@@ -110,7 +110,8 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         raise
     finally:
         with suppress(OSError):  # on a full disk there is an error to be told already
-            monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed)
+            command = os.environ.get("CLUSTERKIT_COMMAND", "")  # a run that ends in its warm-up has no `attempt` record
+            monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed, command=command)
         monitor.close()
 
 
@@ -180,8 +181,7 @@ def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
         return Warmup(config, cache_folder(config) / "warmup", report, stop).result()
     except WarmupInterruptedError as error:
         raise InterruptedRunError(
-            f"interrupted by {stop.signal_name} during the warm-up: its state is written; the same command goes on "
-            "from there"
+            "interrupted during the warm-up: its state is written; the same command goes on from there"
         ) from error
 
 

@@ -238,7 +238,8 @@ class RayBackend:
             self._watches[selector] = await self._connection.enter_async_context(context)
         seen = await self._watches[selector].look()
         over = seen.run is not None and not seen.run.alive and not seen.unseen
-        return Observation(seen.as_dict(), cluster_lines(seen), seen.exit_code, over)
+        named = "" if seen.original is None else self.options(seen.original)
+        return Observation(seen.as_dict(), cluster_lines(seen, named), seen.exit_code, over)
 
     async def _disconnect(self) -> None:
         self._head = None

@@ -22,6 +22,7 @@ from clusterkit.backends.ray.mirror import Copies, job_of
 from clusterkit.backends.ray.newest import newest_of
 from clusterkit.backends.ray.storage import fileroot_of
 from clusterkit.common.text_plot import iso_time, size
+from clusterkit.provision.ray.current import option
 from clusterkit.provision.ray.state import ClusterState, observe
 from clusterkit.provision.ray.token import read_token
 from clusterkit.runs.diagnose.model import BAD
@@ -29,6 +30,7 @@ from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.status import Status
 from clusterkit.runs.status import observe as observe_run
+from clusterkit.runs.train_command import recorded_command
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from clusterkit.ui.run_status import status_lines
@@ -84,11 +86,19 @@ class ClusterStatus:
             return 1
         return 3 if self.unseen or not self.nodes.ready else 0
 
+    @property
+    def original(self) -> RunDirectory | None:
+        """The run in its place on the storage; None without a run."""
+        if self.run is None:
+            return None
+        run = self.run.run
+        return RunDirectory(Path(self.run_dir).parents[3], run.user, run.experiment, run.trial)
+
     def with_original_paths(self, value: T) -> T:
         """Text, or what holds text, with the places and commands of the cluster instead of those of the copy here."""
-        if self.run is None:
+        if self.run is None or self.original is None:
             return value
-        return localise_paths(value, self.run.run.fileroot, str(Path(self.run_dir).parents[3]), self.cluster)
+        return localise_paths(value, self.run.run.fileroot, str(self.original.fileroot), self.cluster)
 
     def as_dict(self) -> dict[str, Any]:
         """For --json: the shape of a run's status, with the cluster around it."""
@@ -253,9 +263,9 @@ SHOWN_ENDS = 3
 INTERRUPTED = 130
 
 
-def cluster_lines(status: ClusterStatus) -> list[str]:
-    """The run first, then what it runs on, then what could not be seen."""
-    lines = _run_lines(status)
+def cluster_lines(status: ClusterStatus, named: str = "") -> list[str]:
+    """The run first, then what it runs on, then what could not be seen. named: see `status_lines`."""
+    lines = _run_lines(status, named)
     rows = [("", ""), ("cluster", _nodes(status)), *(("problem", text) for text in status.nodes.all_problems)]
     if status.disk is not None:
         rows.append(("storage", f"{status.disk.path}: {size(status.disk.free)} of {size(status.disk.size)} free"))
@@ -266,11 +276,12 @@ def cluster_lines(status: ClusterStatus) -> list[str]:
     return [*lines, *(f"{label:<12} {text}".rstrip() for label, text in rows)]
 
 
-def _run_lines(status: ClusterStatus) -> list[str]:
+def _run_lines(status: ClusterStatus, named: str) -> list[str]:
     if status.run is None:
         seen = "no run was found" if not status.unseen else "runs could not be looked at"
         return [f"{'run':<12} {seen} on cluster {status.cluster}"]
-    lines = status.with_original_paths(status_lines(status.run))
+    again = recorded_command(status.run.history, status.run.run, option(status.cluster))
+    lines = status.with_original_paths(status_lines(status.run, named, again))
     marks = exit_marks(status.run.run).items()
     ends = [(number, mark) for number, mark in marks if mark.get("code") not in (0, INTERRUPTED)]
     for number, mark in ends[-SHOWN_ENDS:]:

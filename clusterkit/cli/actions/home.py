@@ -64,14 +64,19 @@ def _cluster_lines() -> tuple[list[str], str]:
         hosts = len(inventory.load(now.name).hosts)
     except UserError as error:
         return [f"Cluster {now.name} ({now.why}): {error}"], now.name
-    word = "host" if hosts == 1 else "hosts"
-    return [f"Cluster {now.name} ({now.why}), {hosts} {word}: commands go there; this machine: --here"], now.name
+    told = f"Cluster {now.name} ({now.why}), {hosts} {'host' if hosts == 1 else 'hosts'}"
+    if now.name not in now.ready:
+        return [f"{told}, not set up: clusterkit setup --cluster {now.name}; this machine: --here"], now.name
+    return [f"{told}: commands go there; this machine: --here"], now.name
 
 
 def _without_current(now: Current) -> str:
+    kept = inventory.cluster_names()
     if now.ready:
-        return f"Clusters: {', '.join(now.ready)}; none is the current one: clusterkit use NAME"
-    if kept := inventory.cluster_names():
+        names = ", ".join(name if name in now.ready else f"{name} (not set up)" for name in kept)
+        none = "commands go to this machine; to one of them" if now.here else "none is the current one"
+        return f"Clusters: {names}; {none}: clusterkit use NAME"
+    if kept:
         return f"Clusters: {', '.join(kept)}, not set up: clusterkit setup --cluster {kept[0]}"
     return "Cluster: none; commands go to this machine"
 
@@ -89,7 +94,10 @@ def _of_run(one: RunOverview, named: str) -> list[tuple[str, str]]:
         if heldout_file(one.run, AFTER).is_file():
             steps.append(("see it read", command("trace --heldout")))
         return steps
-    return [("why it ended", command("diagnose")), ("go on with it", "the same clusterkit train command again")]
+    return [
+        ("why it ended", command("diagnose")),
+        ("go on with it", one.again or "the same clusterkit train command again"),
+    ]
 
 
 def _table(listed: list[RunOverview]) -> list[str]:

@@ -19,7 +19,7 @@ from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.runs import print_table
 from clusterkit.cli.actions.sweep_trials import SweptRun, submit_all, train_in_turn
-from clusterkit.cli.actions.train import again_command, place_for
+from clusterkit.cli.actions.train import place_for
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.config.aliases import translation_notes
@@ -27,7 +27,8 @@ from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.config.sweep import Combination, combinations
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.overview import RunOverview, differing, flat, overview
-from clusterkit.runs.trials import TrialState, choose_trial, differences
+from clusterkit.runs.train_command import again_command
+from clusterkit.runs.trials import TrialState, choose_trial
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 
@@ -132,13 +133,6 @@ def _checked(backend: Backend, records: Runs, request: RunRequest) -> tuple[Swep
     config = request.config.model_copy(update={"fileroot": str(records.folder)})
     with errors_with_original_paths(records):
         trial = choose_trial(config, named_by_user=True)
-        different = differences(trial.run.saved_values(), config) if trial.state is TrialState.COMPLETE else []
-    if different:
-        raise UserError(
-            f"{trial.run.experiment}/{trial.run.trial} is complete and had other settings (was \u2192 now):\n"
-            + "\n".join(f"  {line}" for line in different)
-            + "\nKeep it and train others: add trial_name=NEW, which then begins the name of every trial"
-        )
     plan = RunPlan(request.config, trial)
     if backend.attach(request) is None:
         planned = backend.plan(request)

@@ -67,7 +67,7 @@ def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
     if now.name:
         alone = Target(now.name, f"on cluster {now.name} ({now.why}; this machine: --here)")
         return _compare_places(kind, typed, now, local[-1]) if local else alone
-    if now.ready and not local:
+    if now.ready and not local and not now.here:
         raise UserError(_choose_one(now, "; this machine: --here"))
     clusters = ", ".join(now.ready)
     return Target(None, f"on this machine (clusters: {clusters}; clusterkit use NAME chooses one)" if clusters else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import summary_lines
 from clusterkit.runs.log.tail import last_lines
 from clusterkit.runs.trace.heldout import AFTER, heldout_file
+from clusterkit.runs.train_command import again_command, further_command
 from clusterkit.ui import output
 from clusterkit.ui.progress import showing
 from trainer.errors import UserError
@@ -223,21 +223,3 @@ def _print_console(run: RunDirectory) -> None:
         return
     for path in (run.console((run.attempt_numbers() or [0])[-1]), run.logs / "main.log"):
         output.note("\n".join([f"--- {path}", *last_lines(path, 60)]))
-
-
-def again_command(arguments: Sequence[str]) -> str:
-    """The typed command that goes on with the run: as it was, but without asking for a fresh start."""
-    return shlex.join(["clusterkit", *(item for item in _bare(arguments) if item != "recover_mode=disabled")])
-
-
-def further_command(arguments: Sequence[str], trial: str, total_steps: int) -> str:
-    """The command that trains a complete run for more steps."""
-    kept = [
-        item for item in _bare(arguments) if not item.startswith(("trial_name=", "train.total_steps=", "recover_mode="))
-    ]
-    return shlex.join(["clusterkit", *kept, f"trial_name={trial}", f"train.total_steps={total_steps}"])
-
-
-def _bare(arguments: Sequence[str]) -> list[str]:
-    """The words with settings as KEY=VALUE, those that were typed as --set KEY=VALUE, too."""
-    return [item.removeprefix("--set=") for item in arguments if item != "--set"]

@@ -1,4 +1,4 @@
-"""`clusterkit use`: choose the current cluster, or list the clusters."""
+"""`clusterkit use`: choose the current cluster or this machine, or list the clusters."""
 
 from __future__ import annotations
 
@@ -7,23 +7,43 @@ import os
 import typer
 
 from clusterkit.hosts import inventory
-from clusterkit.provision.ray.current import VARIABLE, choose, current, ready_clusters
+from clusterkit.provision.ray.current import VARIABLE, choose, choose_here, current, ready_clusters
 from clusterkit.ui import output
 from trainer.errors import UserError
 
 
-def use(name: str | None, as_json: bool) -> None:
-    """Make the cluster the current one; without a name, list all."""
-    if name is not None:
+def use(name: str | None, *, here: bool, as_json: bool) -> None:
+    """Make the cluster the current one, or none of them; without either, list all.
+
+    Args:
+        name: of the cluster.
+        here: commands go to this machine.
+        as_json: print JSON.
+
+    Raises:
+        UserError: a cluster and this machine were named, or there is no such cluster. RunError: the choice cannot be
+            written.
+    """
+    if name is not None and here:
+        raise UserError("--here and NAME are two places: choose one")
+    if name is None and not here:
+        _list(as_json)
+        return
+    if name is None:
+        choose_here()
+        output.note("commands go to this machine now")
+    else:
         choose(name)
         output.note(f"commands go to cluster {name} now")
         if name not in ready_clusters():
             output.note(f"this machine knows no Ray of it yet: clusterkit setup --cluster {name}")
-        if (shell := os.environ.get(VARIABLE, name)) != name:
-            output.note(f"in this shell they still go to {shell}, until: unset {VARIABLE}")
-        if as_json:
-            output.result_json({"current": name})
-        return
+    if (shell := os.environ.get(VARIABLE, "").strip()) and shell != name:
+        output.note(f"in this shell they still go to {shell}, until: unset {VARIABLE}")
+    if as_json:
+        output.result_json({"current": name})
+
+
+def _list(as_json: bool) -> None:
     try:
         now, damaged = current(), ""
     except UserError as error:  # the list is what is needed to choose again
@@ -40,8 +60,9 @@ def use(name: str | None, as_json: bool) -> None:
             output.result(f"{'*' if one == chosen else ' '} {one}{why}{state}")
     if not kept:
         output.note("there is no cluster: make one of SSH hosts with clusterkit setup --hostnames H1 H2 …")
-    elif not chosen and not damaged:
-        output.note("none is the current one: clusterkit use NAME")
+    elif now is not None and not chosen:
+        none = "commands go to this machine; to a cluster" if now.here else "none is the current one"
+        output.note(f"{none}: clusterkit use NAME")
     if damaged:
         output.error(damaged)
         raise typer.Exit(2)

@@ -1,7 +1,7 @@
 """The current cluster: commands use it where no other is named, like kubectl's current context.
 
 `clusterkit use NAME` and the first set-up of a cluster choose it; $CLUSTERKIT_CLUSTER chooses for one shell. Without a
-choice it is the only cluster that was set up from this machine.
+choice it is the only cluster that was set up from this machine. `clusterkit use --here` chooses that there is none.
 """
 
 from __future__ import annotations
@@ -18,15 +18,25 @@ from clusterkit.provision.ray.token import local_file
 from trainer.errors import RunError, UserError
 
 VARIABLE = "CLUSTERKIT_CLUSTER"
+HERE = "--here"
+"""What the file holds where this machine was chosen; no cluster has such a name."""
 
 
 @dataclass(frozen=True)
 class Current:
-    """The current cluster, and why it is that one."""
+    """The current cluster, and why it is that one.
 
-    name: str  # empty where there is none
+    Attributes:
+        name: empty where there is none.
+        why: as a remark in parentheses.
+        ready: clusters that have a Ray.
+        here: there is none because this machine was chosen.
+    """
+
+    name: str
     why: str
-    ready: tuple[str, ...]  # clusters that have a Ray
+    ready: tuple[str, ...]
+    here: bool = False
 
 
 def current() -> Current:
@@ -46,6 +56,8 @@ def current() -> Current:
             )
         return Current(named, f"from ${VARIABLE}", ready)
     chosen = _read()
+    if chosen == HERE:
+        return Current("", "this machine was chosen", ready, here=True)
     if chosen in inventory.cluster_names():
         return Current(chosen, "the current one", ready)
     return Current(ready[0], "the only one", ready) if len(ready) == 1 else Current("", "", ready)
@@ -81,8 +93,21 @@ def choose(name: str) -> None:
         UserError: there is no such cluster. RunError: the choice cannot be written.
     """
     inventory.load(name)
+    _write(name)
+
+
+def choose_here() -> None:
+    """Let commands go to this machine, although there are clusters.
+
+    Raises:
+        RunError: the choice cannot be written.
+    """
+    _write(HERE)
+
+
+def _write(choice: str) -> None:
     try:
-        write_private(path(), name + "\n")
+        write_private(path(), choice + "\n")
     except OSError as error:
         raise RunError(
             f"{path()} cannot be written: {error.strerror}\nSet CLUSTERKIT_CONFIG to a folder that is yours."
@@ -101,12 +126,12 @@ def forget(name: str) -> bool:
 
 
 def path() -> Path:
-    """Return the file with the choice: one line, the cluster's name."""
+    """Return the file with the choice: one line, the cluster's name or `HERE`."""
     return config_folder() / "current"
 
 
 def _read() -> str:
-    """Return the chosen cluster; empty without a choice."""
+    """Return the chosen cluster, or `HERE`; empty without a choice."""
     try:
         text = path().read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -114,7 +139,7 @@ def _read() -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise UserError(f"{path()} cannot be read: {reason}. {_WAYS}") from None
-    if not re.fullmatch(inventory.NAME, text):
+    if text != HERE and not re.fullmatch(inventory.NAME, text):
         raise UserError(f"{path()} names no cluster ({text[:40]!r}). {_WAYS}")
     return text
 

@@ -104,7 +104,7 @@ CLUSTER = (
         "recover-differs",
         "The recover checkpoint is of other settings",
         (
-            r"unfinished and was started with other settings",
+            r"is \w+ and was started with other settings",
             r"is whole but does not fit this model",
             r"was written with other settings",
         ),
