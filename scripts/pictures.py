@@ -41,7 +41,8 @@ def curve(run: RunDirectory, out: Path) -> None:
     """Draw reward over the steps, and the accuracy on held-out documents."""
     records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     steps = [one for one in records if one["kind"] == "step"]
-    heldout = [one for one in records if one["kind"] == "eval" and one["name"] == "heldout" and not one["chunks"]]
+    measured = [one for one in records if one["kind"] == "eval" and not one["chunks"] and not one["blank_memory"]]
+    heldout = sorted(measured, key=lambda one: int(one["global_step"]))
     mpl.rcParams.update(
         {"svg.hashsalt": "clusterkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
     )
@@ -129,17 +130,9 @@ def learned(tasks: list[HeldoutTask]) -> HeldoutTask:
 def page(fileroot: Path, name: str, out: Path) -> None:
     """Take a picture of the report's page."""
     html = out.with_suffix(".html").resolve()
-    command = [
-        sys.executable,
-        "-m",
-        "clusterkit.cli.main",
-        "report",
-        name,
-        "--fileroot",
-        str(fileroot),
-        "--out",
-        str(html),
-    ]
+    experiment, trial = name.split("/")
+    command = [sys.executable, "-m", "clusterkit", "report", "--experiment", experiment, "--trial", trial]
+    command += ["--here", "--fileroot", str(fileroot), "--out", str(html)]
     subprocess.run(command, check=True)
     with sync_playwright() as driver:
         program = next(path for path in map(which, BROWSERS) if path)
