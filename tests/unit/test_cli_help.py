@@ -124,6 +124,7 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ("ask", "--question is missing: What is asked about them"),
         ("train --train.total_steps=6", "settings are typed without dashes, as train.total_steps=VALUE"),
         ("report --tril x", "clusterkit report has no option --tril. Did you mean --trial?"),
+        ("status tiny-recall/run1", "a run is named by --experiment tiny-recall --trial run1"),
         ("use a b", "more words than it takes: b"),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
