@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from clusterkit.cli import actions
 from clusterkit.cli.options import new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
+from clusterkit.cli.trainoptions import TrainOptions
 
 app = new_app()
 
@@ -103,12 +103,11 @@ def train(
         "image": container_image,
         "mounts": tuple(container_mount or ()),
     }
-    train_all = functools.partial(actions.sweep.sweep, sweep) if sweep else actions.train.train
-    train_all(
-        overrides or [],
-        preset,
-        task,
-        run,
+    typed = TrainOptions(
+        overrides=overrides or [],
+        preset=preset,
+        task=task,
+        run=run,
         slurm=slurm,
         slurm_options=slurm_options,
         recover_from=recover_from,
@@ -117,3 +116,7 @@ def train(
         as_json=as_json,
         shown=not no_progress,
     )
+    if sweep:
+        actions.sweep.sweep(sweep, typed)
+    else:
+        actions.train.train(typed)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import typer
 
@@ -21,7 +21,7 @@ from clusterkit.cli.actions.runs import print_table
 from clusterkit.cli.actions.sweep_trials import SweptRun, submit_all, train_in_turn
 from clusterkit.cli.actions.train import place_for
 from clusterkit.cli.actions.train_from import settings_from
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.trainoptions import TrainOptions
 from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.config.sweep import Combination, combinations
@@ -49,74 +49,50 @@ class _Typed:
     resolved: Resolved
 
 
-def sweep(
-    sweeps: list[str],
-    overrides: list[str],
-    preset: str | None,
-    task: str | None,
-    typed: RunOptions,
-    *,
-    slurm: bool,
-    slurm_options: dict[str, Any],
-    recover_from: str | None,
-    dry_run: bool,
-    detach: bool,
-    as_json: bool,
-    shown: bool,
-) -> None:
+def sweep(sweeps: list[str], typed: TrainOptions) -> None:
     """Train a trial for every combination. The exit code is 3 where only some are complete, 1 where none is.
 
     Args:
         sweeps: KEY=V1,V2 words.
-        overrides: KEY=VALUE words of all trials; the other arguments are those of `train`.
-        preset: its name.
-        task: its name; None for the preset's own.
-        typed: what the options say about the place.
-        slurm: submit them to Slurm.
-        slurm_options: fields of `SlurmOptions`.
-        recover_from: the run or folder that all start from.
-        dry_run: print the trials and their plans; write nothing.
-        detach: come back once they are submitted.
-        as_json: print the table as JSON.
-        shown: whether progress is shown.
+        typed: the rest of the command, for all trials.
     """
-    settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
+    settings = typed.settings
     chosen = combinations(sweeps, settings)
-    output.notes(dict.fromkeys(note for one in chosen for note in translation_notes([*overrides, *one.words])))
+    output.notes(dict.fromkeys(note for one in chosen for note in translation_notes([*typed.overrides, *one.words])))
 
     def resolved(one: Combination) -> _Typed:
         words = [*(word for word in settings if not word.startswith("trial_name=")), *one.words]
         words.append(f"trial_name={one.trial}")
-        return _Typed(one, words, resolve(preset, task, words))
+        return _Typed(one, words, resolve(typed.preset, typed.task, words))
 
     wanted = _all_of(chosen, resolved, lambda one: " ".join(one.words))
-    place = place_for([one.resolved for one in wanted], typed, slurm, slurm_options, detach=detach)
+    place = place_for([one.resolved for one in wanted], typed)
     with open_backend(place, output.note) as backend:
-        records = backend.runs(backend.request(preset, task, wanted[0].settings).config.fileroot)
+        records = backend.runs(backend.request(typed.preset, typed.task, wanted[0].settings).config.fileroot)
         records.fetch_overviews()
 
         def checked(one: _Typed) -> tuple[SweptRun, RunPlan]:
             words = list(one.settings)
-            if recover_from is not None:
-                words += settings_from(recover_from, backend, preset, task, words)
-            return _checked(backend, records, backend.request(preset, task, words))
+            if typed.recover_from is not None:
+                words += settings_from(typed.recover_from, backend, typed.preset, typed.task, words)
+            return _checked(backend, records, backend.request(typed.preset, typed.task, words))
 
         found = _all_of(wanted, checked, lambda one: one.combination.trial)
         runs = [run for run, _ in found]
         _require_different(runs)
-        if dry_run:
-            _print_plans(records, wanted, found, backend.where, as_json)
+        if typed.dry_run:
+            _print_plans(records, wanted, found, backend.where, typed.as_json)
             return
         again = again_command(sys.argv[1:])
         here = place.mode == "local"
         if here:
-            left = train_in_turn(backend, runs, again, shown=shown)
+            left = train_in_turn(backend, runs, again, shown=typed.shown)
         else:
-            left = submit_all(backend, runs, again, detach=detach)
+            left = submit_all(backend, runs, again, detach=typed.detach)
         records.fetch_overviews()
         listed = _overviews(records, runs)
         code = (INTERRUPTED if here else 0) if left else _exit_code(listed)
-        _print_result(records, listed, code, as_json)
+        _print_result(records, listed, code, typed.as_json)
         if left:
             output.note(left)
         _print_next(backend, records, listed)

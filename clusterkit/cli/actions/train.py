@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 import yaml
@@ -18,7 +17,7 @@ from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.target import announce, place_of, slurm_place
 from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.actions.train_from import settings_from
-from clusterkit.cli.runoptions import RunOptions
+from clusterkit.cli.trainoptions import TrainOptions
 from clusterkit.config.aliases import translation_notes
 from clusterkit.config.presets import size_names
 from clusterkit.config.resolve import Resolved, resolve, shown_values
@@ -32,53 +31,26 @@ from clusterkit.ui.progress import showing
 from trainer.errors import UserError
 
 
-def train(
-    overrides: list[str],
-    preset: str | None,
-    task: str | None,
-    typed: RunOptions,
-    *,
-    slurm: bool,
-    slurm_options: dict[str, Any],
-    recover_from: str | None,
-    dry_run: bool,
-    detach: bool,
-    as_json: bool,
-    shown: bool,
-) -> None:
-    """Train where the options and settings say. The exit code is the run's; 0 for a run that was detached from.
-
-    Args:
-        overrides: KEY=VALUE words.
-        preset: its name.
-        task: its name; None for the preset's own.
-        typed: what the options say about the place.
-        slurm: submit it to Slurm.
-        slurm_options: fields of `SlurmOptions`.
-        recover_from: the run or folder to start from.
-        dry_run: print the plan; write nothing.
-        detach: come back once the run is submitted.
-        as_json: print the result as JSON.
-        shown: whether progress is shown.
-    """
-    output.notes(translation_notes(overrides))
-    settings = [*overrides, *([f"fileroot={typed.fileroot}"] if typed.fileroot is not None else [])]
-    place = place_for([resolve(preset, task, settings)], typed, slurm, slurm_options, detach=detach)
+def train(typed: TrainOptions) -> None:
+    """Train where the options and settings say. The exit code is the run's; 0 for a run that was detached from."""
+    output.notes(translation_notes(typed.overrides))
+    settings = typed.settings
+    place = place_for([resolve(typed.preset, typed.task, settings)], typed)
     with open_backend(place, output.note) as backend:
-        if recover_from is not None:
-            settings += settings_from(recover_from, backend, preset, task, settings)
-        request = backend.request(preset, task, settings)
-        submitted = None if dry_run else backend.attach(request)
+        if typed.recover_from is not None:
+            settings += settings_from(typed.recover_from, backend, typed.preset, typed.task, settings)
+        request = backend.request(typed.preset, typed.task, settings)
+        submitted = None if typed.dry_run else backend.attach(request)
         sentence, warnings = "", list[str]()
         if submitted is None:
             planned = backend.plan(request)
             plan = RunPlan(planned.request.config, planned.trial) if planned.trial else remote_plan(request.config)
             refused = refusal(planned.request.typed or planned.request.config, planned.trial)
-            if dry_run:
-                _print_plan(planned, plan, backend.where, as_json)
+            if typed.dry_run:
+                _print_plan(planned, plan, backend.where, typed.as_json)
             if refused:
                 raise refused
-            if dry_run:
+            if typed.dry_run:
                 return
             sentence = plan.summary if planned.trial else ""  # before our own lock makes the run look busy
             warnings = plan.warnings
@@ -86,11 +58,11 @@ def train(
         if submitted.state != "started" or not sentence:
             sentence = f"{submitted.sentence} {backend.where}".rstrip()
         output.note(f"{sentence}. Folder: {submitted.run.logs}")
-        if submitted.submission_id and not detach:
+        if submitted.submission_id and not typed.detach:
             output.note("it goes on without this command: Ctrl-C ends the following alone")
         for warning in warnings:
             output.note(f"warning: {warning}")
-        _follow(backend, submitted, detach=detach, as_json=as_json, shown=shown)
+        _follow(backend, submitted, detach=typed.detach, as_json=typed.as_json, shown=typed.shown)
 
 
 def refuse_config(file: str) -> None:
@@ -111,33 +83,28 @@ def refuse_config(file: str) -> None:
     )
 
 
-def place_for(
-    runs: Sequence[Resolved], typed: RunOptions, slurm: bool, options: dict[str, Any], *, detach: bool
-) -> Place:
+def place_for(runs: Sequence[Resolved], typed: TrainOptions) -> Place:
     """Where runs that are started together go, told on stderr.
 
     Args:
         runs: as typed.
-        typed: what the options say about the place.
-        slurm: submit them to Slurm.
-        options: fields of `SlurmOptions`.
-        detach: come back once they are submitted.
+        typed: the command.
 
     Raises:
         UserError: they go to different places, or to none that the options allow.
     """
-    if slurm or any("mode=slurm" in run.overrides for run in runs):
-        place = slurm_place(typed.cluster is not None, typed.here, SlurmOptions(**options))
+    if typed.slurm or any("mode=slurm" in run.overrides for run in runs):
+        place = slurm_place(typed.run.cluster is not None, typed.run.here, SlurmOptions(**typed.slurm_options))
     else:
-        if any(options.values()):
+        if any(typed.slurm_options.values()):
             raise UserError("options for Slurm: add --slurm to submit the run, or leave them out")
-        found = [for_training(run, typed) for run in runs]
+        found = [for_training(run, typed.run) for run in runs]
         if len({one.cluster for one in found}) > 1:
             raise UserError(
                 "some of these runs would go to this machine and some to the cluster: add --here or --cluster NAME"
             )
         place = place_of(announce(found[0]))
-    if detach and place.mode == "local":
+    if typed.detach and place.mode == "local":
         raise UserError(
             "--detach is for runs of a cluster or Slurm: a run of this machine ends with its command. Leave it out (in "
             "tmux or screen the command outlives the login), or say where with --cluster NAME or --slurm"
