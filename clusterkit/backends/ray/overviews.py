@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
-import tarfile
 import zlib
 from pathlib import Path
 
-from clusterkit.backends.ray.storage import METRICS, read_output
+from clusterkit.backends.ray.storage import METRICS, fetch_listed, read_output
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.shell import pipe
@@ -33,10 +31,8 @@ async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -
     Raises:
         HostError: the host was lost, or cannot read there.
     """
-    packed = io.BytesIO(await read_output(head, _files(fileroot, user), fileroot))
+    await fetch_listed(head, fileroot, _files(user), into)
     (into / "logs").mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=packed, mode="r:*") as tar:
-        tar.extractall(into, filter="data")
     ends = zlib.decompress(await read_output(head, _ends(fileroot, user), fileroot), wbits=31)
     for part in ends.split(_MARK)[1:]:
         first, _, records = part.partition(b"\n")
@@ -52,30 +48,17 @@ async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -
             os.utime(run.metrics, (int(written), int(written)))
 
 
-def _files(fileroot: str, user: str) -> str:
-    """Script that packs the small files of the user's runs, and the folders of all."""
+def _files(user: str) -> str:
+    """Shell that lists the small files of the user's runs, and the folders of all."""
     logs, recover = shlex.quote(f"logs/{user}"), shlex.quote(f"recover/{user}")
-    packing = pipe(
-        ("listing", "list"), ("packing", "tar -czf - --no-recursion --ignore-failed-read -T - || [ $? = 1 ]")
-    )
-    return rf"""[ -d {shlex.quote(fileroot)}/logs ] || exec tar -czf - -T /dev/null
-cd {shlex.quote(fileroot)}
-look() {{
-  folder=$1
-  shift
-  [ ! -d "$folder" ] || find "$folder" -ignore_readdir_race "$@"
-}}
-list() {{
-  look logs -mindepth 3 -maxdepth 3 -type d &&
+    return rf"""  look logs -mindepth 3 -maxdepth 3 -type d &&
     look {logs} -mindepth 3 -maxdepth 3 -type d -name 'attempt_*' &&
     look {logs} -mindepth 3 -maxdepth 3 -type f \( -name config.yaml -o -name summary.json \) &&
     look {logs} -mindepth 4 -maxdepth 4 -type f -name exit.json &&
     look {logs} -mindepth 4 -maxdepth 4 -type f -name console.log -size -64k &&
     look {logs} -mindepth 4 -maxdepth 4 -type f -path '*/{SUPERVISED}/start.json' &&
     look {recover} -mindepth 3 -maxdepth 3 -type f -name LATEST &&
-    look {recover} -mindepth 4 -maxdepth 4 -type f -path '*/{SUPERVISED}/LATEST'
-}}
-{packing}"""
+    look {recover} -mindepth 4 -maxdepth 4 -type f -path '*/{SUPERVISED}/LATEST'"""
 
 
 def _ends(fileroot: str, user: str) -> str:

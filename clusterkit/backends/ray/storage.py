@@ -118,19 +118,7 @@ async def fetch_records(
     logs, recover = (shlex.quote(f"{folder}/{user}/{experiment}") for folder in ("logs", "recover"))
     chosen = "" if trial == "*" else f"/{shlex.quote(trial)}"
     names = " -o ".join(f"-name {name}" for name in RECORDS if metrics or name != METRICS)
-    # What grows while it is read, as a living run's files do, is fine: tar ends with 1.
-    packing = pipe(
-        ("listing", "list"), ("packing", "tar -czf - --no-recursion --ignore-failed-read -T - || [ $? = 1 ]")
-    )
-    script = rf"""[ -d {shlex.quote(fileroot)} ] || exec tar -cf - -T /dev/null
-cd {shlex.quote(fileroot)}
-look() {{
-  folder=$1
-  shift
-  [ ! -d "$folder" ] || find "$folder" -ignore_readdir_race "$@"
-}}
-list() {{
-  look {logs}{chosen or "/."} -maxdepth {0 if chosen else 1} -type d || return 1
+    listing = rf"""  look {logs}{chosen or "/."} -maxdepth {0 if chosen else 1} -type d || return 1
   for run in {logs}{chosen or "/*"}; do
     look "$run" -mindepth 1 -maxdepth 1 -type d -name 'attempt_*' &&
       look "$run" -mindepth 2 -maxdepth 2 -type f -name exit.json &&
@@ -140,12 +128,8 @@ list() {{
       look "$run" -mindepth 1 -maxdepth 1 -type f \( {names} \) || return 1
   done
   look {recover} -mindepth 2 -maxdepth 2 -name LATEST &&
-    look {recover} -mindepth 3 -maxdepth 3 -path '*/{SUPERVISED}/LATEST'
-}}
-{packing}"""
-    packed = io.BytesIO(await read_output(head, script, fileroot))
-    with tarfile.open(fileobj=packed, mode="r:*") as tar:
-        tar.extractall(into, filter="data")
+    look {recover} -mindepth 3 -maxdepth 3 -path '*/{SUPERVISED}/LATEST'"""
+    await fetch_listed(head, fileroot, listing, into)
 
 
 @dataclass(frozen=True)
@@ -269,6 +253,38 @@ async def newest_attempt(head: Session, run: RunDirectory) -> int:
     listed = await read_output(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
     names = [name.removeprefix("attempt_") for name in listed.decode(errors="replace").split()]
     return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+async def fetch_listed(head: Session, fileroot: str, listing: str, into: Path) -> None:
+    """Copy files below fileroot; nothing where it does not exist.
+
+    Args:
+        head: a host that shows the storage.
+        fileroot: where the runs lie there.
+        listing: shell that prints their paths, relative to fileroot, with `look FOLDER FIND-OPTIONS…`.
+        into: fileroot of the copies.
+
+    Raises:
+        HostError: the host was lost, or cannot read there.
+    """
+    # What grows while it is read, as a living run's files do, is fine: tar ends with 1.
+    packing = pipe(
+        ("listing", "list"), ("packing", "tar -czf - --no-recursion --ignore-failed-read -T - || [ $? = 1 ]")
+    )
+    script = rf"""[ -d {shlex.quote(fileroot)} ] || exec tar -cf - -T /dev/null
+cd {shlex.quote(fileroot)}
+look() {{
+  folder=$1
+  shift
+  [ ! -d "$folder" ] || find "$folder" -ignore_readdir_race "$@"
+}}
+list() {{
+{listing}
+}}
+{packing}"""
+    packed = io.BytesIO(await read_output(head, script, fileroot))
+    with tarfile.open(fileobj=packed, mode="r:*") as tar:
+        tar.extractall(into, filter="data")
 
 
 async def read_output(head: Session, script: str, what: str) -> bytes:
