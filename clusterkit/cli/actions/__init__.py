@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         bundle,
         check,
         completion,
+        completion_values,
         dashboard,
         data,
         diagnose,

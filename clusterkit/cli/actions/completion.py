@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clusterkit.cli import actions
 from clusterkit.cli.command import takes_value
 from clusterkit.cli.main import COMMANDS, LazyGroup, app
 from clusterkit.ui import output
 from trainer.errors import UserError
 
-Candidates = list[tuple[str, str]]
-"""Words that may come, each with what it means."""
+if TYPE_CHECKING:
+    from clusterkit.cli.actions.completion_values import Candidates
 
 _CHOICES = re.compile(r"[a-z0-9_-]+(\|[a-z0-9_-]+)+")
 
@@ -153,92 +154,4 @@ def _values(path: list[str], param: Any, typed: dict[str, str], last: str) -> Ca
     """What may be the value of an option or an argument."""
     if _CHOICES.fullmatch(param.metavar or ""):
         return [(word, "") for word in param.metavar.split("|")]
-    of_command = {"presets": {"name": _presets}, "use": {"name": _clusters}, "assets": {"name": _assets}}
-    of_command |= {"trace": {"name": _runs}, "presets explain": {"key": _keys}}
-    for place in (" ".join(path), *path[:1]):
-        if param.name in of_command.get(place, {}):
-            return of_command[place][param.name](typed, last)
-    return _VALUES[param.name](typed, last) if param.name in _VALUES else []
-
-
-def _presets(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001 (every function of values has both)
-    from clusterkit.config.presets import load_size, size_names  # noqa: PLC0415 (slow, and for this value only)
-
-    return [(name, load_size(name).description) for name in size_names()]
-
-
-def _tasks(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    from clusterkit.config.presets import load_size, load_task, size_names, task_names  # noqa: PLC0415 (slow)
-
-    names = load_size(typed["preset"]).tasks if typed.get("preset") in size_names() else task_names()
-    return [(name, load_task(name).description) for name in names]
-
-
-def _clusters(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    from clusterkit.hosts.inventory import cluster_names  # noqa: PLC0415 (slow)
-
-    return [(name, "cluster") for name in cluster_names()]
-
-
-def _assets(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    from clusterkit.data.assets import CATALOGUE  # noqa: PLC0415 (slow)
-
-    return [(name, asset.description) for name, asset in CATALOGUE.items()]
-
-
-def _found_runs(typed: dict[str, str]) -> list[Any]:
-    from clusterkit.backends.base import folder_of_runs  # noqa: PLC0415 (slow)
-    from clusterkit.runs.directory import runs  # noqa: PLC0415 (slow)
-
-    return runs(folder_of_runs(typed.get("fileroot")), typed.get("experiment"))[::-1]
-
-
-def _experiments(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    kept = {name: value for name, value in typed.items() if name != "experiment"}
-    return [(name, "experiment") for name in dict.fromkeys(run.experiment for run in _found_runs(kept))]
-
-
-def _trials(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    return [(run.trial, f"of {run.experiment}") for run in _found_runs(typed)]
-
-
-def _runs(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    return [(f"{run.experiment}/{run.trial}", "run of this machine") for run in _found_runs(typed)]
-
-
-def _settings(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    from clusterkit.config.fields import fields  # noqa: PLC0415 (slow)
-
-    key, equals, _ = last.partition("=")
-    known = fields()
-    if not equals:
-        return [(f"{name}=", one.help) for name, one in known.items()]
-    one = known.get(key)
-    words = () if one is None else ("true", "false") if one.kind == "bool" else one.choices
-    return [(f"{key}={word}", "") for word in words]
-
-
-def _keys(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    from clusterkit.config.fields import fields  # noqa: PLC0415 (slow)
-
-    sections = dict.fromkeys(name.partition(".")[0] for name in fields() if "." in name)
-    return [*((name, "section") for name in sections), *((name, one.help) for name, one in fields().items())]
-
-
-_VALUES: dict[str, Callable[[dict[str, str], str], Candidates]] = {
-    "preset": _presets,
-    "first": _presets,
-    "second": _presets,
-    "task": _tasks,
-    "cluster": _clusters,
-    "experiment": _experiments,
-    "trial": _trials,
-    "compare": _runs,
-    "recover_from": _runs,
-    "model_path": _runs,
-    "watch": _runs,
-    "overrides": _settings,
-    "setting": _settings,
-    "settings": _settings,
-}
-"""What the value of an option or argument of a name may be, in every command that has it."""
+    return actions.completion_values.values(path, param.name, typed, last)
