@@ -208,7 +208,7 @@ lay_out_cuda() {
 download() {
   [ -n "$GPU_WHEELS" ] || refuse "say where to: make gpu-wheels GPU_WHEELS=FOLDER"
   local minor version platforms=(--platform linux_x86_64 --platform manylinux1_x86_64 --platform manylinux2010_x86_64 --platform manylinux2014_x86_64)
-  for minor in $(seq 5 "$OLDEST_GLIBC"); do platforms+=(--platform "manylinux_2_${minor}_x86_64"); done
+  for ((minor = 5; minor <= OLDEST_GLIBC; minor++)); do platforms+=(--platform "manylinux_2_${minor}_x86_64"); done
   tools
   mkdir -p "$GPU_WHEELS"
   say "downloading the wheels of $GPU_LOCK into $GPU_WHEELS"
