@@ -204,8 +204,10 @@ def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) 
     lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort {measure}"]
     if any(one.alive for one in listed):
         lines.append(f"  follow one        clusterkit status --watch {named}")
-    else:
+    elif finished:
         lines.append(f"  the best one      clusterkit status {named}")
+    else:
+        lines.append(f"  why they ended    clusterkit diagnose {named}")
     output.note("\n".join(lines))
 
 
