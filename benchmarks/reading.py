@@ -88,6 +88,7 @@ class Bench:
             f"control.rewards={'shuffled' if kind == 'shuffled' else 'true'}",
             *([f"model.path={model}"] if model else []),
             *(["supervised.dataset="] if start else []),
+            *([f"rollout.gpu_memory_fraction={self.given.memory_fraction}"] if self.given.memory_fraction else []),
             *([f"servers.flags={json.dumps(shlex.split(self.given.flags))}"] if self.given.flags else []),
             *self.given.settings,
         ]
@@ -160,9 +161,15 @@ class Bench:
             "rag_top_k": TOP_K,
             "reader": "agent",
             "n_sampling": 0,
-            "server": {"engine": self.given.engine, "flags": shlex.split(self.given.flags)},
+            "server": self._server(),
         }
         return make_request(values, self.config("trained", seed), ())
+
+    def _server(self) -> dict[str, Any]:
+        server: dict[str, Any] = {"engine": self.given.engine, "flags": shlex.split(self.given.flags)}
+        if self.given.memory_fraction:
+            server["memory_fraction"] = self.given.memory_fraction
+        return server
 
     def stage(self, name: str, command: list[str]) -> None:
         """Run a command of this clone to its end, and tell its seconds.
@@ -327,6 +334,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     running.add_argument("--num-questions", type=int, default=0, help="only the first so many; 0: all")
     running.add_argument("--engine", default="auto", help="of the evaluations: embedded, sglang, vllm")
     running.add_argument("--flags", default="", help="more options for the servers")
+    fraction = "of the GPU, for each server, where several commands share it"
+    running.add_argument("--memory-fraction", type=float, default=0.0, help=fraction)
     running.add_argument("--seconds", type=float, default=86400.0, help="after which a stage is interrupted")
     return parser.parse_args(argv)
 
