@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-import bm25s
-
 from evaluation.agent_reader import AgentReader
 from evaluation.config import FOUND, MOST_GENERATED, EvalConfig, Method
 from evaluation.memory import Judged, StructuredMemory
@@ -22,6 +20,7 @@ from evaluation.suites.base import Suite
 from trainer.agents.base import RolloutOptions
 from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
+from trainer.bm25 import bm25s
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig
 from trainer.config_choice import as_class
 from trainer.engines.base import Engine

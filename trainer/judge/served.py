@@ -255,7 +255,7 @@ class Ranking:
         tokens = [words_of(text) for text in entries.values()]
         self._index = None
         if len(entries) > top_k and any(tokens):
-            import bm25s  # noqa: PLC0415 (numpy and more, which a store of few entries has no use for)
+            from trainer.bm25 import bm25s  # noqa: PLC0415 (numpy and more, which a store of few entries has no use for)
 
             self._index = bm25s.BM25(method="lucene")
             self._index.index(tokens, show_progress=False)
