@@ -108,6 +108,9 @@ class DocumentsConfig(FilesConfig):
     """Documents in the first training contexts: each number for `curriculum_tasks` tasks, then num_documents."""
     curriculum_tasks: Annotated[int, Field(ge=1)] = 640
     """Training tasks of each number in `curriculum`: rollout.batch_size times its steps."""
+    real_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the training tasks that are real questions, in a folder that also has questions made by rule (cloze,
+    chain); empty: as many as the folder has. Where it has one kind alone, all are of that kind."""
     compat_upstream: bool = False
     """Put the question's documents into the same slots in every context, as MemAgent's released script does: a
     shortcut, for comparisons."""

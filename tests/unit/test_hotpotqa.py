@@ -89,6 +89,40 @@ def test_a_curriculum_makes_the_first_training_contexts_shorter_and_no_others(mi
         assert len(str(tasks.train(i).meta["gold_documents"]).split()) == 2
 
 
+def every_second_is_made(questions: list[dict], _: list[dict]) -> None:
+    for row in questions[::2]:
+        row["source"] = "cloze"
+
+
+def test_a_share_of_real_questions_is_kept_all_along_and_each_comes_once_an_epoch_of_its_kind(
+    mini_hotpotqa: Path,
+) -> None:
+    tasks = source(edited(mini_hotpotqa, every_second_is_made), real_share=0.75)
+    drawn = [tasks.train(i) for i in range(400)]
+    real = [task for task in drawn if task.meta["source"] != "cloze"]
+    assert len(real) == 300
+    assert sum(task.meta["source"] != "cloze" for task in drawn[:40]) == 30
+    assert len({task.id for task in drawn}) == 400
+    for kind in (real, [task for task in drawn if task.meta["source"] == "cloze"]):
+        different = len({task.question for task in kind})
+        assert len({task.question for task in kind[:different]}) == different
+        assert [task.question for task in kind[:different]] != [
+            task.question for task in kind[different : 2 * different]
+        ]
+
+
+def test_a_share_of_real_questions_changes_nothing_where_all_are_of_one_kind(mini_hotpotqa: Path) -> None:
+    plain, shared = source(mini_hotpotqa), source(mini_hotpotqa, real_share=0.5)
+    assert [plain.train(i) for i in range(20)] == [shared.train(i) for i in range(20)]
+
+
+def test_held_out_questions_begin_with_the_real_ones(mini_hotpotqa: Path) -> None:
+    tasks = source(edited(mini_hotpotqa, every_second_is_made))
+    for split in ("dev", "test"):
+        made = [tasks.heldout(split, i).meta["source"] == "cloze" for i in range(tasks.num_heldout(split))]
+        assert made == sorted(made)
+
+
 def test_a_curriculum_of_more_documents_than_there_are_is_refused(mini_hotpotqa: Path) -> None:
     with pytest.raises(UserError, match=r"task\.curriculum=\[2, 999\]: .* documents for training: lower"):
         source(mini_hotpotqa, curriculum=[2, 999])

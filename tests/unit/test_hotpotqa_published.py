@@ -167,3 +167,8 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
 def test_a_curriculum_is_for_folders_whose_contexts_are_drawn(train_file: Path) -> None:
     with pytest.raises(UserError, match=r"task\.curriculum=\[2\] draws contexts .* has its own contexts"):
         source(train_file, curriculum=[2])
+
+
+def test_a_share_of_real_questions_is_for_prepared_folders(train_file: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.real_share=0\.5 is for a folder of .*all of one kind: leave it out"):
+        source(train_file, real_share=0.5)

@@ -7,6 +7,7 @@ a model can learn where to look instead of what to look for; `compat_upstream` b
 
 from __future__ import annotations
 
+import math
 import random
 
 from trainer.config_tasks import DocumentsConfig
@@ -14,7 +15,7 @@ from trainer.errors import UserError
 from trainer.seeding import derive_seed
 from trainer.tasks.base import RowSource, Split, TaskSource
 from trainer.tasks.evidence import evidence_of
-from trainer.tasks.hotpotqa_data import Question, find_folder, render
+from trainer.tasks.hotpotqa_data import GENERATED, Question, find_folder, render
 from trainer.tasks.hotpotqa_published import UPSTREAM_SHUFFLE_SEED, PublishedHotpotQA, published_file
 from trainer.tasks.hotpotqa_split import Side, draw_documents, load_sides
 from trainer.types import Task
@@ -27,6 +28,11 @@ def make_hotpotqa(config: DocumentsConfig, seed: int, cache_dir: str = "") -> Ta
         raise UserError(
             f"task.curriculum={config.curriculum} draws contexts of other lengths from a folder of questions.jsonl and "
             f"documents.jsonl, and {published} has its own contexts: leave it out, or set task.path to such a folder"
+        )
+    if published and config.real_share is not None:
+        raise UserError(
+            f"task.real_share={config.real_share} is for a folder of `clusterkit data prepare reading`, and the "
+            f"questions of {published} are all of one kind: leave it out, or set task.path to such a folder"
         )
     return PublishedHotpotQA(config, seed, published) if published else HotpotQA(config, seed, cache_dir)
 
@@ -55,9 +61,30 @@ class HotpotQA(RowSource[Question]):
         self.folder = find_folder(config.path, cache_dir)
         self.sides = load_sides(self.folder, config.eval_fraction)
         self._check()
-        heldout = {"dev": self.sides.dev.questions, "test": self.sides.test.questions}
+        # Real questions first: a score over the first few is theirs.
+        heldout = {
+            "dev": sorted(self.sides.dev.questions, key=_is_made),
+            "test": sorted(self.sides.test.questions, key=_is_made),
+        }
         train = self.sides.train.questions[: config.train_size]
         super().__init__("hotpotqa", seed, self.folder, train, heldout)
+        self._kinds = [row for row in train if not _is_made(row)], [row for row in train if _is_made(row)]
+
+    def train_row(self, index: int) -> tuple[Question, int]:
+        """See RowSource; with task.real_share, real questions and made ones have an order and epochs of their own."""
+        share, (real, made) = self.config.real_share, self._kinds
+        if share is None or not real or not made:
+            return super().train_row(index)
+        before = math.floor(index * share)
+        is_real = math.floor((index + 1) * share) > before
+        rows, number = (real, before) if is_real else (made, index - before)
+        epoch, place = divmod(number, len(rows))
+        return rows[self._kind_order("real" if is_real else "made", len(rows), epoch)[place]], epoch
+
+    def _kind_order(self, kind: str, count: int, epoch: int) -> list[int]:
+        numbers = list(range(count))
+        random.Random(derive_seed(f"hotpotqa-{kind}-epoch", self.seed, epoch)).shuffle(numbers)
+        return numbers
 
     def train(self, index: int) -> Task:
         """See TaskSource; the first contexts are as long as the curriculum says."""
@@ -139,3 +166,8 @@ class HotpotQA(RowSource[Question]):
             },
             evidence=evidence_of(question),
         )
+
+
+def _is_made(question: Question) -> bool:
+    """Whether a rule made it (`clusterkit data prepare reading`)."""
+    return question.source in GENERATED
