@@ -56,7 +56,7 @@ def prepare(
     ),
     traces: int = typer.Option(20000, "--traces", min=0, help="reading: examples for trainer.type=sft."),
     trace_mix: str = typer.Option(
-        "cloze=60,real=25,final=15",
+        "cloze=70,real=10,final=20",
         "--trace-mix",
         help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
     ),

@@ -36,7 +36,7 @@ def test_it_is_supervised_learning_with_the_runs_own_model_agent_and_ranks() -> 
     assert start.engine == "embedded", "no server samples"
     train = start.train
     assert (train.learning_rate, train.schedule, train.min_lr_ratio) == (5e-4, "cosine", 0.1)
-    assert (train.total_epochs, train.total_steps, start.rollout.batch_size) == (2, 0, 32)
+    assert (train.total_steps, start.rollout.batch_size) == (450, 32)
     assert train.max_tokens_per_mb == run.train.max_tokens_per_mb
     assert is_start(start)
     assert not is_start(run)
@@ -45,7 +45,7 @@ def test_it_is_supervised_learning_with_the_runs_own_model_agent_and_ranks() -> 
 @pytest.mark.parametrize(
     ("override", "lines"),
     [
-        ("reward.memory_bonus=0.1", []),
+        ("reward.name=reading", []),
         ("train.learning_rate=1e-6", []),
         ("rollout.group_size=4", []),
         ("supervised.learning_rate=1e-4", ["supervised.learning_rate: 0.0005 -> 0.0001"]),
