@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -251,3 +254,21 @@ def test_f1_is_told_by_form_and_as_a_paired_difference(tmp_path: Path) -> None:
 def test_without_recorded_forms_all_questions_stand_together(tmp_path: Path) -> None:
     row = qa_row(tmp_path, "spans", {"s0": "red boat", "s1": "ship"})
     assert [one["form"] for one in row["f1"]] == ["all"]
+
+
+def test_bm25_leaves_the_gpus_to_servers_where_jax_is_installed(tmp_path: Path) -> None:
+    """A stand-in for JAX, which would take three quarters of a GPU: what it is told when it is imported."""
+    package = tmp_path / "jax"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\nprint('jax on', os.environ.get('JAX_PLATFORMS'))\n")
+    (package / "lax.py").write_text("def top_k(values, k):\n    return values[:k], list(range(k))\n")
+    search = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import evaluation.methods"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, "PYTHONPATH": search},
+    )
+    assert set(done.stdout.splitlines()) == {"jax on cpu"}
