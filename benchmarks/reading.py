@@ -12,15 +12,17 @@ did without the memory, shuffled and untrained, read with their memory and with 
 
 Each checkpoint's arms are one evaluation, so a server starts once. Every stage is skipped where its result is there,
 and the same command goes on after an interruption; after --seconds a stage is interrupted in order. Records are brought
-up to date after every evaluation; seeds that were measured on other machines stay in them. Printed: a JSON line a stage
-(also in FOLDER/stages.jsonl), and at the end what `draw` prints: Markdown tables. `draw` writes the picture beside the
-records, from them alone. --set gives every run a setting; FOLDER belongs to one QUESTIONS, preset and model, and their
-settings.
+up to date after every evaluation; seeds that were measured on other machines stay in them. Commands with other --seeds
+may run side by side with the same --out and --records: one a GPU (CUDA_VISIBLE_DEVICES), or several on one with
+--memory-fraction. Printed: a JSON line a stage (also in FOLDER/stages.jsonl), and at the end what `draw` prints:
+Markdown tables. `draw` writes the picture beside the records, from them alone. --set gives every run a setting; FOLDER
+belongs to one QUESTIONS, preset and model, and their settings.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +31,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,10 +144,11 @@ class Bench:
             results = _results(request)
         if results is None:
             raise UserError(f"the evaluation of {kind}, seed {seed}, lacks answers: run the same command again")
-        records = Records.read(self.records) if self.records.exists() else Records()
         done = [line["device"] for line in _stages(self.out) if line["stage"] == f"evaluate {kind} seed {seed}"]
-        records.add(results, kind, seed, done[-1] if done else self.device)
-        records.write(self.records)
+        with _alone(self.records.parent):
+            records = Records.read(self.records) if self.records.exists() else Records()
+            records.add(results, kind, seed, done[-1] if done else self.device)
+            records.write(self.records)
 
     def request(self, kind: str, seed: int, checkpoint: str) -> EvalConfig:
         """What a checkpoint is asked."""
@@ -206,6 +210,18 @@ class Bench:
             raise TimeIsOverError(name)
         if code:
             raise UserError(f"{name} ended with code {code}; the end of {log}:\n{log.read_text()[-1500:]}")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one command at a time; others wait. The lock is on the folder itself, which leaves no file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,3 +196,20 @@ def test_a_stage_whose_result_is_there_is_not_run_again(tmp_path: Path, monkeypa
     assert Records.read(one.records).evaluations["trained", 1]["device"] == "that GPU"
     bench(tmp_path, documents=[16]).measure("trained", 1, checkpoint)
     assert len(ran) == 2
+
+
+def test_commands_side_by_side_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    """Eight seeds whose results are there are taken into one file of records at the same moment."""
+    one = bench(tmp_path)
+    for seed in range(8):
+        request = one.request("trained", seed, "")
+        found = {**results({"memagent": [seed / 8] * 10}), "config": request.model_dump(mode="json")}
+        folder = Path(request.output_path) / "checkpoint"
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps(found))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: bench(tmp_path).measure("trained", seed, lambda: "unused"), range(8)))
+    records = Records.read(one.records)
+    assert {seed: records.cells[Arm("trained", "memagent"), seed, 8][0][0] for seed in range(8)} == {
+        seed: seed / 8 for seed in range(8)
+    }
