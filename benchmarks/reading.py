@@ -12,11 +12,11 @@ did without the memory, shuffled and untrained, read with their memory and with 
 
 Each checkpoint's arms are one evaluation, so a server starts once. Every stage is skipped where its result is there,
 and the same command goes on after an interruption; after --seconds a stage is interrupted in order. Records are brought
-up to date after every evaluation; seeds that were measured on other machines stay in them. Commands with other --seeds
-may run side by side with the same --out and --records: one a GPU (CUDA_VISIBLE_DEVICES), or several on one with
---memory-fraction. Printed: a JSON line a stage (also in FOLDER/stages.jsonl), and at the end what `draw` prints:
-Markdown tables. `draw` writes the picture beside the records, from them alone. --set gives every run a setting; FOLDER
-belongs to one QUESTIONS, preset and model, and their settings.
+up to date after every evaluation; seeds that were measured on other machines stay in them. --jobs 3 works on three
+seeds at a time, dealt to the GPUs in turn; commands with other --seeds may work on one --out at the same time. Printed:
+a JSON line a stage (also in FOLDER/stages.jsonl), and at the end what `draw` prints: Markdown tables. `draw` writes the
+picture beside the records, from them alone. --set gives every run a setting; FOLDER belongs to one QUESTIONS, preset
+and model, and their settings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ import fcntl
 import hashlib
 import json
 import os
+import queue
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
+from gpu_suite import visible_gpus
 from reading_picture import picture
 from reading_records import TOP_K, Records, measured_with, tables
 
@@ -68,13 +72,18 @@ class TimeIsOverError(Exception):
 
 @dataclass
 class Bench:
-    """What was asked for. deadline: on the monotonic clock."""
+    """What was asked for.
+
+    deadline: on the monotonic clock. gpu: the one that its stages may use; empty: all. stop: ends them in order.
+    """
 
     given: argparse.Namespace
     out: Path
     records: Path
     deadline: float
     device: str
+    gpu: str = ""
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def config(self, kind: str, seed: int) -> RunConfig:
         """The settings of a run, also those by which other checkpoints are asked."""
@@ -182,12 +191,13 @@ class Bench:
             TimeIsOverError: it was interrupted, or there was no time to begin.
             UserError: it failed; with the end of what it printed.
         """
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        if time.monotonic() >= self.deadline or self.stop.is_set():
             raise TimeIsOverError(name)
         log = self.out / "logs" / f"{name.replace(' ', '-')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        if self.gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpu
         began = time.monotonic()
         with log.open("ab") as console:
             process = subprocess.Popen(
@@ -199,8 +209,10 @@ class Bench:
                 start_new_session=True,  # a Ctrl-C reaches it once, from here
             )
             try:
-                code = process.wait(left)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                while (code := process.poll()) is None:
+                    if time.monotonic() >= self.deadline or self.stop.wait(0.2):
+                        code = _interrupt(process)
+            except KeyboardInterrupt:
                 code = _interrupt(process)
         line = {"stage": name, "seconds": round(time.monotonic() - began, 1), "code": code, "device": self.device}
         print(json.dumps(line), flush=True)
@@ -252,7 +264,12 @@ def _results(request: EvalConfig) -> dict[str, Any] | None:
 
 
 def run(bench: Bench) -> None:
-    """All stages, seed by seed, so that what is there after an interruption can be compared."""
+    """All stages, seed by seed, so that what is there after an interruption can be compared.
+
+    Raises:
+        TimeIsOverError: not all of them were done.
+        UserError: one failed; with --jobs the others went on.
+    """
     given = bench.given
     _claim(
         bench.out,
@@ -265,17 +282,51 @@ def run(bench: Bench) -> None:
             "questions": _digest(given.questions),
         },
     )
+    parts = [_without_training, *(partial(_seed, seed=seed) for seed in given.seeds)]
+    if given.jobs == 1:
+        for part in parts:
+            part(bench)
+        return
+    gpus = visible_gpus()
+    places: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for number in range(given.jobs):
+        places.put(gpus[number % len(gpus)] if gpus else "")
+
+    def placed(part: Callable[[Bench], None]) -> None:
+        place = places.get()
+        try:
+            part(replace(bench, gpu=place))
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        running = [pool.submit(placed, part) for part in parts]
+        try:
+            wait(running)
+        except KeyboardInterrupt:
+            bench.stop.set()
+    for one in sorted(
+        (e for future in running if (e := future.exception())), key=lambda e: isinstance(e, TimeIsOverError)
+    ):
+        raise one
+
+
+def _without_training(bench: Bench) -> None:
+    given = bench.given
     if "untrained" in given.arms:
         bench.measure("untrained", 0, bench.untrained)
     if given.supervised and "supervised" in given.arms:
         bench.measure("supervised", 0, lambda: bench.supervised(0))
-    for seed in given.seeds:
-        if "trained" in given.arms:
-            bench.measure("trained", seed, partial(bench.train, "trained", seed))
-        if "supervised" in given.arms and not given.supervised:
-            bench.measure("supervised", seed, partial(bench.supervised, seed))
-        if "shuffled" in given.arms:
-            bench.measure("shuffled", seed, partial(bench.train, "shuffled", seed))
+
+
+def _seed(bench: Bench, seed: int) -> None:
+    given = bench.given
+    if "trained" in given.arms:
+        bench.measure("trained", seed, partial(bench.train, "trained", seed))
+    if "supervised" in given.arms and not given.supervised:
+        bench.measure("supervised", seed, partial(bench.supervised, seed))
+    if "shuffled" in given.arms:
+        bench.measure("shuffled", seed, partial(bench.train, "shuffled", seed))
 
 
 def _digest(questions: Path) -> str:
@@ -350,7 +401,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     running.add_argument("--num-questions", type=int, default=0, help="only the first so many; 0: all")
     running.add_argument("--engine", default="auto", help="of the evaluations: embedded, sglang, vllm")
     running.add_argument("--flags", default="", help="more options for the servers")
-    fraction = "of the GPU, for each server, where several commands share it"
+    running.add_argument("--jobs", type=int, default=1, help="seeds side by side, each on the next GPU in turn")
+    fraction = "of its GPU, for each server; with more --jobs than GPUs, 0.45 over the jobs of one"
     running.add_argument("--memory-fraction", type=float, default=0.0, help=fraction)
     running.add_argument("--seconds", type=float, default=86400.0, help="after which a stage is interrupted")
     return parser.parse_args(argv)
@@ -365,6 +417,8 @@ def main() -> int:
         out = given.out.resolve()
         out.mkdir(parents=True, exist_ok=True)
         records = (given.records or out / "records.jsonl").resolve()
+        if given.jobs > 1 and not given.memory_fraction and (gpus := visible_gpus()):
+            given.memory_fraction = min(0.4, round(0.45 / -(-given.jobs // len(gpus)), 2))
         bench = Bench(given, out, records, time.monotonic() + given.seconds - GRACE_SECONDS, device())
         code = 0
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,3 +215,48 @@ def test_commands_side_by_side_lose_nothing_of_each_other(tmp_path: Path) -> Non
     assert {seed: records.cells[Arm("trained", "memagent"), seed, 8][0][0] for seed in range(8)} == {
         seed: seed / 8 for seed in range(8)
     }
+
+
+def test_seeds_side_by_side_are_dealt_to_the_gpus_and_one_that_fails_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages are stood in for: all three must be under way at once before any of them ends."""
+    together = threading.Barrier(3)
+    done: dict[int, str] = {}
+
+    def measure(self: reading.Bench, kind: str, seed: int, checkpoint: object) -> None:
+        together.wait(30)
+        if seed == 2:
+            raise UserError("seed 2 failed")
+        done[seed] = self.gpu
+
+    monkeypatch.setattr(reading.Bench, "measure", measure)
+    monkeypatch.setattr(reading, "visible_gpus", lambda: ["4", "5"])
+    with pytest.raises(UserError, match="seed 2 failed"):
+        reading.run(bench(tmp_path, arms=["trained"], seeds=[1, 2, 3], jobs=3))
+    assert set(done) == {1, 3}
+    assert set(done.values()) <= {"4", "5"}
+
+
+def test_a_stage_ends_in_order_when_all_are_told_to(tmp_path: Path) -> None:
+    one = bench(tmp_path)
+    waits = (
+        "import time\nprint('up', flush=True)\n"
+        "try:\n time.sleep(600)\nexcept KeyboardInterrupt:\n raise SystemExit(130)"
+    )
+    log = tmp_path / "logs" / "train.log"
+
+    def stop_it() -> None:
+        while not (log.exists() and "up" in log.read_text()):
+            time.sleep(0.05)
+        one.stop.set()
+
+    stopper = threading.Thread(target=stop_it)
+    stopper.start()
+    with pytest.raises(reading.TimeIsOverError):
+        one.stage("train", ["-c", waits])
+    stopper.join()
+    assert json.loads((tmp_path / "stages.jsonl").read_text())["code"] == 130
+    with pytest.raises(reading.TimeIsOverError):
+        one.stage("evaluate", ["-c", "print('never')"])
+    assert not (tmp_path / "logs" / "evaluate.log").exists()
