@@ -128,7 +128,6 @@ class PlannedRun:
     """What `start` would do; nothing is written yet.
 
     Attributes:
-        request: the run.
         trial: the trial that is meant; None where only the place knows.
         facts: what `train --dry-run --json` tells of the place besides.
         script: text of the batch script that would be submitted.
@@ -327,7 +326,6 @@ class Backend(Protocol):
         """Resolve what was typed for this place.
 
         Args:
-            preset: its name.
             task: its name; None for the preset's own.
             settings: KEY=VALUE words.
 
@@ -360,8 +358,6 @@ class Backend(Protocol):
         """Show a run until it ends. A Ctrl-C is raised as KeyboardInterrupt where the run goes on without us.
 
         Args:
-            submitted: the run.
-            progress: shows it.
             again: the command that goes on with it.
         """
 
@@ -369,9 +365,7 @@ class Backend(Protocol):
         """End the run that is alive.
 
         Args:
-            selector: which run.
             deadline: seconds for its recover checkpoint, until it is ended by force.
-            force: end it at once.
 
         Raises:
             RunError: none is alive, or it cannot be ended. UserError: several are alive.
@@ -381,8 +375,6 @@ class Backend(Protocol):
         """A log of the newest run.
 
         Args:
-            selector: which run.
-            name: which of its logs.
             patient: once it was found, wait where the place does not answer.
 
         Raises:
@@ -437,7 +429,6 @@ def outcome_of_job(
     """How the run of a job ended: by its own last record, where the word of Ray or Slurm does not contradict it.
 
     Args:
-        history: its records.
         done: whether Ray or Slurm takes the job for a success.
         ended: how the job ended, for a run that says nothing itself.
         summary: reads its closing table.

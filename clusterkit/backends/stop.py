@@ -40,10 +40,7 @@ def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> StoppedR
     """End a run.
 
     Args:
-        run: the run.
         deadline: seconds until it is ended by force.
-        force: end it at once.
-        say: gets what is being waited for.
 
     Raises:
         RunError: it cannot be ended.

@@ -14,15 +14,10 @@ class TrainOptions:
 
     Attributes:
         overrides: KEY=VALUE words.
-        preset: its name.
         task: its name; None for the preset's own.
         run: what the options say about the place.
-        slurm: submit to Slurm.
         slurm_options: fields of `SlurmOptions`.
         recover_from: the run or folder to start from.
-        dry_run: print the plan; write nothing.
-        detach: come back once what is started is submitted.
-        as_json: print the result as JSON.
         shown: whether progress is shown.
     """
 

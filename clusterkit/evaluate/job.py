@@ -216,7 +216,6 @@ async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
     """Copy one evaluation with the records of its rows; what an earlier copy left of them is replaced.
 
     Args:
-        head: a host that shows the storage.
         output: folder of evaluations there.
         local: folder that they are copied to.
 

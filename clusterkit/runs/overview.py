@@ -30,7 +30,6 @@ class RunOverview:
     """One run among many.
 
     Attributes:
-        run: its folder.
         state: as in `Status`, or unreadable, or submitted (to Slurm, which was not asked).
         message: the reason of the state, where there is one.
         global_step: its last step.
@@ -104,10 +103,8 @@ def overviews(
     """Yield the runs of a user (None: of this one), the one that was written to last first.
 
     Args:
-        fileroot: the folder of runs.
         experiment: a name or a pattern such as `tiny-*`; None for any.
         trial: the same.
-        user: whose.
         ask_queue: ask Slurm about its jobs; without that, the state of one that has not ended is `submitted`.
     """
     now = time.time()
@@ -120,7 +117,6 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
     """Look at one run. A damaged folder is no error: what is wrong with it is in `problems`.
 
     Args:
-        run: the run.
         now: Unix seconds.
         ask_queue: see `overviews`.
     """

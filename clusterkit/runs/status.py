@@ -118,7 +118,6 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     """Observe a run by its directory.
 
     Args:
-        run: the run.
         now: Unix seconds.
         history: its records, if they were read already.
         holder: the process that works on it, if its locks cannot tell (a copy of a run on other machines).

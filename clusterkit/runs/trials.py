@@ -54,7 +54,6 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     """Find the trial that this configuration resumes, or the next free name.
 
     Args:
-        config: the run to start.
         named_by_user: whether its trial_name was typed.
 
     Raises:

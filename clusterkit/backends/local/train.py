@@ -80,11 +80,8 @@ def follow(
 
     Args:
         run: the run, which the caller holds.
-        argv: the trainer's command line.
         attempt: number of the first attempt, whose folder is there.
-        progress: shows what is recorded, and messages.
         again: the command that goes on.
-        restarts: how often, and after how long.
     """
     tail, history = MetricsTail(run.metrics), History()
     for record in tail.read():  # earlier attempts

@@ -71,8 +71,6 @@ async def watch_job(
     """Look at a job every few seconds until it has ended; a lost connection is made again.
 
     Args:
-        selection: how to reach the cluster.
-        submission_id: of the job.
         look: called each time, the last time with the ended job.
         say: gets a sentence when the cluster cannot be seen.
 

@@ -130,8 +130,6 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
         attempt: attaches to a job or submits one.
         refused: message for the case that somebody else always is.
 
-    Returns what `attempt` returns.
-
     Raises:
         RunError: with `refused`, after three tries.
     """
@@ -146,10 +144,6 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
 @asynccontextmanager
 async def jobs_of(head: Session, token: str) -> AsyncIterator[RayJobs]:
     """Open the API for the length of a block.
-
-    Args:
-        head: connection to the head node.
-        token: what Ray asks everybody for.
 
     Raises:
         HostError: the connection is lost.

@@ -85,7 +85,6 @@ class Copies:
     """Connections to a cluster, and what they have brought here.
 
     Args:
-        selection: how to reach the cluster.
         folder: where the copies lie.
         fileroot: where the runs lie there.
     """

@@ -42,8 +42,6 @@ class InputStager:
     """Brings to the storage what a run or an evaluation needs of it.
 
     Attributes:
-        head: the head node.
-        say: gets what is being done.
         output: folder of the answers on the storage.
         data: --data-path as typed.
         change: off for a look at what would be done.

@@ -60,7 +60,6 @@ class ClusterStatus:
     """One observation.
 
     Attributes:
-        cluster: its name.
         observed_at: Unix seconds.
         nodes: hosts and Ray.
         disk: the shared storage; None where it was not seen.
@@ -120,12 +119,7 @@ class ClusterStatus:
 
 @asynccontextmanager
 async def watching(selection: Selection, selector: RunSelector) -> AsyncIterator[Watch]:
-    """Look at a cluster again and again: connections are kept, and made anew where they were lost.
-
-    Args:
-        selection: how to reach the cluster.
-        selector: which run of it; the newest that fits.
-    """
+    """Look at a cluster again and again: connections are kept, and made anew where they were lost."""
     folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
     watch = Watch(selection, selector, folder)
     try:

@@ -46,8 +46,6 @@ async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, byt
     """Have the node side on the storage, once for every content.
 
     Args:
-        head: the head node.
-        cluster: its cluster.
         own: the user's files beside it, path and content.
 
     Returns its folder.
@@ -104,10 +102,7 @@ async def fetch_records(
     checkpoints, and whether a supervised start is done; no checkpoints and no trajectories.
 
     Args:
-        head: a host that shows the storage.
         fileroot: where the runs lie there.
-        user: whose runs.
-        experiment: their experiment.
         into: fileroot of the copies.
         trial: only this one.
         metrics: metrics.jsonl as well.
@@ -210,10 +205,8 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
     """Copy whole folders, with their paths.
 
     Args:
-        head: a host that shows the storage.
         root: the folder that they are in.
         names: of the folders, below `root`.
-        into: where they are copied to.
         leave_out: name of folders and files that stay there.
 
     Raises:
@@ -259,7 +252,6 @@ async def fetch_listed(head: Session, fileroot: str, listing: str, into: Path) -
     """Copy files below fileroot; nothing where it does not exist.
 
     Args:
-        head: a host that shows the storage.
         fileroot: where the runs lie there.
         listing: shell that prints their paths, relative to fileroot, with `look FOLDER FIND-OPTIONS…`.
         into: fileroot of the copies.
@@ -291,7 +283,6 @@ async def read_output(head: Session, script: str, what: str) -> bytes:
     """All that a script prints.
 
     Args:
-        head: a host that shows the storage.
         script: what is run there as root.
         what: what it reads, for the message.
 

@@ -106,10 +106,7 @@ def script(
     """Text of the batch script.
 
     Args:
-        run: the run's folder.
-        config: resolved.
         options: of sbatch.
-        slurm_options: how its processes are run.
         code: folder of the node side.
         shared: folders that a container has to see.
     """

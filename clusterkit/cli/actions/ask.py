@@ -19,8 +19,6 @@ def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
 
     Args:
         typed: fields of `Question`; without files, standard input is read.
-        as_json: print every event as a line of JSON.
-        shown: whether the memory is shown as it changes.
     """
     question = Question(**{**typed, "files": typed["files"] or (STDIN,)})
     if STDIN in question.files and sys.stdin.isatty():

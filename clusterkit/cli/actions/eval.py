@@ -39,12 +39,6 @@ def evaluate(
 
     Args:
         typed_arguments: what is evaluated; fields of `EvalArguments`.
-        typed: what the options say about the place.
-        slurm: whether it is Slurm.
-        detach: come back once it is submitted.
-        dry_run: print the configuration; ask nothing.
-        as_json: print the results as JSON.
-        shown: whether progress is shown.
     """
     say: Say = output.note if shown else lambda _: None
     arguments = EvalArguments(**typed_arguments)

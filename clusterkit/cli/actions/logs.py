@@ -33,12 +33,7 @@ def show(
     """Print a log.
 
     Args:
-        run: which run.
-        hosts: of the cluster, should it be on one.
         which: of its logs; fields of `LogName`.
-        lines: so many of its last lines; 0 for all.
-        follow: go on with what is added, until Ctrl-C.
-        as_json: print a JSON object a line.
     """
     selector, name = selector_of(run), LogName(*which)
     with open_backend(place_of_run(run, hosts=hosts), output.note) as backend:

@@ -46,14 +46,9 @@ def runs(
     """Print the runs of a user that fit.
 
     Args:
-        run: what the options say about the place and the runs.
         settings: KEY=VALUE words that they were started with.
-        slurm: only those that were submitted to Slurm.
         states: with commas; empty for all.
         sort: time, a column or a setting.
-        reverse: the other way round.
-        last: only so many of the newest; None for all.
-        as_json: print JSON.
     """
     fits = _filter(settings, states)
     order = _order(sort)

@@ -23,7 +23,6 @@ class SweptRun:
     """One trial of a sweep, checked.
 
     Attributes:
-        request: the run.
         plan: where it begins, in one sentence.
         complete: nothing is left to train.
     """
@@ -40,12 +39,6 @@ class SweptRun:
 
 def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, shown: bool) -> str:
     """Train on this machine what is not complete. One that fails does not keep the others from being trained.
-
-    Args:
-        backend: of this machine.
-        runs: the trials.
-        again: the command that goes on with them.
-        shown: whether progress is shown.
 
     Returns how to go on after Ctrl-C; empty where all have ended.
     """
@@ -74,9 +67,6 @@ def submit_all(backend: Backend, runs: Sequence[SweptRun], again: str, *, detach
 
     Args:
         backend: of a cluster or Slurm.
-        runs: the trials.
-        again: the command that goes on with them.
-        detach: come back once they are submitted.
 
     Returns what goes on without us; empty where all have ended.
     """

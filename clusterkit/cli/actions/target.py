@@ -47,7 +47,6 @@ def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
 
     Args:
         kind: what decides when the user does not say.
-        typed: what the user said.
         why_here: with Kind.HERE, why this machine does it.
 
     Raises:
@@ -87,7 +86,6 @@ def slurm_place(on_cluster: bool, here: bool, options: object = None, fileroot: 
         on_cluster: whether a cluster was named, too.
         here: whether --here was.
         options: fields of `SlurmOptions`, of the command that submits.
-        fileroot: --fileroot as typed.
 
     Raises:
         UserError: another place was named, too.
@@ -101,9 +99,7 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
     """Where a command about one run goes, told on stderr.
 
     Args:
-        run: what the user said about the place and the run.
         kind: what decides when the user does not say; runs of others are on the cluster.
-        hosts: options of hosts, of commands that have them.
 
     Raises:
         UserError, RunError: as `target`.

@@ -86,10 +86,6 @@ def refuse_config(file: str) -> None:
 def place_for(runs: Sequence[Resolved], typed: TrainOptions) -> Place:
     """Where runs that are started together go, told on stderr.
 
-    Args:
-        runs: as typed.
-        typed: the command.
-
     Raises:
         UserError: they go to different places, or to none that the options allow.
     """

@@ -24,8 +24,6 @@ class Watcher:
     """Watches one run for one receiver.
 
     Args:
-        run: the run.
-        receiver: of its alerts.
         say: called with a sentence for every alert, delivered or not.
         waits: seconds between attempts to deliver.
         mirror: where the run is looked at, which updates the copy of a remote one before every look.

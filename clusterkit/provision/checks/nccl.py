@@ -100,7 +100,6 @@ async def all_reduce(
 
     Args:
         head_address: where the ranks meet.
-        root: run docker as root.
         say: gets a line where it is tried again.
 
     Returns:
@@ -162,9 +161,7 @@ async def _without_a_part(
     Args:
         run: runs the ranks with these settings.
         results: of the try with what NCCL chooses by itself.
-        findings: on them.
         world: number of ranks.
-        say: gets a line on each try.
 
     Returns:
         What was left out, the results and the findings on them; None with what was given where all tries fail, and with
@@ -212,8 +209,6 @@ def rank_script(first: int, count: int, world: int, address: str, settings: Mapp
     """Return bash that runs `count` ranks from `first` on; it fails where one of them fails.
 
     Args:
-        first: number of the first rank.
-        count: number of ranks.
         world: ranks of all hosts.
         address: where they meet.
         settings: more environment variables.

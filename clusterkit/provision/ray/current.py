@@ -27,7 +27,6 @@ class Current:
     """The current cluster, and why it is that one.
 
     Attributes:
-        name: empty where there is none.
         why: as a remark in parentheses.
         ready: clusters that have a Ray.
         here: there is none because this machine was chosen.

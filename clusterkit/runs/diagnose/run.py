@@ -128,7 +128,6 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
     """Diagnose a run's latest attempt.
 
     Args:
-        run: the run.
         observed: its status, if it is known already.
         killed: SIGKILL ended the trainer, which no log can say.
     """
@@ -199,9 +198,6 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
     """Rebuild the `clusterkit train` command of a run from its configuration, with changed settings.
 
     Args:
-        run: the run.
-        config: its configuration.
-        changes: the settings to change.
         trial: name of a new trial; its command also has the settings that were applied to this run.
 
     Returns:

@@ -83,7 +83,6 @@ def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan
     """Scan a log's end.
 
     Args:
-        path: of the log.
         since: a time stamp (`20250222-11:11:56`); lines that begin with an earlier one are skipped.
         read_bytes: size of the end that is read.
 

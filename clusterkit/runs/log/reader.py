@@ -60,7 +60,6 @@ class LogReader:
     """Follows one log that is plain text.
 
     Args:
-        path: of the log.
         folder: where to save the state for the next invocation; None: nowhere.
     """
 

@@ -46,7 +46,6 @@ class LogView:
     """One observation of a log.
 
     Args:
-        path: of the log.
         history: the reader's own, which its next refresh continues.
         size: bytes of the file.
         modified: when the file last grew, in Unix seconds.

@@ -78,7 +78,6 @@ def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
 
     Args:
         user: whose; None for ours.
-        fresh: ask now.
 
     Raises:
         SlurmError: Slurm does not answer.

@@ -28,7 +28,6 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
         tasks: all that are recorded.
         number: of the one that is shown.
         width: of the terminal, in characters.
-        full: do not cut texts.
     """
     task, width = tasks[number], min(max(width, NARROWEST), WIDEST)
     lines = [f"held-out task {number} of {len(tasks)}, {cut(task.task, True)}"]
