@@ -382,11 +382,7 @@ class Backend(Protocol):
         """
 
     def status(self, selector: RunSelector) -> Observation:
-        """Look at the newest run; again and again at the same one.
-
-        Raises:
-            RunError: there is no such run.
-        """
+        """Look at the newest run; again and again at the same one. Raises RunError where there is no such run."""
 
     def jobs(self) -> list[Job]:
         """What the place works on and, where it keeps that, has worked on, for all users; the oldest first.

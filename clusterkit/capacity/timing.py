@@ -21,11 +21,7 @@ class StepTime:
 
 
 def schedule(config: RunConfig) -> Schedule:
-    """Return the run's schedule for its number of training tasks.
-
-    Raises:
-        UserError: the tasks do not fill one batch.
-    """
+    """Return the run's schedule for its number of training tasks. Raises UserError: the tasks do not fill one batch."""
     return Schedule.of(config, training_size(config).tasks)
 
 

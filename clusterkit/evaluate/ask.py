@@ -177,11 +177,7 @@ def _request(question: Question, checkpoint: str, trained: RunConfig | None, fol
 
 
 class ReadingParser(OutputParser):
-    """What the reading process prints.
-
-    Attributes:
-        answered: whether the answer has come.
-    """
+    """What the reading process prints. answered: whether the answer has come."""
 
     RESULT = '{"event": '
 

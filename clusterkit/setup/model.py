@@ -157,11 +157,7 @@ class Milestones:
             self._changed.notify_all()
 
     async def wait(self, name: str, step: str) -> None:
-        """Wait until `name` is reached.
-
-        Raises:
-            StepFailedError: of `step`, since the owner has failed.
-        """
+        """Wait until `name` is reached. Raises StepFailedError: of `step`, since the owner has failed."""
         async with self._changed:
             await self._changed.wait_for(lambda: name in self._reached or self._failure is not None)
         if name not in self._reached:

@@ -146,11 +146,7 @@ def await_nodes(
     stop: Callable[[], bool],
     seconds: float = FREED_SECONDS,
 ) -> list[str]:
-    """As `choose_nodes`, but what is not free yet may become so.
-
-    Args:
-        look: returns the nodes as they are now.
-    """
+    """As `choose_nodes`, but what is not free yet may become so. look: returns the nodes as they are now."""
     give_up = time.monotonic() + seconds
     while not (chosen := choose_nodes(look(), bundles, size)) and time.monotonic() < give_up and not stop():
         time.sleep(POLL_SECONDS)

@@ -143,11 +143,7 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
 
 @asynccontextmanager
 async def jobs_of(head: Session, token: str) -> AsyncIterator[RayJobs]:
-    """Open the API for the length of a block.
-
-    Raises:
-        HostError: the connection is lost.
-    """
+    """Open the API for the length of a block. Raises HostError where the connection is lost."""
     port = await head.forward("127.0.0.1", Ports().dashboard)
     # Not through a proxy that our environment may name.
     async with httpx.AsyncClient(

@@ -128,11 +128,7 @@ class Copies:
             self._write_holder(run, self._holder(jobs, self.original(run), run))
 
     async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
-        """Bring a run's records up to date, and its logs where they are wanted.
-
-        Raises:
-            RunError: no host shows them.
-        """
+        """Bring a run's records up to date, and its logs where they are wanted. Raises RunError: no host shows them."""
         await self._on_any_host(lambda head: self.update(head, run, logs=logs))
 
     async def index_steps(self, run: RunDirectory) -> None:
@@ -149,11 +145,7 @@ class Copies:
             (folder / Path(name).name).touch()
 
     async def fetch_step(self, file: Path) -> None:
-        """Bring what is recorded of a step.
-
-        Raises:
-            RunError: no host shows it.
-        """
+        """Bring what is recorded of a step. Raises RunError where no host shows it."""
         original = Path(self.fileroot) / file.relative_to(self.folder)
         file.write_bytes(await self._on_any_host(lambda head: read_whole(head.session, original)))
 
@@ -174,11 +166,7 @@ class Copies:
         known.heldout = now
 
     async def put(self, run: RunDirectory, name: str, text: str) -> None:
-        """Write a file beside the run on the cluster.
-
-        Raises:
-            RunError: no host takes it.
-        """
+        """Write a file beside the run on the cluster. Raises RunError where no host takes it."""
         await self._on_any_host(
             lambda head: head.session.put(text.encode(), str(self.original(run).logs / name), root=True)
         )

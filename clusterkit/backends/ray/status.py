@@ -144,11 +144,7 @@ class Watch:
         self._copies = Copies(self.selection, self.folder, fileroot)
 
     async def look(self) -> ClusterStatus:
-        """Look once.
-
-        Raises:
-            UserError: a key or configuration that no host can be reached with.
-        """
+        """Look once. Raises UserError for a key or configuration that no host can be reached with."""
         await self._connect()
         cluster, unseen = self.selection.cluster, [str(error).splitlines()[0] for error in self._silent.values()]
         nodes = await observe(self.sessions, cluster, unreachable=self._silent, inside=False)

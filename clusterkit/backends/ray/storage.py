@@ -229,20 +229,12 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
 
 
 async def size_of(head: Session, path: Path) -> int:
-    """Bytes of a file.
-
-    Raises:
-        HostError: the head was lost, or cannot read there; there is no such file.
-    """
+    """Bytes of a file. Raises HostError: the head was lost, or cannot read there; there is no such file."""
     return int(await read_output(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
 
 
 async def newest_attempt(head: Session, run: RunDirectory) -> int:
-    """Number of a run's last attempt; 0 without one.
-
-    Raises:
-        HostError: the head was lost, or cannot read there.
-    """
+    """Number of a run's last attempt; 0 without one. Raises HostError where the head was lost, or cannot read there."""
     listed = await read_output(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
     names = [name.removeprefix("attempt_") for name in listed.decode(errors="replace").split()]
     return max((int(name) for name in names if name.isdigit()), default=0)

@@ -91,11 +91,7 @@ def _container(image: str, mounts: tuple[str, ...]) -> SlurmContainer:
 
 
 def require_slurm() -> None:
-    """Refuse a machine that cannot submit.
-
-    Raises:
-        UserError: it has no sbatch.
-    """
+    """Refuse a machine that cannot submit. Raises UserError where it has no sbatch."""
     if not shutil.which("sbatch"):
         raise UserError(
             "no sbatch on PATH: run this command on a login node of a Slurm cluster (some want `module load slurm` "

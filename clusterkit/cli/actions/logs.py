@@ -30,11 +30,7 @@ def show(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print a log.
-
-    Args:
-        which: of its logs; fields of `LogName`.
-    """
+    """Print a log. which: of its logs; fields of `LogName`."""
     selector, name = selector_of(run), LogName(*which)
     with open_backend(place_of_run(run, hosts=hosts), output.note) as backend:
         log = backend.log(selector, name, patient=follow)

@@ -128,11 +128,7 @@ def announce(found: Target) -> str | None:
 
 
 def checked_user(typed: str | None) -> str:
-    """Whose runs are meant: those of --user, else our own.
-
-    Raises:
-        UserError: the name is none.
-    """
+    """Whose runs are meant: those of --user, else our own. Raises UserError where the name is none."""
     name = user_name() if typed is None else typed
     if not name or name.startswith((".", "-")) or any(sign in name for sign in "/*?[]\n\0"):
         raise UserError(f"--user {name}: this is no name of a user")
@@ -140,11 +136,7 @@ def checked_user(typed: str | None) -> str:
 
 
 def selector_of(run: RunOptions) -> RunSelector:
-    """The run that is meant.
-
-    Raises:
-        UserError: the name of the user is none.
-    """
+    """The run that is meant. Raises UserError where the name of the user is none."""
     return RunSelector(run.experiment, run.trial, None if run.user is None else checked_user(run.user))
 
 

@@ -66,11 +66,7 @@ def train(typed: TrainOptions) -> None:
 
 
 def refuse_config(file: str) -> None:
-    """Say what AReaL's `ppo-math --config FILE` is here.
-
-    Raises:
-        UserError: always.
-    """
+    """Say what AReaL's `ppo-math --config FILE` is here. Always raises UserError."""
     size, gpus = re.search(r"(\d+(?:\.\d+)?B)", file), re.search(r"gpus-(\d+)", file)
     kind = "-zero" if "zero" in file else ""
     alike = [name for name in size_names() if size and re.fullmatch(rf"{re.escape(size[1])}{kind}_n\d+", name)]

@@ -96,11 +96,7 @@ def choose(name: str) -> None:
 
 
 def choose_here() -> None:
-    """Let commands go to this machine, although there are clusters.
-
-    Raises:
-        RunError: the choice cannot be written.
-    """
+    """Let commands go to this machine, although there are clusters. Raises RunError: the choice cannot be written."""
     _write(HERE)
 
 

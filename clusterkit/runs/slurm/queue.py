@@ -116,11 +116,7 @@ def queued_jobs(user: str | None = None) -> list[SlurmJob]:
 
 
 def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
-    """Return the job of a run that waits or runs, or None.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return the job of a run that waits or runs, or None. Raises SlurmError: Slurm does not answer."""
     return next((job for job in our_jobs(run.user, fresh=fresh) if job.run_dir == str(run.logs)), None)
 
 
