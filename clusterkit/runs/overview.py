@@ -13,8 +13,7 @@ from typing import Any
 
 from clusterkit.common.text_plot import iso_time
 from clusterkit.runs.directory import RunDirectory, runs
-from clusterkit.runs.log.metrics import History, number
-from clusterkit.runs.log.newest import newest_history
+from clusterkit.runs.log.metrics import History, newest_history, number
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.runs.status import ENDED, Status, observe
 from clusterkit.runs.train_command import recorded_command

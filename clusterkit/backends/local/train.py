@@ -83,14 +83,12 @@ def follow(
         attempt: number of the first attempt, whose folder is there.
         again: the command that goes on.
     """
-    tail, history = MetricsTail(run.metrics), History()
-    for record in tail.read():  # earlier attempts
-        history.add(record)
+    tail = MetricsTail(run.metrics)
+    history = History(tail.read())  # of earlier attempts
 
     def poll() -> None:
         news = tail.read()
-        for record in news:
-            history.add(record)
+        history.extend(news)
         progress.show(history, news)
 
     def interrupted() -> None:

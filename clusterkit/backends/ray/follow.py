@@ -47,8 +47,7 @@ class Copy:
                 file.write(data)
             self._offset += len(data)
         news = self._tail.read()
-        for record in news:
-            self.history.add(record)
+        self.history.extend(news)
         return news
 
     @property

@@ -50,9 +50,6 @@ from trainer.paths import SUPERVISED
 if TYPE_CHECKING:
     from clusterkit.hosts.model import Host
     from clusterkit.ssh.selection import Selection
-if TYPE_CHECKING:
-    from clusterkit.ssh.selection import Selection
-
 
 HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""

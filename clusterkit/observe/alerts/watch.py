@@ -54,8 +54,7 @@ class Watcher:
         """
         if self._mirror is not None:
             self._mirror.fetch(self.run, logs=False)
-        for record in self._tail.read():
-            self._history.add(record)
+        self._history.extend(self._tail.read())
         status = observe(self.run, time.time(), self._history)
         alert = alert_of(status, ())
         if alert is None or alert in self.delivered:
