@@ -49,19 +49,12 @@ print(json.dumps({{"version": "%d.%d.%d" % sys.version_info[:3], "packages": fou
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python and what it has.
+    """A Python and what it has."""
 
-    Attributes:
-        path: of its program.
-        version: empty where it does not run; `error` says why.
-        packages: version by name, of torch, engines, transformers, ray and clusterkit.
-        cuda: CUDA's version that its torch was built for; empty for a build without.
-    """
-
-    path: str
-    version: str = ""
-    packages: dict[str, str] | None = None
-    cuda: str = ""
+    path: str  # of its program
+    version: str = ""  # empty where it does not run; `error` says why
+    packages: dict[str, str] | None = None  # version by name, of torch, engines, transformers, ray and clusterkit
+    cuda: str = ""  # CUDA's version that its torch was built for; empty for a build without
     error: str = ""
 
 

@@ -97,17 +97,12 @@ def measured_for(config: RunConfig, task: str) -> Measured | None:
 
 @dataclass(frozen=True)
 class _Point:
-    """A published step time.
-
-    Args:
-        factor: our trajectories per step over the published ones.
-        changed: settings that change the speed and differ from ours.
-    """
+    """A published step time."""
 
     measured: Measured
-    factor: float
+    factor: float  # our trajectories per step over the published ones
     memory_gib: float
-    changed: tuple[str, ...]
+    changed: tuple[str, ...]  # settings that change the speed and differ from ours
 
 
 _SPEED = ("agent.", "allocation_mode", "model.dtype", "rollout.max_", "task.num_documents")

@@ -10,28 +10,19 @@ from clusterkit.cli.runoptions import RunOptions
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """A `train` command.
+    """A `train` command."""
 
-    Attributes:
-        overrides: KEY=VALUE words.
-        task: its name; None for the preset's own.
-        run: what the options say about the place.
-        slurm_options: fields of `SlurmOptions`.
-        recover_from: the run or folder to start from.
-        shown: whether progress is shown.
-    """
-
-    overrides: list[str]
+    overrides: list[str]  # KEY=VALUE words
     preset: str | None
-    task: str | None
-    run: RunOptions
+    task: str | None  # its name; None for the preset's own
+    run: RunOptions  # what the options say about the place
     slurm: bool
-    slurm_options: dict[str, Any]
-    recover_from: str | None
+    slurm_options: dict[str, Any]  # fields of `SlurmOptions`
+    recover_from: str | None  # the run or folder to start from
     dry_run: bool
     detach: bool
     as_json: bool
-    shown: bool
+    shown: bool  # whether progress is shown
 
     @property
     def settings(self) -> list[str]:

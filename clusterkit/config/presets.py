@@ -43,21 +43,14 @@ class TaskPreset:
 
 @dataclass(frozen=True)
 class Measured:
-    """A published measurement of a preset.
+    """A published measurement of a preset."""
 
-    Args:
-        gpus: total number.
-        gpu: their kind; empty if unknown.
-        steps: until convergence; None if unknown.
-        hours: until convergence; None if unknown.
-    """
-
-    gpus: int
+    gpus: int  # total number
     step_seconds: float
     source: str
-    gpu: str = ""
-    steps: int | None = None
-    hours: float | None = None
+    gpu: str = ""  # their kind; empty if unknown
+    steps: int | None = None  # until convergence; None if unknown
+    hours: float | None = None  # until convergence; None if unknown
 
 
 @dataclass(frozen=True)

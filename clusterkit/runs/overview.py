@@ -26,38 +26,22 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True)
 class RunOverview:
-    """One run among many.
-
-    Attributes:
-        state: as in `Status`, or unreadable, or submitted (to Slurm, which was not asked).
-        message: the reason of the state, where there is one.
-        global_step: its last step.
-        total_steps: planned steps; 0 if unknown.
-        eta: seconds to its last step; None unless it is alive.
-        reward: task_reward of its last step.
-        loss: of its last held-out evaluation, or of its last step, where it learns from examples.
-        accuracy: of its last held-out evaluation, 0…1.
-        started: Unix seconds of its last start.
-        last_record: Unix seconds of its newest record.
-        settings: its configuration, by dotted key.
-        problems: what is damaged in its folder.
-        again: the command that goes on with a run of this machine; empty where the end of its records has none.
-    """
+    """One run among many."""
 
     run: RunDirectory
-    state: str
-    message: str = ""
-    global_step: int = 0
-    total_steps: int = 0
-    eta: float | None = None
-    reward: float | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    started: float | None = None
-    last_record: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    again: str = ""
+    state: str  # as in `Status`, or unreadable, or submitted (to Slurm, which was not asked)
+    message: str = ""  # the reason of the state, where there is one
+    global_step: int = 0  # its last step
+    total_steps: int = 0  # planned steps; 0 if unknown
+    eta: float | None = None  # seconds to its last step; None unless it is alive
+    reward: float | None = None  # task_reward of its last step
+    loss: float | None = None  # of its last held-out evaluation, or of its last step, where it learns from examples
+    accuracy: float | None = None  # of its last held-out evaluation, 0…1
+    started: float | None = None  # Unix seconds of its last start
+    last_record: float | None = None  # Unix seconds of its newest record
+    settings: dict[str, Any] = field(default_factory=dict)  # its configuration, by dotted key
+    problems: tuple[str, ...] = ()  # what is damaged in its folder
+    again: str = ""  # the command that goes on with a run of this machine; empty where the end of its records has none
 
     @property
     def name(self) -> str:

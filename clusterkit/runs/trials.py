@@ -29,16 +29,12 @@ class TrialState(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """The chosen run directory, what to do with it, and its history so far.
-
-    Args:
-        attempts: the numbers of its attempts at the time of the choice.
-    """
+    """The chosen run directory, what to do with it, and its history so far."""
 
     run: RunDirectory
     state: TrialState
     history: History
-    attempts: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()  # the numbers of its attempts at the time of the choice
 
     @property
     def resume_step(self) -> int:

@@ -52,15 +52,10 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
 
 @dataclass(frozen=True)
 class Restarts:
-    """How a trainer that crashed is started again.
+    """How a trainer that crashed is started again."""
 
-    Attributes:
-        most: starts in a row without a new step.
-        first_wait: seconds before the first of them.
-    """
-
-    most: int = 0
-    first_wait: float = 0.0
+    most: int = 0  # starts in a row without a new step
+    first_wait: float = 0.0  # seconds before the first of them
 
     @classmethod
     def of(cls, config: RunConfig) -> Restarts:

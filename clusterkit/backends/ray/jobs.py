@@ -39,23 +39,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """A submitted job.
+    """A submitted job."""
 
-    Attributes:
-        submission_id: chosen by who submitted it.
-        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
-        message: Ray's words on its state.
-        metadata: what it was submitted with.
-        started: Unix seconds; 0 where it has not been.
-        ended: Unix seconds; 0 where it has not.
-    """
-
-    submission_id: str
-    status: str
-    message: str = ""
-    metadata: dict[str, str] = field(default_factory=dict)
-    started: float = 0.0
-    ended: float = 0.0
+    submission_id: str  # chosen by who submitted it
+    status: str  # PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED
+    message: str = ""  # Ray's words on its state
+    metadata: dict[str, str] = field(default_factory=dict)  # what it was submitted with
+    started: float = 0.0  # Unix seconds; 0 where it has not been
+    ended: float = 0.0  # Unix seconds; 0 where it has not
 
     @property
     def alive(self) -> bool:

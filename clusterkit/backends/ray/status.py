@@ -57,26 +57,16 @@ class Disk:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """One observation.
-
-    Attributes:
-        observed_at: Unix seconds.
-        nodes: hosts and Ray.
-        disk: the shared storage; None where it was not seen.
-        job: the run's last job that Ray knows of.
-        run: the run that was asked for, or the newest.
-        run_dir: its folder on the storage.
-        unseen: what could not be seen, and why; what is left is no less true for it.
-    """
+    """One observation."""
 
     cluster: str
-    observed_at: float
-    nodes: ClusterState
-    disk: Disk | None
-    job: RayJob | None
-    run: Status | None
-    run_dir: str = ""
-    unseen: tuple[str, ...] = ()
+    observed_at: float  # Unix seconds
+    nodes: ClusterState  # hosts and Ray
+    disk: Disk | None  # the shared storage; None where it was not seen
+    job: RayJob | None  # the run's last job that Ray knows of
+    run: Status | None  # the run that was asked for, or the newest
+    run_dir: str = ""  # its folder on the storage
+    unseen: tuple[str, ...] = ()  # what could not be seen, and why; what is left is no less true for it
 
     @property
     def exit_code(self) -> int:

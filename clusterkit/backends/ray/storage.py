@@ -129,17 +129,11 @@ async def fetch_records(
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run as it lies on the storage.
+    """A run as it lies on the storage."""
 
-    Attributes:
-        run: its folder there.
-        written: Unix seconds of its last sign of life.
-        started_ago: seconds since its last start.
-    """
-
-    run: RunDirectory
-    written: float
-    started_ago: float
+    run: RunDirectory  # its folder there
+    written: float  # Unix seconds of its last sign of life
+    started_ago: float  # seconds since its last start
 
 
 async def list_runs(head: Session, fileroot: str, user: str) -> list[ListedRun]:

@@ -34,19 +34,12 @@ from trainer.paths import cache_folder
 
 @dataclass(frozen=True)
 class SlurmPlan(PlannedRun):
-    """A `PlannedRun` for sbatch.
+    """A `PlannedRun` for sbatch."""
 
-    Attributes:
-        chosen: the trial that is meant.
-        options: of sbatch.
-        code: folder of the node side, with the user's own classes.
-        files: what is in it, paths and contents.
-    """
-
-    chosen: Trial = field(kw_only=True)
-    options: tuple[str, ...] = ()
-    code: Path = Path()
-    files: tuple[tuple[str, bytes], ...] = ()
+    chosen: Trial = field(kw_only=True)  # the trial that is meant
+    options: tuple[str, ...] = ()  # of sbatch
+    code: Path = Path()  # folder of the node side, with the user's own classes
+    files: tuple[tuple[str, bytes], ...] = ()  # what is in it, paths and contents
 
 
 def request_for(resolved: Resolved) -> RunRequest:

@@ -20,16 +20,11 @@ POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One trial of a sweep, checked.
-
-    Attributes:
-        plan: where it begins, in one sentence.
-        complete: nothing is left to train.
-    """
+    """One trial of a sweep, checked."""
 
     request: RunRequest
-    plan: str
-    complete: bool
+    plan: str  # where it begins, in one sentence
+    complete: bool  # nothing is left to train
 
     @property
     def name(self) -> str:

@@ -31,15 +31,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a command goes.
+    """Where a command goes."""
 
-    Attributes:
-        cluster: its name; None for this machine.
-        note: says so on stderr; empty where the user has said it.
-    """
-
-    cluster: str | None
-    note: str = ""
+    cluster: str | None  # its name; None for this machine
+    note: str = ""  # says so on stderr; empty where the user has said it
 
 
 def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:

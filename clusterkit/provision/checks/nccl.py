@@ -26,19 +26,12 @@ MEBIBYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Settings that leave out a part of NCCL.
+    """Settings that leave out a part of NCCL."""
 
-    Args:
-        settings: environment variables.
-        without: the part, in words.
-        evidence: what ranks print that have failed with it.
-        repair: what to look at on the hosts.
-    """
-
-    settings: Mapping[str, str]
-    without: str
-    evidence: re.Pattern[str]
-    repair: str
+    settings: Mapping[str, str]  # environment variables
+    without: str  # the part, in words
+    evidence: re.Pattern[str]  # what ranks print that have failed with it
+    repair: str  # what to look at on the hosts
 
 
 REMEDIES = (
