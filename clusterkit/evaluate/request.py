@@ -13,10 +13,10 @@ from clusterkit.config.overrides import explain, known_field, parse_value
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.trials import saved_config
-from evaluation.config import EvalConfig, WatchConfig
+from evaluation.config import EvalConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.assets import MODEL_ASSETS
-from trainer.config import RunConfig, flatten
+from trainer.config import RunConfig
 from trainer.config_choices import CHOICES
 from trainer.config_tasks import HotpotqaConfig, MathConfig
 from trainer.errors import RunError, UserError
@@ -201,8 +201,3 @@ def _drop_others(tree: dict[str, Any], typed: set[str]) -> None:
         others = [field for field in part if choice.lacks(name, field) and f"{section}.{field}" not in typed]
         for field in others:
             del part[field]
-
-
-def settings_in_words(config: EvalConfig | WatchConfig) -> dict[str, Any]:
-    """Dotted key -> value of every setting, for --dry-run."""
-    return flatten(config)

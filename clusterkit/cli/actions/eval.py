@@ -17,11 +17,12 @@ from clusterkit.cli.runoptions import RunOptions
 from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
 from clusterkit.evaluate.pages import PAGE, write_pages
 from clusterkit.evaluate.process import Finished
-from clusterkit.evaluate.request import EvalArguments, settings_in_words
+from clusterkit.evaluate.request import EvalArguments
 from clusterkit.evaluate.table import evaluator_of
 from clusterkit.ui import output
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.results import RESULTS, find_results, read_results
+from trainer.config import flatten
 from trainer.errors import UserError
 
 
@@ -96,7 +97,7 @@ def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
     if as_json:
         output.result_json(config.model_dump())
     else:
-        output.result("\n".join(f"{key}={value}" for key, value in settings_in_words(config).items()))
+        output.result("\n".join(f"{key}={value}" for key, value in flatten(config).items()))
 
 
 def _print_scored(folder: Path, as_json: bool) -> None:
